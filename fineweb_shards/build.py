@@ -1,0 +1,170 @@
+"""`build`: the run itself. Reads top to bottom like the picture in docs/architecture.md:
+
+source ──► executor ──► stitcher ──► packer ──► shard writer ──► ledger
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from fineweb_shards.durable import WORK_FOLDER, FolderLock, output_error
+from fineweb_shards.errors import OutputError
+from fineweb_shards.executors.local import LocalExecutor
+from fineweb_shards.executors.worker import WorkerSpec
+from fineweb_shards.job import Job
+from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
+from fineweb_shards.packer import Packer
+from fineweb_shards.plan import check_disk, make_plan, short_lines
+from fineweb_shards.progress import Progress
+from fineweb_shards.sources.files import check_same_files, files_to_json
+from fineweb_shards.stitcher import stitch
+from fineweb_shards.tokenizers.encoder import make_mender
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.types import Counts, EncodedBlock, ShardSlice, TokenBlock
+from fineweb_shards.units import show_count
+from fineweb_shards.writer import ShardWriter
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a build ended."""
+
+    manifest: Manifest
+    new_shards: int
+    new_tokens: int
+    seconds: float
+
+
+def build(job: Job, *, fresh: bool, same_source: bool, say: Say) -> Outcome:
+    """Make the shards, or the rest of them."""
+    with FolderLock(job.folder):
+        if fresh:
+            delete_output(job, say)
+        manifest = open_ledger(job, same_source=same_source)
+        if manifest.complete:
+            return Outcome(manifest, 0, 0, 0.0)
+        plan = make_plan(job, trial_seconds=0)
+        for line in short_lines(plan):
+            say(line)
+        if manifest.shards:
+            say(f"{'resuming':<10} {len(manifest.shards):,} shards with "
+                f"{show_count(manifest.tokens)} tokens are finished")  # fmt: skip
+        check_disk(plan, manifest.tokens)
+        manifest.save(job.folder)
+        begin = time.monotonic()
+        finished = run(job, manifest, plan.extent.tokens)
+        return Outcome(
+            finished,
+            len(finished.shards) - len(manifest.shards),
+            finished.tokens - manifest.tokens,
+            time.monotonic() - begin,
+        )
+
+
+def run(job: Job, manifest: Manifest, expected_tokens: int | None) -> Manifest:
+    """All stages, from the ledger's cursor to the end of the stream."""
+    start = manifest.end
+    limit = job.config.max_tokens
+    packer = Packer(
+        job.config.shard_tokens,
+        skip_tokens=start.skip_tokens,
+        max_tokens=None if limit is None else limit - manifest.tokens,
+    )
+    spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
+    with (
+        Progress(expected_tokens, manifest.tokens) as progress,
+        LocalExecutor(spec, job.budget.workers, job.budget.window_bytes, progress.say) as executor,
+    ):
+        encoded = report_problems(executor.encode(job.source.batches(start)), progress.say)
+        blocks = stitch(encoded, make_mender(TiktokenEngine()), start)
+        return write_shards(job, manifest, pack(packer, blocks), progress)
+
+
+def report_problems(blocks: Iterable[EncodedBlock], say: Say) -> Iterator[EncodedBlock]:
+    """Pass blocks on; say what --on-bad-file skip left out of them."""
+    for block in blocks:
+        for problem in block.problems:
+            say(f"skipped: {problem}")
+        yield block
+
+
+def pack(packer: Packer, blocks: Iterable[TokenBlock]) -> Iterator[ShardSlice]:
+    """The stream in slices of shards, up to its end or to --max-tokens."""
+    if packer.ended:
+        return
+    for block in blocks:
+        yield from packer.pack(block)
+        if packer.ended:
+            return
+
+
+def write_shards(job: Job, manifest: Manifest, slices: Iterator[ShardSlice], progress: Progress) -> Manifest:
+    """Write slices to shards and enter each finished one in the ledger."""
+    loose = Counts()  # of a rest of the stream that holds no token
+    for first in slices:
+        index = len(manifest.shards)
+        with ShardWriter(job.folder, job.layout, index, job.config.shard_tokens) as writer:
+            part = first
+            for part in itertools.chain([first], slices):
+                writer.write(part.tokens, part.counts)
+                progress.advance(len(part.tokens), index)
+                if part.fills_shard:
+                    break
+            if writer.tokens == 0:
+                loose = writer.counts
+                break
+            manifest = manifest.append(writer.commit(part.end))
+        manifest.save(job.folder)
+    totals = {
+        "tokens": manifest.tokens,
+        "documents": manifest.documents,
+        **asdict(manifest.counts + loose),
+    }
+    manifest = replace(manifest, complete=True, totals=totals)
+    manifest.save(job.folder)
+    return manifest
+
+
+def open_ledger(job: Job, *, same_source: bool) -> Manifest:
+    """The folder's manifest, checked against this job, or a new one."""
+    manifest = load_manifest(job.folder)
+    settings, files = job.config.fingerprint(), files_to_json(job.source.files)
+    if manifest is None:
+        strangers = sorted(path.name for path in job.folder.iterdir() if job.layout.owns(path.name))
+        if strangers:
+            raise OutputError(
+                f"{job.folder}: {len(strangers)} shards are here ({strangers[0]} …) but no {FILE_NAME}.",
+                "Choose another --out, or delete them with --fresh.",
+            )
+        return Manifest(settings, files, job.versions())
+    check_settings(manifest, settings)
+    check_same_files(job.source.files, manifest.files, trust_times=same_source)
+    return replace(trim(manifest, job.folder), versions=job.versions())
+
+
+def delete_output(job: Job, say: Say) -> None:
+    """--fresh: everything this program may have written into the folder, and nothing else."""
+    doomed = [path for path in sorted(job.folder.iterdir()) if _is_ours(job, path)]
+    if not doomed:
+        return
+    say(f"--fresh: deleting {len(doomed)} files in {job.folder}: {', '.join(p.name for p in doomed[:5])}"
+        + (" …" if len(doomed) > 5 else ""))  # fmt: skip
+    try:
+        for path in doomed:
+            path.unlink()
+        for path in (job.folder / WORK_FOLDER).iterdir():
+            if path.name != "lock":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    except OSError as error:
+        raise output_error(job.folder, error) from error
+
+
+def _is_ours(job: Job, path: Path) -> bool:
+    return path.name == FILE_NAME or job.layout.owns(path.name)

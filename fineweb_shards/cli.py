@@ -1,0 +1,185 @@
+"""The command `fineweb-shards`: parses, calls, prints. Everything it does is done elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from fineweb_shards import __version__
+from fineweb_shards.config import Config, load_config, parse_value
+from fineweb_shards.errors import DamageError, Interrupted, ShardError, UsageError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        options = make_parser().parse_args(words)
+        options.run(options)
+    except Interrupted as stop:
+        print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
+        print(f"resume with: fineweb-shards {shlex.join(words)}", file=sys.stderr)
+        return stop.exit_code
+    except ShardError as error:
+        print(f"fineweb-shards: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"  {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # `fineweb-shards … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with our own way of telling a mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}.", f"See `{self.prog} --help`.")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All verbs and flags. The flags of `build` and `plan` are the fields of Config."""
+    parser = _Parser(
+        prog="fineweb-shards",
+        description="Text to GPT-2 token shards: exact, bounded in memory, resumable, fast.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+
+    build = verbs.add_parser("build", help="make the shards, or go on where it stopped")
+    add_config_flags(build)
+    build.add_argument(
+        "--fresh", action="store_true", help="delete what is in the output folder and start over"
+    )
+    build.add_argument(
+        "--same-source",
+        action="store_true",
+        help="the input was copied: accept other modification times when resuming",
+    )
+    build.set_defaults(run=run_build)
+
+    plan = verbs.add_parser("plan", help="show what a build would do, without writing anything")
+    add_config_flags(plan)
+    plan.set_defaults(run=run_plan)
+
+    verify = verbs.add_parser("verify", help="check every shard of a folder against its manifest")
+    verify.add_argument("folder", metavar="DIR", type=Path)
+    verify.set_defaults(run=run_verify)
+
+    status = verbs.add_parser("status", help="show what is in a folder and whether a run is at work")
+    status.add_argument("folder", metavar="DIR", type=Path)
+    status.set_defaults(run=run_status)
+    return parser
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """--config, and a flag for every field of Config."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file; flags override it")
+    for field in dataclasses.fields(Config):
+        flag = "--" + field.name.replace("_", "-")
+        if isinstance(field.default, bool):
+            parser.add_argument(
+                flag,
+                action=argparse.BooleanOptionalAction,
+                default=None,
+                help=field.metadata["help"],
+            )
+            continue
+        default = field.default if field.default not in ((), None, "") else None
+        shown = f"{default:,}" if isinstance(default, int) and default else default
+        text = field.metadata["help"] + (f" (default: {shown})" if default is not None else "")
+        choices = field.metadata["choices"]
+        parser.add_argument(
+            flag,
+            action="append" if field.name == "input" else "store",
+            type=_reader(field),
+            metavar=field.metadata["metavar"] or "{" + ",".join(choices) + "}",
+            help=text.replace("%", "%%"),
+        )
+
+
+def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return parse_value(field, text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def _config_of(options: argparse.Namespace) -> Config:
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Config)}
+    if given["input"] is not None:
+        given["input"] = tuple(given["input"])
+    return load_config(options.config, given)
+
+
+def run_build(options: argparse.Namespace) -> None:
+    # Imported here, so that `--help` is quick and a worker's import of this module light.
+    from fineweb_shards.build import build
+    from fineweb_shards.job import make_job
+    from fineweb_shards.summary import summary_lines
+
+    catch_signals()
+    job = make_job(_config_of(options))
+    outcome = build(job, fresh=options.fresh, same_source=options.same_source, say=_say)
+    if job.config.verify and outcome.new_shards:
+        check_folder(job.folder)
+    print("\n".join(summary_lines(job, outcome)))
+
+
+def run_plan(options: argparse.Namespace) -> None:
+    from fineweb_shards.job import make_job
+    from fineweb_shards.plan import make_plan, plan_lines
+
+    print("\n".join(plan_lines(make_plan(make_job(_config_of(options)), trial_seconds=1.0))))
+
+
+def run_verify(options: argparse.Namespace) -> None:
+    manifest = check_folder(options.folder)
+    state = "complete" if manifest.complete else "so far: the build is not finished"
+    print(f"{options.folder}: {len(manifest.shards):,} shards, {manifest.tokens:,} tokens verified, {state}.")
+
+
+def check_folder(folder: Path) -> Any:
+    """Verify; names every damaged file and raises, or returns the manifest."""
+    from fineweb_shards.verify import verify_folder
+
+    verdict = verify_folder(folder)
+    for damage in verdict.damages:
+        print(damage, file=sys.stderr)
+    if verdict.damages:
+        raise DamageError(f"{folder}: {len(verdict.damages)} damaged files.")
+    return verdict.manifest
+
+
+def run_status(options: argparse.Namespace) -> None:
+    from fineweb_shards.status import read_status, status_lines
+
+    print("\n".join(status_lines(read_status(options.folder))))
+
+
+def catch_signals() -> None:
+    """Ctrl-C and SIGTERM end the run cleanly; a second one ends it at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, lambda number, frame: os._exit(128 + number))
+        raise Interrupted("Interrupted.", 128 + number)
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

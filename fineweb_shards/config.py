@@ -1,0 +1,170 @@
+"""Settings: one frozen dataclass, from the defaults, then a TOML file, then the command line.
+
+Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes`
+changes the output, so that a run can't be resumed with another value of it. `on_bad_file` is not:
+what a shard already holds does not depend on what is done about a bad file behind it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fineweb_shards.errors import UsageError
+from fineweb_shards.units import parse_bytes, parse_count
+
+
+def _setting(
+    default: Any,
+    help_text: str,
+    *,
+    parse: Callable[[str], Any] = str,
+    bytes_: bool = False,
+    choices: tuple[str, ...] = (),
+    metavar: str | None = None,
+) -> Any:
+    metadata = {
+        "help": help_text, "parse": parse, "bytes": bytes_, "choices": choices, "metavar": metavar
+    }  # fmt: skip
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a run is told."""
+
+    input: tuple[str, ...] = _setting(
+        (), "file, folder or glob; repeatable; - is standard input; {stdlib} is Python's own library",
+        metavar="PATH",
+    )  # fmt: skip
+    format: str = _setting(
+        "auto", "what the input is; auto goes by the file name",
+        choices=("auto", "parquet", "jsonl", "text"), bytes_=True,
+    )  # fmt: skip
+    text_column: str = _setting(
+        "text", "parquet column or JSON key that holds the text", metavar="NAME", bytes_=True
+    )
+    separator: str = _setting(
+        "auto", "between documents of a text: auto, blank (line), line, none (a file is a document), "
+        r"or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True,
+    )  # fmt: skip
+    out: str = _setting("", "output folder", metavar="DIR")
+    layout: str = _setting("build-nanogpt", "whose loader will read it", metavar="NAME", bytes_=True)
+    shard_tokens: int = _setting(
+        100_000_000, "tokens in a shard, such as 100M or 1e8",
+        parse=parse_count, metavar="N", bytes_=True,
+    )  # fmt: skip
+    max_tokens: int | None = _setting(
+        None,
+        "end the stream after exactly so many tokens",
+        parse=parse_count,
+        metavar="N",
+        bytes_=True,
+    )
+    workers: int | None = _setting(
+        None, "tokenizer processes (default: the cores this process may use)",
+        parse=parse_count, metavar="N",
+    )  # fmt: skip
+    engine: str = _setting(
+        "auto", "tokenizer; auto is the fastest that is installed; all give the same tokens",
+        choices=("auto", "fastokens", "tiktoken"),
+    )  # fmt: skip
+    max_memory: int | None = _setting(
+        None, "memory for all processes together, such as 2GiB (default: a quarter of what is "
+        "available, at most 4 GiB)", parse=parse_bytes, metavar="SIZE",
+    )  # fmt: skip
+    batch_bytes: int = _setting(
+        4 * 2**20, "text handed to a worker at a time", parse=parse_bytes, metavar="SIZE"
+    )
+    on_bad_file: str = _setting(
+        "stop", "what to do about a damaged file, row group or line", choices=("stop", "skip")
+    )
+    verify: bool = _setting(True, "read every shard back at the end and check it")
+    seed: int = _setting(
+        0,
+        "which documents are encoded again with tiktoken as a check",
+        parse=parse_count,
+        metavar="N",
+    )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The settings that change bytes, for the manifest."""
+        fields = (field for field in dataclasses.fields(self) if field.metadata["bytes"])
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    def check(self) -> None:
+        """Refuse values that can't work, by name."""
+        if not self.out:
+            raise UsageError("There is no output folder.", "Name one with --out.")
+        for name, least in {
+            "shard_tokens": 1,
+            "max_tokens": 1,
+            "workers": 1,
+            "batch_bytes": 1024,
+        }.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {least}.")
+        if not 0 < len(self.separator.encode()) <= 256:
+            raise UsageError(
+                f"--separator {self.separator!r}: must have 1 to 256 bytes.",
+                "Use blank, line, none, or a string that stands between documents.",
+            )
+
+
+def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
+    """Defaults, then the file, then the flags that were given."""
+    values = _read_toml(path) if path else {}
+    values |= {name: value for name, value in overrides.items() if value is not None}
+    return Config(**values)
+
+
+def parse_value(field: dataclasses.Field[Any], text: str) -> Any:
+    """A value from the command line (or a string in TOML)."""
+    choices = field.metadata["choices"]
+    if choices and text not in choices:
+        raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
+    if field.name == "separator":
+        return text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
+    return field.metadata["parse"](text)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        known = sorted(other.stem for other in path.parent.glob("*.toml"))
+        raise UsageError(
+            f"{path}: {error.strerror}.", f"Configs there: {', '.join(known) or 'none'}."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}.", "Mend the line it names.") from error
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    values = {}
+    for key, value in data.items():
+        field = fields.get(key.replace("-", "_"))
+        if field is None:
+            raise UsageError(f"{path}: unknown key {key!r}.", f"Known keys: {', '.join(fields)}.")
+        values[field.name] = _from_toml(path, field, value)
+    return values
+
+
+def _from_toml(path: Path, field: dataclasses.Field[Any], value: Any) -> Any:
+    if field.name == "input":
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise UsageError(f"{path}: input = {value!r}: must be a string or a list of strings.")
+        return tuple(items)
+    if isinstance(value, bool) and isinstance(field.default, bool):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise UsageError(f"{path}: {field.name} = {value!r}: must be a number or a string.")
+    try:
+        return parse_value(field, str(value))
+    except ValueError as error:
+        raise UsageError(f"{path}: {field.name}: {error}.") from error

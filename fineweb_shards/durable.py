@@ -1,0 +1,121 @@
+"""Files that survive a crash: temp, fsync, rename, fsync the folder; and one run per folder.
+
+An fsync error is never retried: after it the kernel may have dropped the pages, and a second fsync would
+report success for data that is gone (PostgreSQL's lesson). It ends the run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from fineweb_shards.errors import DiskFullError, LockedError, OutputError
+
+# Everything but finished shards and the ledger lives here. build-nanogpt's loader opens whatever has
+# `train` or `val` in its name, so no name in this program may have.
+WORK_FOLDER = ".fineweb-shards"
+
+
+def output_error(path: Path, error: OSError) -> OutputError:
+    """An operating system error while writing, as a sentence."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(f"{path}: no space left on the disk.")
+    return OutputError(f"{path}: {error.strerror or error}.")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable. Windows can't and needn't."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Give a finished, synced file its name, durably."""
+    os.replace(temporary, final)
+    sync_folder(final.parent)
+
+
+def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
+    """Replace `path` by `data`, whole or not at all."""
+    temporary = temporary_folder / f"{path.name}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(temporary, path)
+    except OSError as error:
+        raise output_error(path, error) from error
+
+
+class FolderLock:
+    """One run per output folder. The kernel frees the lock when the process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / WORK_FOLDER / "lock"
+        self._folder = folder
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> FolderLock:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(self._path, "a+b")
+        except OSError as error:
+            raise output_error(self._path, error) from error
+        if not _try_lock(file):
+            file.seek(0)
+            holder = file.read(64).decode("ascii", "replace").strip() or "unknown"
+            file.close()
+            raise LockedError(f"{self._folder}: another run is writing here (process {holder}).")
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+        file.flush()
+        self._file = file
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._file is not None
+        self._file.close()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a run holds the folder now."""
+    try:
+        with open(folder / WORK_FOLDER / "lock", "r+b") as file:
+            return not _try_lock(file)
+    except OSError:
+        return False
+
+
+def _try_lock(file: BinaryIO) -> bool:
+    if os.name == "nt":
+        import msvcrt
+
+        try:
+            file.seek(2**30)  # lock a byte that nobody reads or writes
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        except OSError:
+            return False
+        finally:
+            file.seek(0)
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""Every error a user can meet: its exit code and the next step.
+
+    ShardError                      1   something this program did not expect
+    ├── UsageError                  2   a flag or a config key is wrong
+    ├── InputError                  3   an input file is missing or can't be read
+    │   └── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
+    ├── ChangedError                4   the source or a setting is not what the manifest says
+    ├── OutputError                 5   the output folder can't be written
+    │   └── DiskFullError           5   no space left
+    ├── LockedError                 6   another run holds the output folder
+    ├── DamageError                 7   `verify` found damaged files
+    ├── ExactnessError              8   tokens differ from tiktoken's
+    ├── WorkerError                 9   a batch killed its worker again and again
+    └── Interrupted               130   Ctrl-C (143 for SIGTERM)
+
+A user sees `message`, then `hint`. Only a bare exception, never one of these, shows a traceback.
+"""
+
+from __future__ import annotations
+
+
+class ShardError(Exception):
+    """Base of all errors that are told in a sentence instead of a traceback."""
+
+    exit_code = 1
+    hint = "This should not happen; please report it with the log in .fineweb-shards/."
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)  # both, so that the error survives a pickle between processes
+        self.message = message
+        if hint is not None:
+            self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class UsageError(ShardError):
+    """A flag or a config key is wrong."""
+
+    exit_code = 2
+    hint = "See `fineweb-shards build --help`."
+
+
+class InputError(ShardError):
+    """An input is missing, or is not what it was said to be."""
+
+    exit_code = 3
+    hint = "Check --input."
+
+
+class BadFileError(InputError):
+    """One file, or a part of it, is damaged; `--on-bad-file skip` goes on without it."""
+
+    hint = "Mend or remove it, or leave it out with --on-bad-file skip; the same command goes on."
+
+
+class ChangedError(ShardError):
+    """The source or a setting that changes bytes is not what the manifest says."""
+
+    exit_code = 4
+    hint = "Use the old value, another --out, or --fresh to start over."
+
+
+class OutputError(ShardError):
+    """The output folder can't be used."""
+
+    exit_code = 5
+    hint = "Check --out."
+
+
+class DiskFullError(OutputError):
+    """No space is left for the shard being written."""
+
+    hint = "Free some space and run the same command again; every finished shard is kept."
+
+
+class LockedError(ShardError):
+    """Another run writes into this folder."""
+
+    exit_code = 6
+    hint = "Wait for it, or choose another --out."
+
+
+class DamageError(ShardError):
+    """`verify` found files that are not what the manifest says."""
+
+    exit_code = 7
+    hint = "Delete the files named above and run the same build again; it makes them anew."
+
+
+class ExactnessError(ShardError):
+    """An engine's tokens differ from tiktoken's."""
+
+    exit_code = 8
+    hint = "Run again with --engine tiktoken, and please report the document named above."
+
+
+class WorkerError(ShardError):
+    """A batch took its worker down every time it was tried."""
+
+    exit_code = 9
+    hint = "Everything finished is kept; the same command tries again. See --max-memory and --workers."
+
+
+class Interrupted(ShardError):  # noqa: N818 - it is no error, but it ends the run like one
+    """Ctrl-C or SIGTERM."""
+
+    hint = ""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -1,0 +1,58 @@
+"""Runs a source's listing in a thread, so that a slow disk, network or pipe never blocks the run."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from multiprocessing import Pipe
+
+from fineweb_shards.types import Batch
+
+
+class Producer:
+    """Batches, a few ahead of their use. `wakeup` becomes readable when something has changed."""
+
+    def __init__(self, batches: Iterator[Batch], ahead: int) -> None:
+        self._batches = batches
+        self._queue: queue.Queue[Batch | Exception | None] = queue.Queue(ahead)
+        self.wakeup, self._bell = Pipe(duplex=False)
+        self.ended = False  # every batch has been taken
+        self.failure: Exception | None = None  # ... and then the listing failed
+        self._stopped = False
+        # A daemon: it may be blocked in a read of standard input for ever.
+        threading.Thread(target=self._run, name="producer", daemon=True).start()
+
+    def take(self) -> Batch | None:
+        """The next batch, if there is one already."""
+        while self.wakeup.poll():
+            self.wakeup.recv_bytes()
+        try:
+            item = self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(item, Batch):
+            return item
+        self.ended, self.failure = True, item
+        return None
+
+    def stop(self) -> None:
+        """Let the thread end at its next batch."""
+        self._stopped = True
+        while not self._queue.empty():
+            self._queue.get_nowait()
+
+    def _run(self) -> None:
+        end: Exception | None = None
+        try:
+            for batch in self._batches:
+                self._put(batch)
+                if self._stopped:
+                    return
+        except Exception as error:  # the executor raises it in its turn
+            end = error
+        self._put(end)
+
+    def _put(self, item: Batch | Exception | None) -> None:
+        self._queue.put(item)
+        self._bell.send_bytes(b"!")

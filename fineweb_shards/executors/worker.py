@@ -1,0 +1,136 @@
+"""One tokenizer process: reads a batch, encodes it, sends its blocks back.
+
+It keeps no state but caches, so killing it costs one batch. It ends when the parent does, however that
+happens: a thread watches for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing import connection, parent_process
+
+import numpy as np
+
+from fineweb_shards.errors import ShardError
+from fineweb_shards.guard import be_nice
+from fineweb_shards.sources.base import Source
+from fineweb_shards.tokenizers import resolve_engine
+from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.tokenizers.selftest import check_engine
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.types import Batch, EncodedBlock
+
+_NO_TOKENS = np.empty(0, np.uint16)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """All that a worker needs to know."""
+
+    source: Source
+    engine: str
+    eot_first: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine is loaded and has passed its self-test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All blocks of the batch are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The batch can't be done, here or anywhere."""
+
+    error: ShardError
+
+
+Message = Ready | Done | Failed | EncodedBlock
+
+
+def send(pipe: connection.Connection, message: Message) -> None:
+    """A message; a block's tokens follow as raw bytes, which is faster than a pickle."""
+    if isinstance(message, EncodedBlock):
+        pipe.send(replace(message, tokens=_NO_TOKENS))
+        pipe.send_bytes(message.tokens.data.cast("B") if len(message.tokens) else b"")
+    else:
+        pipe.send(message)
+
+
+def receive(pipe: connection.Connection) -> Message:
+    """The other end of `send`."""
+    message: Message = pipe.recv()
+    if isinstance(message, EncodedBlock):
+        return replace(message, tokens=np.frombuffer(pipe.recv_bytes(), np.uint16))
+    return message
+
+
+def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
+    """The main function of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    be_nice()
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    try:
+        encoder = _make_encoder(spec)
+    except ShardError as error:
+        send(pipe, Failed(error))
+        return
+    send(pipe, Ready())
+    while True:
+        try:
+            batch: Batch | None = pipe.recv()
+        except EOFError:
+            return
+        if batch is None:
+            return
+        try:
+            for block in encode_batch(spec.source, encoder, batch):
+                send(pipe, block)
+            send(pipe, Done())
+        except ShardError as error:
+            send(pipe, Failed(error))
+        except OSError:
+            return  # the parent is gone
+        except Exception as error:
+            send(pipe, Failed(_unexpected(spec, batch, error)))
+
+
+def encode_batch(source: Source, encoder: Encoder, batch: Batch) -> Iterator[EncodedBlock]:
+    """The work itself, the same for every executor."""
+    name = source.files[batch.file].name
+    for chunk in source.chunks(batch):
+        yield encoder.encode(chunk, name)
+
+
+def _make_encoder(spec: WorkerSpec) -> Encoder:
+    reference = TiktokenEngine()
+    engine_class = resolve_engine(spec.engine)
+    engine = reference if engine_class is TiktokenEngine else engine_class()
+    encoder = Encoder(engine, reference, eot_first=spec.eot_first, seed=spec.seed)
+    check_engine(encoder, engine.name, reference)
+    return encoder
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _unexpected(spec: WorkerSpec, batch: Batch, error: Exception) -> ShardError:
+    name = spec.source.files[batch.file].name
+    return ShardError(
+        f"A worker failed on {name} at position {batch.position}: {type(error).__name__}: {error}\n"
+        + "".join(traceback.format_exception(error)).rstrip()
+    )

@@ -1,0 +1,19 @@
+"""Output layouts by name. A layout is a small file beside this one."""
+
+from __future__ import annotations
+
+from fineweb_shards.errors import UsageError
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
+
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in [BuildNanoGPT()]}
+
+
+def get_layout(name: str) -> Layout:
+    """The layout called `name`."""
+    try:
+        return LAYOUTS[name]
+    except KeyError:
+        raise UsageError(
+            f"--layout {name}: no such layout.", f"Choose one of: {', '.join(LAYOUTS)}."
+        ) from None

@@ -1,0 +1,143 @@
+"""The ledger, `manifest.json`: what is finished, what it was made from, and where to go on.
+
+It is the only checkpoint. A shard is durable before its record is, so the ledger never names a shard
+that might be missing; a shard it does not name is made again. It never holds a path or a token of this
+machine: a folder may be carried elsewhere and finished there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fineweb_shards.durable import WORK_FOLDER, output_error, write_file
+from fineweb_shards.errors import ChangedError, DamageError
+from fineweb_shards.types import Counts, Cursor, ShardRecord
+
+FILE_NAME = "manifest.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The state of an output folder. Changing it means saving another one."""
+
+    settings: dict[str, Any]  # the ones that change bytes: config.fingerprint()
+    files: list[dict[str, Any]]
+    versions: dict[str, str]
+    shards: tuple[ShardRecord, ...] = ()
+    complete: bool = False
+    totals: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def counts(self) -> Counts:
+        return sum((shard.counts for shard in self.shards), Counts())
+
+    @property
+    def end(self) -> Cursor:
+        """Where the next shard begins."""
+        return self.shards[-1].end if self.shards else Cursor(0, 0)
+
+    def append(self, record: ShardRecord) -> Manifest:
+        return replace(self, shards=(*self.shards, record))
+
+    def save(self, folder: Path) -> None:
+        data = {
+            "format": FORMAT_VERSION,
+            "tokenizer": "gpt2",
+            "settings": self.settings,
+            "versions": self.versions,
+            "totals": self.totals,
+            "shards": [asdict(shard) for shard in self.shards],
+            "files": self.files,
+            "complete": self.complete,  # last, so that the end of the file tells
+        }
+        write_file(
+            folder / FILE_NAME,
+            (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode(),
+            folder / WORK_FOLDER,
+        )
+
+
+def load_manifest(folder: Path) -> Manifest | None:
+    """The folder's ledger, or None where there is none."""
+    path = folder / FILE_NAME
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise output_error(path, error) from error
+    except UnicodeDecodeError as error:
+        raise _damaged(path, error) from error
+    try:
+        data = json.loads(text)
+        found = data["format"]
+        if found != FORMAT_VERSION:
+            raise ChangedError(
+                f"{path}: format {found}; this version of fineweb-shards reads {FORMAT_VERSION}.",
+                "Use the version that made it, another --out, or --fresh.",
+            )
+        return Manifest(
+            settings=data["settings"],
+            files=data["files"],
+            versions=data["versions"],
+            shards=tuple(_record_from_json(record) for record in data["shards"]),
+            complete=data["complete"],
+            totals=data["totals"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, error) from error
+
+
+def check_settings(manifest: Manifest, settings: dict[str, Any]) -> None:
+    """Refuse to go on with settings that would give other bytes."""
+    for name in sorted(manifest.settings.keys() | settings.keys()):
+        old, new = manifest.settings.get(name), settings.get(name)
+        if old != new:
+            raise ChangedError(
+                f"The setting {name} was {old!r} when this folder was begun and is {new!r} now."
+            )
+
+
+def trim(manifest: Manifest, folder: Path) -> Manifest:
+    """The ledger up to the first shard that is missing or has another size: the rest is made again."""
+    kept: list[ShardRecord] = []
+    for record in manifest.shards:
+        path = folder / record.name
+        if not path.is_file() or path.stat().st_size != record.bytes:
+            return replace(manifest, shards=tuple(kept), complete=False, totals={})
+        kept.append(record)
+    return manifest
+
+
+def _record_from_json(data: dict[str, Any]) -> ShardRecord:
+    name = data["name"]
+    if not isinstance(name, str) or name != Path(name).name or name in ("", ".", ".."):
+        raise ValueError(f"{name!r} is no file name")  # a ledger must not reach out of its folder
+    return ShardRecord(
+        name=name,
+        tokens=int(data["tokens"]),
+        documents=int(data["documents"]),
+        bytes=int(data["bytes"]),
+        sha256=str(data["sha256"]),
+        end=Cursor(**data["end"]),
+        counts=Counts(**data["counts"]),
+    )
+
+
+def _damaged(path: Path, error: Exception) -> DamageError:
+    return DamageError(
+        f"{path}: not a readable manifest ({type(error).__name__}: {error}).",
+        "Restore it from a backup, or start over with --fresh.",
+    )

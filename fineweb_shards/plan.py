@@ -1,0 +1,290 @@
+"""`plan`: what a build will do, before anything is written.
+
+Parquet footers tell documents and sizes; FineWeb's `token_count` column tells tokens exactly. Everything
+else is estimated from a few batches spread over the files, and said to be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from fineweb_shards.errors import BadFileError, DiskFullError
+from fineweb_shards.guard import free_disk_bytes
+from fineweb_shards.job import Job
+from fineweb_shards.sources.base import InputFile
+from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.sources.stream import expansion_of
+from fineweb_shards.terminal import safe_text
+from fineweb_shards.tokenizers.base import Engine
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.types import Batch, TextChunk
+from fineweb_shards.units import show_bytes, show_count, show_seconds
+
+TOKEN_COUNT_COLUMN = "token_count"
+_SAMPLE_FILES = 8
+_SAMPLE_BYTES = 24 * 2**20
+_QUICK_SAMPLE_BYTES = 2**18
+_FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
+# Two workers on two cores also share them with the parent, which packs, hashes and writes.
+_PARALLEL_EFFICIENCY = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much there is. `exact` tells whether tokens were counted or estimated."""
+
+    documents: int | None
+    tokens: int | None  # EOT included
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer to "what will happen if I start it?"."""
+
+    job: Job
+    extent: Extent
+    separators: tuple[str, ...]
+    first_documents: tuple[str, ...]
+    tokens_per_second: float | None
+    free_bytes: int
+
+    @property
+    def output_bytes(self) -> int | None:
+        return None if self.extent.tokens is None else 2 * self.extent.tokens
+
+    @property
+    def shards(self) -> int | None:
+        if self.extent.tokens is None:
+            return None
+        return -(-self.extent.tokens // self.job.config.shard_tokens)
+
+
+def make_plan(job: Job, *, trial_seconds: float) -> Plan:
+    """Look at the input. Without a trial (0 seconds) only a glance, as `build` does it."""
+    sample = _take_sample(job, _SAMPLE_BYTES if trial_seconds else _QUICK_SAMPLE_BYTES)
+    engine = job.engine() if trial_seconds else TiktokenEngine()
+    measured = _measure(engine, sample.chunks, trial_seconds)
+    extent = _measure_extent(job, sample, measured, every_footer=trial_seconds > 0)
+    documents = [text for chunk in sample.chunks for text in chunk.documents[:3]]
+    return Plan(
+        job,
+        _limit(extent, job.config.max_tokens),
+        tuple(sorted(sample.separators)),
+        tuple(documents[:3]),
+        measured.tokens_per_second * job.budget.workers * _PARALLEL_EFFICIENCY
+        if trial_seconds and measured.tokens_per_second
+        else None,
+        free_disk_bytes(job.folder),
+    )
+
+
+def check_disk(plan: Plan, done_tokens: int) -> None:
+    """Refuse to start what the disk can't hold. An estimate gets the benefit of the doubt."""
+    if plan.extent.tokens is None:
+        return
+    needed = 2 * (plan.extent.tokens - done_tokens)
+    missing = int(needed if plan.extent.exact else needed * 0.9) - plan.free_bytes
+    if missing > 0:
+        raise DiskFullError(
+            f"{plan.job.folder}: the shards need {show_bytes(needed)}, {show_bytes(plan.free_bytes)} "
+            f"are free: {show_bytes(missing)} are missing.",
+            "Free some space, choose another --out, or end earlier with --max-tokens.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    chunks: list[TextChunk]
+    separators: set[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    documents: int
+    tokens: int
+    text_bytes: int
+    tokens_per_second: float | None
+
+
+def _take_sample(job: Job, limit_bytes: int) -> _Sample:
+    """The beginning of a few files, spread over all of them."""
+    files = [file for file in job.source.files if not file.is_standard_input]
+    step = max(1, len(files) // _SAMPLE_FILES)
+    chosen = files[::step][:_SAMPLE_FILES]
+    sample = _Sample([], set())
+    for file in chosen:
+        try:
+            taken = 0
+            for batch in _first_batches(job, file):
+                if batch.separator:
+                    sample.separators.add(batch.separator)
+                for chunk in job.source.chunks(batch):
+                    sample.chunks.append(chunk)
+                    taken += chunk.counts.text_bytes
+                    if taken >= limit_bytes // len(chosen):
+                        break
+                if taken >= limit_bytes // len(chosen):
+                    break
+        except BadFileError:
+            if not job.source.settings.skip_bad:
+                raise
+    return sample
+
+
+def _first_batches(job: Job, file: InputFile) -> Iterator[Batch]:
+    return islice(job.source.formats[file.format].batches(file, 0, False), 64)
+
+
+def _measure(engine: Engine, chunks: list[TextChunk], seconds: float) -> _Measured:
+    """Encode the sample, or as much of it as fits the time; the speed is that of the second half,
+    when the engine's caches are warm."""
+    documents = tokens = text_bytes = 0
+    begin = time.monotonic()
+    marks = [(begin, 0)]
+    for chunk in chunks:
+        small = [text[:65536].encode("utf-8", "replace").decode() for text in chunk.documents]
+        for first in range(0, len(small), 64):
+            part = small[first : first + 64]
+            tokens += len(engine.encode(part)[0]) + len(part)
+            documents += len(part)
+            text_bytes += sum(len(text.encode()) for text in part)
+            marks.append((time.monotonic(), tokens))
+            if seconds and marks[-1][0] - begin > seconds:
+                break
+    middle = marks[len(marks) // 2]
+    elapsed = marks[-1][0] - middle[0]
+    speed = (tokens - middle[1]) / elapsed if elapsed > 0 else None
+    return _Measured(documents, tokens, text_bytes, speed)
+
+
+def _measure_extent(job: Job, sample: _Sample, measured: _Measured, *, every_footer: bool) -> Extent:
+    files = job.source.files
+    if any(file.is_standard_input for file in files):
+        return Extent(None, None, exact=False)
+    if all(file.format == "parquet" for file in files):
+        return _parquet_extent(job, measured, every_footer=every_footer)
+    if not measured.text_bytes:
+        return Extent(0, 0, exact=False)
+    read_bytes = sum(chunk.counts.text_bytes for chunk in sample.chunks)
+    total_bytes = sum(file.size_bytes * expansion_of(file) for file in files)
+    scale = total_bytes / read_bytes
+    sampled = sum(len(chunk.documents) for chunk in sample.chunks)
+    # The trial may have seen only a part of the sample.
+    tokens = measured.tokens * (sum(map(_text_bytes, sample.chunks)) / measured.text_bytes)
+    return Extent(round(sampled * scale), round(tokens * scale), exact=False)
+
+
+def _text_bytes(chunk: TextChunk) -> int:
+    return sum(len(text.encode("utf-8", "replace")) for text in chunk.documents)
+
+
+def _parquet_extent(job: Job, measured: _Measured, *, every_footer: bool) -> Extent:
+    """Documents from the footers; tokens from `token_count` where all files have it."""
+    files = job.source.files
+    chosen = files if every_footer or len(files) <= _FOOTERS_AT_ONCE else files[:_FOOTERS_AT_ONCE]
+    documents = text_bytes = counted = 0
+    all_counted = True
+    for file in chosen:
+        parquet = job.source.formats["parquet"]
+        assert isinstance(parquet, ParquetFormat)
+        try:
+            metadata = parquet.open(file).metadata
+            column = parquet.text_column_index(file, metadata)
+            count = parquet.sum_column(file, TOKEN_COUNT_COLUMN)
+        except BadFileError:
+            if not job.source.settings.skip_bad:
+                raise
+            continue
+        documents += metadata.num_rows
+        groups = (metadata.row_group(i).column(column) for i in range(metadata.num_row_groups))
+        text_bytes += sum(group.total_uncompressed_size for group in groups)
+        all_counted = all_counted and count is not None
+        counted += count or 0
+    scale = sum(file.size_bytes for file in files) / max(1, sum(file.size_bytes for file in chosen))
+    if all_counted:
+        return Extent(round(documents * scale), round((counted + documents) * scale), exact=chosen == files)
+    per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
+    tokens = documents + text_bytes * per_byte
+    return Extent(round(documents * scale), round(tokens * scale), exact=False)
+
+
+def _limit(extent: Extent, max_tokens: int | None) -> Extent:
+    if max_tokens is None or extent.tokens is None or extent.tokens <= max_tokens:
+        return extent
+    share = max_tokens / extent.tokens
+    documents = None if extent.documents is None else round(extent.documents * share)
+    return Extent(documents, max_tokens, extent.exact)
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The whole plan, for `plan`."""
+    config, extent = plan.job.config, plan.extent
+    rows = [*_short_rows(plan)]
+    rows.insert(1, ("documents", _about(extent.documents, exact=_documents_are_exact(plan))))
+    if plan.separators:
+        rows.append(("separator", ", ".join(_show_separator(name) for name in plan.separators)))
+    if plan.tokens_per_second and extent.tokens:
+        speed = f"{show_count(plan.tokens_per_second)} tokens/s"
+        duration = show_seconds(extent.tokens / plan.tokens_per_second)
+        rows.append(("time", f"about {duration} ({speed}, from a trial of one second)"))
+    lines = [f"{name:<10} {text}" for name, text in rows]
+    for number, text in enumerate(plan.first_documents, 1):
+        lines.append(f"{f'document {number}':<10} {safe_text(text, 66)}")
+    if config.input and any(file.is_standard_input for file in plan.job.source.files):
+        lines.append("           (standard input can only be read once: its content is not looked at)")
+    return lines
+
+
+def short_lines(plan: Plan) -> list[str]:
+    """The plan in four lines, for the beginning of a build."""
+    return [f"{name:<10} {text}" for name, text in _short_rows(plan)]
+
+
+def _short_rows(plan: Plan) -> list[tuple[str, str]]:
+    job, extent = plan.job, plan.extent
+    kinds = sorted({file.format for file in job.source.files})
+    count = len(job.source.files)
+    size = show_bytes(job.source.size_bytes)
+    rows = [("input", f"{count:,} file{'s'[: count != 1]}, {size} ({', '.join(kinds)})")]
+    how = "exact, from token_count" if extent.exact else "an estimate"
+    if extent.tokens is None:
+        rows.append(("tokens", "unknown before the end"))
+    else:
+        last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.config.shard_tokens
+        about = "" if extent.exact else "about "
+        rows.append(("tokens", f"{_about(extent.tokens, exact=extent.exact)} ({how})"))
+        rows.append(
+            ("shards", f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens, the last "
+             f"with {about}{last:,}, in {job.folder}")
+        )  # fmt: skip
+        rows.append(
+            (
+                "disk",
+                f"{show_bytes(plan.output_bytes or 0)} needed, {show_bytes(plan.free_bytes)} free",
+            )
+        )
+    workers = f"{job.budget.workers} worker{'s'[: job.budget.workers != 1]}"
+    budget = show_bytes(job.budget.memory_bytes)
+    rows.append(("machine", f"{workers}, {job.engine.name} {job.engine.installed_version()}, "
+                 f"memory budget {budget}"))  # fmt: skip
+    return rows
+
+
+def _documents_are_exact(plan: Plan) -> bool:
+    limited = plan.job.config.max_tokens is not None
+    return all(file.format == "parquet" for file in plan.job.source.files) and not limited
+
+
+def _about(count: int | None, *, exact: bool) -> str:
+    if count is None:
+        return "unknown before the end"
+    return f"{count:,}" if exact else f"about {show_count(count)}"
+
+
+def _show_separator(name: str) -> str:
+    named = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
+    return named.get(name, repr(name))

@@ -1,0 +1,115 @@
+"""What a source is: files in an order, cut into batches here and read inside the workers.
+
+A new kind of file is a `Format` with two methods: `batches` runs once, in the parent, and should read
+next to nothing; `chunks` runs in the workers and does the reading.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How documents are found in files."""
+
+    text_column: str
+    separator: str
+    batch_bytes: int
+    skip_bad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One input, and what tells whether it is still the same one."""
+
+    index: int
+    path: str  # or STANDARD_INPUT
+    name: str  # for people and the manifest: the path below the input it was found by
+    format: str  # "parquet", "jsonl" or "text"
+    compression: str | None  # "gzip", "zstd" or None
+    size_bytes: int
+    mtime_ns: int
+    sample_sha256: str
+
+    @property
+    def is_standard_input(self) -> bool:
+        return self.path == STANDARD_INPUT
+
+    @property
+    def by_value(self) -> bool:
+        """Whether it can only be read front to back, so that batches carry their bytes."""
+        return self.is_standard_input or self.compression is not None
+
+
+class Format(ABC):
+    """One way of keeping documents in a file. Lives in the parent and, pickled, in every worker."""
+
+    def __init__(self, settings: ReadSettings) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
+        """References to the file's documents from `position` on, in order."""
+
+    @abstractmethod
+    def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
+        """The documents of a batch."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a run, and the formats that read them."""
+
+    files: tuple[InputFile, ...]
+    formats: dict[str, Format] = field(repr=False)
+    settings: ReadSettings
+
+    def batches(self, start: Cursor) -> Iterator[Batch]:
+        """All batches from the cursor's place on."""
+        for file in self.files[start.file :]:
+            first = file.index == start.file
+            position, inside = (start.position, start.inside) if first else (0, False)
+            done = position
+            try:
+                for batch in self.formats[file.format].batches(file, position, inside):
+                    yield batch
+                    done = batch.end
+            except BadFileError as error:
+                if not self.settings.skip_bad:
+                    raise
+                yield Batch(file.index, done, done, 0, problem=error.message)
+
+    def chunks(self, batch: Batch) -> Iterator[TextChunk]:
+        """The documents of a batch, read here and now."""
+        if batch.problem is not None:
+            cursor = Cursor(batch.file, batch.position)
+            counts = Counts(bad_parts=1)
+            return iter([TextChunk([], cursor, cursor, counts=counts, problems=(batch.problem,))])
+        file = self.files[batch.file]
+        return self.formats[file.format].chunks(file, batch)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+def decode_text(data: bytes) -> tuple[str, int]:
+    """The text, and how many characters of it stand for invalid UTF-8."""
+    try:
+        return data.decode("utf-8"), 0
+    except UnicodeDecodeError:
+        text = data.decode("utf-8", "replace")
+        return text, text.count("\ufffd") - data.count("\ufffd".encode())
+
+
+def read_error(file: InputFile, error: OSError) -> BadFileError:
+    """A file that can't be opened or read at all."""
+    return BadFileError(f"{file.path}: {error.strerror or error}.")

@@ -1,0 +1,283 @@
+"""Parquet: batches are runs of row groups; only the text column is read.
+
+Read with `ParquetFile`, never with a dataset scan: those abort or hang at exit when left half read
+(arrow#45214). A worker keeps its current file open and the footer parsed, because parsing the footer of
+a FineWeb-Edu file (2 GB, 700 row groups) costs more than reading one row group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text, read_error
+from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
+from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
+
+# A chunk of a row group: small enough that several fit a worker's share of memory. It is not a
+# setting, because where a damaged row group breaks off must not depend on one.
+_CHUNK_ROWS = 512
+_CHUNK_BYTES = 8 * 2**20
+# Stream column chunks instead of loading them whole: a row group may hold gigabytes.
+_READ_BUFFER_BYTES = 2**20
+_LONG_CELL_BYTES = 4 * 2**20
+
+
+class ParquetFormat(Format):
+    def __init__(self, settings: ReadSettings) -> None:
+        super().__init__(settings)
+        self._file: tuple[str, Any] | None = None
+        self._rows: _RowReader | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings, "_file": None, "_rows": None}  # open files stay at home
+
+    def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
+        metadata = self.open(file).metadata
+        column = self.text_column_index(file, metadata)
+        first, size = position, 0
+        for group in range(position, metadata.num_row_groups):
+            group_size = metadata.row_group(group).column(column).total_uncompressed_size
+            if group_size >= 2 * self.settings.batch_bytes:
+                if size:
+                    yield Batch(file.index, first, group, size)
+                rows = metadata.row_group(group).num_rows
+                yield from self._stripes(file, group, rows, group_size)
+                first, size = group + 1, 0
+                continue
+            size += group_size
+            if size >= self.settings.batch_bytes:
+                yield Batch(file.index, first, group + 1, size)
+                first, size = group + 1, 0
+        if first < metadata.num_row_groups:
+            yield Batch(file.index, first, metadata.num_row_groups, size)
+
+    def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Iterator[Batch]:
+        """A large row group (pandas writes a million rows into one) in batches of some rows."""
+        parts = max(1, min(rows, size // self.settings.batch_bytes))
+        borders = [rows * i // parts for i in range(parts + 1)]
+        for first, end in pairwise(borders):
+            yield Batch(file.index, group, group + 1, size // parts, rows=(first, end))
+
+    def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
+        """Only a batch's first chunk can begin with a cursor, and only its last can end with one."""
+        begins = batch.rows is None or batch.rows[0] == 0
+        chunk = TextChunk([], Cursor(batch.file, batch.position) if begins else None, None)
+        for group in range(batch.position, batch.end):
+            try:
+                for column in self._columns(file, group, batch.rows):
+                    for part in _split_column(column):
+                        size_bytes = chunk.counts.text_bytes + part.counts.text_bytes
+                        if chunk.documents and size_bytes > _CHUNK_BYTES:
+                            yield chunk
+                            chunk = TextChunk([], None, None)
+                        chunk = _append(chunk, part)
+                        if part.unfinished:  # its rest comes in a chunk of its own
+                            yield chunk
+                            chunk = TextChunk([], None, None)
+            except BadFileError as error:
+                if not self.settings.skip_bad:
+                    raise
+                chunk = replace(
+                    chunk,
+                    counts=chunk.counts + Counts(bad_parts=1),
+                    problems=(*chunk.problems, error.message),
+                )
+        ends = batch.rows is None or batch.rows[1] == self._group_rows(file, batch.position)
+        yield replace(chunk, end=Cursor(batch.file, batch.end) if ends else None)
+
+    def _group_rows(self, file: InputFile, group: int) -> int:
+        return int(self.open(file).metadata.row_group(group).num_rows)
+
+    def open(self, file: InputFile) -> Any:
+        """The ParquetFile, kept open until another file is asked for."""
+        if self._file is None or self._file[0] != file.path:
+            self.close()
+            try:
+                opened = pq.ParquetFile(
+                    file.path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False, memory_map=False
+                )
+            except OSError as error:
+                if error.errno is not None:
+                    raise read_error(file, error) from error
+                raise _damaged(file, error) from error
+            except pa.ArrowException as error:
+                raise _damaged(file, error) from error
+            self._file = (file.path, opened)
+        return self._file[1]
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file[1].close()
+        self._file = self._rows = None
+
+    def text_column_index(self, file: InputFile, metadata: Any) -> int:
+        """Where the text column is; an error that names the columns where there is none."""
+        names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        wanted = self.settings.text_column
+        if wanted not in names:
+            raise BadFileError(
+                f"{file.path}: there is no column {wanted!r}; the columns are: {', '.join(names)}.",
+                "Name the one with the text: --text-column.",
+            )
+        kind = self.open(file).schema_arrow.field(wanted).type
+        if not _is_text(kind):
+            raise BadFileError(
+                f"{file.path}: column {wanted!r} holds {kind}, not text.",
+                "Name the column with the text: --text-column.",
+            )
+        return names.index(wanted)
+
+    def sum_column(self, file: InputFile, name: str) -> int | None:
+        """The sum of a whole-number column over the file, or None where there is no such column."""
+        opened = self.open(file)
+        schema = opened.schema_arrow
+        if name not in schema.names or not pa.types.is_integer(schema.field(name).type):
+            return None
+        try:
+            return int(pc.sum(opened.read(columns=[name]).column(0)).as_py() or 0)
+        except (OSError, pa.ArrowException) as error:
+            raise _damaged(file, error) from error
+
+    def _columns(self, file: InputFile, group: int, rows: tuple[int, int] | None) -> Iterator[Any]:
+        """The text column of a row group, or of some of its rows, a stretch at a time.
+
+        A row group can only be read from its start. So the place reached is kept for the next stripe:
+        every worker reads a large row group once, whichever stripes it gets.
+        """
+        first, end = rows or (0, self._group_rows(file, group))
+        if self._rows is None or self._rows.group != group or self._rows.next_row > first:
+            self._rows = _RowReader(self.open(file), group, self.settings.text_column)
+        try:
+            yield from self._rows.read(first, end)
+        except (OSError, pa.ArrowException) as error:
+            self._rows = None
+            raise BadFileError(
+                f"{file.path}: row group {group} can't be read: {_first_line(error)}."
+            ) from error
+
+
+class _RowReader:
+    """Reads the text column of one row group from front to back."""
+
+    def __init__(self, file: Any, group: int, column: str) -> None:
+        self.group = group
+        self.next_row = 0
+        self._rest: Any = None  # rows that were read together with earlier ones
+        self._stretches = file.iter_batches(
+            batch_size=_CHUNK_ROWS, row_groups=[group], columns=[column], use_threads=False
+        )
+
+    def read(self, first: int, end: int) -> Iterator[Any]:
+        while self.next_row < end:
+            column = self._rest
+            if column is None:
+                rows = next(self._stretches, None)
+                if rows is None:
+                    raise pa.ArrowInvalid(f"it ends after {self.next_row} rows")
+                column = rows.column(0)
+            wanted = column[max(0, first - self.next_row) : end - self.next_row]
+            used = min(len(column), end - self.next_row)
+            self._rest = column[used:] if used < len(column) else None
+            self.next_row += used
+            if len(wanted):
+                yield wanted
+
+
+def _is_text(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    checks = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_string_view,
+        pa.types.is_binary_view,
+    )
+    return any(check(kind) for check in checks)
+
+
+def _split_column(column: Any) -> Iterator[TextChunk]:
+    """A stretch of rows as chunks without cursors: one for all, or several where a cell is huge."""
+    if column.nbytes > _LONG_CELL_BYTES * 2:
+        # Somewhere in it is a long cell, or many middling ones: row by row, without copying all.
+        for row in range(len(column)):
+            yield from _split_cell(column[row])
+        return
+    nulls = column.null_count
+    try:
+        texts = column.to_pylist()
+    except UnicodeDecodeError:
+        texts = [cell.as_buffer().to_pybytes() if cell.is_valid else None for cell in column]
+    if texts and any(isinstance(text, bytes) for text in texts):
+        decoded = [decode_text(text) if isinstance(text, bytes) else (text, 0) for text in texts]
+        texts, replaced = [text for text, _ in decoded], sum(count for _, count in decoded)
+    else:
+        replaced = 0
+    if nulls:
+        texts = [text for text in texts if text is not None]
+    yield TextChunk(texts, None, None, counts=Counts(column.nbytes, nulls, replaced))
+
+
+def _split_cell(cell: Any) -> Iterator[TextChunk]:
+    if pa.types.is_dictionary(cell.type):
+        cell = cell.value
+    if not cell.is_valid:
+        yield TextChunk([], None, None, counts=Counts(skipped_documents=1))
+        return
+    data = memoryview(cell.as_buffer())
+    position, inside, seam = 0, False, False
+    while True:
+        end = position + _LONG_CELL_BYTES
+        if end + CONTEXT_BYTES >= len(data):
+            end, next_seam, last = len(data), False, True
+        else:
+            low = end - 65536
+            window = bytes(data[low - CONTEXT_BYTES : end + CONTEXT_BYTES])
+            cut = find_cut(window, CONTEXT_BYTES, len(window) - CONTEXT_BYTES)
+            assert cut is not None, "64 KiB always hold a place to cut"
+            end, next_seam, last = low - CONTEXT_BYTES + cut.position, cut.seam, False
+        text, replaced = decode_text(bytes(data[position:end]))
+        yield TextChunk(
+            [text],
+            None,
+            None,
+            inside=inside,
+            unfinished=not last,
+            seam=seam,
+            counts=Counts(end - position, 0, replaced),
+        )
+        if last:
+            return
+        position, inside, seam = end, True, next_seam
+
+
+def _append(chunk: TextChunk, part: TextChunk) -> TextChunk:
+    """`part` at the end of `chunk`, which is empty where `part` begins inside a document."""
+    empty = not chunk.documents
+    return replace(
+        chunk,
+        documents=chunk.documents + part.documents if chunk.documents else part.documents,
+        inside=part.inside if empty else chunk.inside,
+        seam=part.seam if empty else chunk.seam,
+        unfinished=part.unfinished,
+        counts=chunk.counts + part.counts,
+    )
+
+
+def _damaged(file: InputFile, error: Exception) -> BadFileError:
+    if file.size_bytes == 0:
+        return BadFileError(f"{file.path}: the file is empty, so it is no parquet file.")
+    return BadFileError(f"{file.path}: not a readable parquet file: {_first_line(error)}.")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

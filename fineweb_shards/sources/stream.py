@@ -1,0 +1,163 @@
+"""Bytes at an offset, whatever they come from: a file, a compressed file, or standard input.
+
+A file can be read anywhere, so its batches are references. A stream can only be read front to back, so
+one producer reads it, and its batches carry their bytes. Both offer `read_at`, and the code that finds
+document borders (text.py, jsonl.py) does not see the difference.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Callable
+from functools import cache
+from typing import BinaryIO, Protocol
+
+import pyarrow as pa
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.sources.base import STANDARD_INPUT, InputFile, read_error
+
+_READ_BYTES = 2**20
+_HEAD_BYTES = 64 * 1024
+_EXPANSION_BYTES = 4 * 2**20
+
+
+class ByteView(Protocol):
+    """Bytes that can be asked for by offset; short only at the end."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Known once a read has come out short."""
+
+    def read_at(self, offset: int, size: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class FileView:
+    """A plain file."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        try:
+            self._handle = open(file.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise read_error(file, error) from error
+
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self._handle.fileno()).st_size
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        try:
+            self._handle.seek(offset)
+            parts = []
+            while size > 0 and (part := self._handle.read(size)):
+                parts.append(part)
+                size -= len(part)
+        except OSError as error:
+            raise read_error(self._file, error) from error
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+class StreamView:
+    """A stream: keeps what was read since the last `forget`, and reads on when asked for more."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        self._read, self._close = _open_stream(file)
+        self._start = 0  # offset of the first byte kept
+        self._kept = bytearray()
+        self._ended = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self._start + len(self._kept)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        if offset < self._start:
+            raise ValueError(f"offset {offset} has been forgotten")
+        while not self._ended and self._start + len(self._kept) < offset + size:
+            try:
+                data = self._read(_READ_BYTES)
+            except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
+                raise BadFileError(
+                    f"{self._file.path}: broken after {self._start + len(self._kept):,} bytes of "
+                    f"text: {str(error).rstrip('.') or type(error).__name__}."
+                ) from error
+            self._ended = not data
+            self._kept += data
+            if self._start + len(self._kept) <= offset:  # on the way to a resume
+                self.forget(self._start + len(self._kept))
+        begin = offset - self._start
+        return bytes(self._kept[begin : begin + size])
+
+    def forget(self, offset: int) -> None:
+        """Everything before `offset` will not be asked for again."""
+        del self._kept[: offset - self._start]
+        self._start = offset
+
+    def close(self) -> None:
+        self._close()
+
+
+def open_view(file: InputFile) -> FileView | StreamView:
+    """The view that fits the file."""
+    return StreamView(file) if file.by_value else FileView(file)
+
+
+class StandardInput:
+    """Standard input, whose beginning is read ahead: a resume must be given the same stream again."""
+
+    def __init__(self) -> None:
+        self.head = b""
+        while len(self.head) < _HEAD_BYTES and (data := os.read(0, _HEAD_BYTES - len(self.head))):
+            self.head += data
+        self._unread = self.head
+
+    def read(self, size: int) -> bytes:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        return os.read(0, size)
+
+
+@cache
+def standard_input() -> StandardInput:
+    """The one standard input that a process has."""
+    return StandardInput()
+
+
+def expansion_of(file: InputFile) -> float:
+    """How many times larger the text is than the file, by its beginning: for estimates only."""
+    if file.compression is None or file.size_bytes == 0:
+        return 1.0
+    with open(file.path, "rb") as packed:
+        if file.compression == "gzip":
+            stream: BinaryIO = gzip.GzipFile(fileobj=packed)  # type: ignore[assignment]
+        else:
+            stream = pa.CompressedInputStream(packed, "zstd")
+        try:
+            text_bytes = len(stream.read(_EXPANSION_BYTES))
+        except (EOFError, zlib.error, OSError, pa.ArrowException):
+            return 1.0  # a damaged file is reported when its turn comes
+        return text_bytes / max(1, packed.tell())
+
+
+def _open_stream(file: InputFile) -> tuple[Callable[[int], bytes], Callable[[], None]]:
+    """A way to read the decompressed bytes, and a way to close them."""
+    if file.path == STANDARD_INPUT:
+        return standard_input().read, lambda: None
+    try:
+        if file.compression == "gzip":
+            unzipped = gzip.open(file.path, "rb")  # noqa: SIM115 - closed by the caller
+            return unzipped.read, unzipped.close
+        stream = pa.input_stream(file.path, compression="zstd")
+    except OSError as error:
+        raise read_error(file, error) from error
+    return stream.read, stream.close

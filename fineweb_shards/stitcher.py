@@ -1,0 +1,65 @@
+"""Pure: a worker's blocks in order in, blocks with their exact tokens and cursors out.
+
+Two things can only be known when blocks stand in order: the tokens around a seam (a document cut
+inside a token), and the cursor of a block that begins where reading can't begin, which is counted in
+tokens from the last place where it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from fineweb_shards.tokenizers.ranks import EOT
+from fineweb_shards.tokenizers.seams import SeamMender
+from fineweb_shards.types import Counts, Cursor, EncodedBlock, TokenBlock, Tokens
+
+
+def stitch(blocks: Iterable[EncodedBlock], mender: SeamMender, start: Cursor) -> Iterator[TokenBlock]:
+    """The token stream from `start` on."""
+    place = replace(start, skip_tokens=0)
+    waiting = Counts()  # of blocks that a resume would read again: counted once the cursor passes them
+    for block in mend_seams(blocks, mender):
+        if block.start is not None:
+            place = block.start
+        begin, place = place, block.end or place.after(len(block.tokens))
+        waiting += block.counts
+        counted, waiting = (waiting, Counts()) if block.end else (Counts(), waiting)
+        yield TokenBlock(begin, place, block.tokens, counted)
+
+
+def mend_seams(blocks: Iterable[EncodedBlock], mender: SeamMender) -> Iterator[EncodedBlock]:
+    """The same stream with every torn token mended. Holds one block back, since the next may begin
+    with a seam."""
+    held: EncodedBlock | None = None
+    for block in blocks:
+        if not block.seam:
+            if held is not None:
+                yield held
+            held = block
+            continue
+        assert held is not None, "a stream can't begin with a seam"
+        left_start = _last_document_start(held.tokens)
+        mend = mender.mend(
+            held.tokens[left_start:],
+            block.tokens[: _first_document_end(block.tokens)],
+            left_is_whole=left_start > 0 or not held.seam,
+        )
+        keep = len(held.tokens) - mend.left_tokens
+        yield replace(held, tokens=held.tokens[:keep], end=None)
+        joined = np.concatenate([mend.middle, block.tokens[mend.right_tokens :]])
+        held = replace(block, tokens=joined, start=None, seam=keep > 0 or held.seam)
+    if held is not None:
+        yield held
+
+
+def _last_document_start(tokens: Tokens) -> int:
+    places = np.flatnonzero(tokens == EOT)
+    return int(places[-1]) + 1 if len(places) else 0
+
+
+def _first_document_end(tokens: Tokens) -> int:
+    places = np.flatnonzero(tokens == EOT)
+    return int(places[0]) if len(places) else len(tokens)

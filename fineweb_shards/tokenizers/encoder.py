@@ -1,0 +1,193 @@
+"""Documents to token blocks: the engine, and everything that makes it exact for any document.
+
+- A lone surrogate becomes U+FFFD, as tiktoken does it.
+- A long document is encoded in passages, cut where it can't change the tokens (cuts.py, seams.py):
+  memory stays bounded, and no engine meets a text that is beyond it (tiktoken panics on a million
+  spaces, tiktoken#400).
+- What the engine can't encode, tiktoken does.
+- A seeded sample is encoded again with tiktoken, and any difference stops the run.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from fineweb_shards.errors import ExactnessError
+from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
+from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
+from fineweb_shards.tokenizers.ranks import EOT, load_ranks, token_bytes
+from fineweb_shards.tokenizers.seams import SeamMender
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.types import Cursor, EncodedBlock, TextChunk, Tokens
+
+PASSAGE_BYTES = 256 * 1024
+# One document in so many is encoded again, and of a long one only a passage: tiktoken is about 16
+# times slower, so that this costs well under 3 % of the time.
+SAMPLE_ONE_IN = 1024
+SAMPLE_BYTES = 16 * 1024
+
+
+def make_mender(reference: TiktokenEngine) -> SeamMender:
+    return SeamMender(reference.encoding.encode_ordinary, token_bytes(load_ranks()))
+
+
+def replace_surrogates(text: str) -> str:
+    """What tiktoken makes of a str with lone surrogates."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    text: str
+    seam: bool
+
+
+class Encoder:
+    """Encodes chunks for one worker."""
+
+    def __init__(self, engine: Engine, reference: TiktokenEngine, *, eot_first: bool, seed: int) -> None:
+        self._engine = engine
+        self._reference = reference
+        self._mender = make_mender(reference)
+        self._eot_first = eot_first
+        self._seed = seed
+
+    def encode(self, chunk: TextChunk, where: str) -> EncodedBlock:
+        """The chunk's tokens; `where` names the file in case of a difference from tiktoken."""
+        tokens, offsets = self.encode_documents(chunk.documents)
+        self._check_sample(chunk, tokens, offsets, where)
+        return EncodedBlock(
+            start=chunk.start,
+            end=chunk.end,
+            tokens=self._with_eot(chunk, tokens, offsets),
+            seam=chunk.seam,
+            counts=chunk.counts,
+            problems=chunk.problems,
+        )
+
+    def encode_documents(self, documents: list[str]) -> tuple[Ids, Offsets]:
+        """Exactly `encode_ordinary` of every document, whatever its length and content."""
+        if all(len(document) * 4 <= PASSAGE_BYTES for document in documents):
+            return self._encode_texts(documents)
+        passages = [list(_passages(document)) for document in documents]
+        tokens, borders = self._encode_texts([p.text for parts in passages for p in parts])
+        parts = iter(np.split(tokens, borders[1:-1]))
+        whole = [self._join([(next(parts), p.seam) for p in group]) for group in passages]
+        offsets = np.zeros(len(whole) + 1, np.int64)
+        np.cumsum([len(part) for part in whole], out=offsets[1:])
+        return np.concatenate(whole), offsets
+
+    def _join(self, parts: list[tuple[Ids, bool]]) -> Ids:
+        """The passages of one document, mended where a cut tore a token."""
+        joined = [parts[0][0]]
+        whole = True  # joined[-1] begins where a piece begins
+        for tokens, seam in parts[1:]:
+            if not seam:
+                joined.append(tokens)
+                whole = True
+                continue
+            mend = self._mender.mend(joined[-1], tokens, left_is_whole=whole)
+            joined[-1] = joined[-1][: len(joined[-1]) - mend.left_tokens]
+            joined.append(np.concatenate([mend.middle, tokens[mend.right_tokens :]]))
+            whole = whole and len(joined[-2]) == 0
+        return np.concatenate(joined)
+
+    def _encode_texts(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        try:
+            tokens, offsets = self._engine.encode(texts)
+        except UnicodeEncodeError:
+            return self._encode_texts([replace_surrogates(text) for text in texts])
+        except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+            raise
+        except BaseException:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
+            if isinstance(self._engine, TiktokenEngine):
+                raise
+            tokens, offsets = self._reference.encode(texts)
+        if len(tokens) and int(tokens.max()) >= EOT:
+            raise ExactnessError(
+                f"{self._engine.name} made token {int(tokens.max())}, which no text can have."
+            )
+        return tokens, offsets
+
+    def _with_eot(self, chunk: TextChunk, tokens: Ids, offsets: Offsets) -> Tokens:
+        """The block with an EOT on its side of every document, but none where one only goes on."""
+        documents = len(chunk.documents)
+        starts, ends = offsets[:-1], offsets[1:]
+        if self._eot_first:
+            places = starts[1:] if chunk.inside and documents else starts
+        else:
+            places = ends[:-1] if chunk.unfinished and documents else ends
+        # Tokens move right by the number of EOTs before them: copy run by run, not token by token.
+        block = np.empty(len(tokens) + len(places), np.uint16)
+        previous = 0
+        for shift, place in enumerate(places.tolist()):
+            block[previous + shift : place + shift] = tokens[previous:place]
+            block[place + shift] = EOT
+            previous = place
+        block[previous + len(places) :] = tokens[previous:]
+        return block
+
+    def _check_sample(self, chunk: TextChunk, tokens: Ids, offsets: Offsets, where: str) -> None:
+        if isinstance(self._engine, TiktokenEngine):
+            return
+        chooser = random.Random(f"{self._seed} {where} {chunk.start}")  # noqa: S311, RUF100
+        for i in _sample(len(chunk.documents), chooser):
+            document = replace_surrogates(chunk.documents[i])
+            text = _sample_passage(document)
+            expected = self._reference.encoding.encode_ordinary(text)
+            begin = int(offsets[i])
+            # A part of a document is compared as far as its own tokens go; see _sample_passage.
+            found = tokens[begin : min(begin + len(expected), int(offsets[i + 1]))].tolist()
+            if len(text) == len(document):
+                found = tokens[begin : int(offsets[i + 1])].tolist()
+            if found != expected:
+                raise ExactnessError(
+                    f"{self._engine.name} and tiktoken disagree about document {i + 1} of {where} "
+                    f"({_describe(chunk.start)}), which begins {text[:60]!r}."
+                )
+
+
+def _sample(documents: int, chooser: random.Random) -> list[int]:
+    """Indices of the documents to check, each with the same small chance, without a draw for each."""
+    expected, chosen = documents / SAMPLE_ONE_IN, set[int]()
+    count = int(expected) + (chooser.random() < expected % 1)
+    while len(chosen) < count:
+        chosen.add(chooser.randrange(documents))
+    return sorted(chosen)
+
+
+def _sample_passage(document: str) -> str:
+    """The document, or of a long one the beginning up to a safe cut: its tokens are a prefix."""
+    if len(document) <= SAMPLE_BYTES:
+        return document
+    data = document[: SAMPLE_BYTES + CONTEXT_BYTES].encode()
+    cut = find_cut(data, 0, len(data) - CONTEXT_BYTES)
+    if cut is None or cut.seam:
+        return ""  # nothing that can be compared by itself
+    return data[: cut.position].decode()
+
+
+def _passages(document: str) -> list[_Passage]:
+    """A document in passages of at most PASSAGE_BYTES (a few bytes more in hopeless cases)."""
+    if len(document) * 4 <= PASSAGE_BYTES:
+        return [_Passage(document, seam=False)]
+    data = replace_surrogates(document).encode()
+    passages, position, seam = [], 0, False
+    while len(data) - position > PASSAGE_BYTES:
+        end = position + PASSAGE_BYTES
+        window = data[max(position, end - 65536) - CONTEXT_BYTES : end + CONTEXT_BYTES]
+        offset = max(position, end - 65536) - CONTEXT_BYTES
+        cut = find_cut(window, CONTEXT_BYTES, end - offset)
+        if cut is None:
+            break
+        passages.append(_Passage(data[position : offset + cut.position].decode(), seam))
+        position, seam = offset + cut.position, cut.seam
+    passages.append(_Passage(data[position:].decode(), seam))
+    return passages
+
+
+def _describe(start: Cursor | None) -> str:
+    return f"position {start.position}" if start else "in the middle of a batch"

@@ -1,0 +1,109 @@
+"""The GPT-2 vocabulary: the ranks that ship with the package, and what is derived from them.
+
+The file's hash is checked at every load: one flipped byte would change the tokens of every run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from importlib import resources
+
+from fineweb_shards.errors import ShardError
+
+EOT = 50256
+VOCABULARY_SIZE = 50257
+RANKS_FILE = "gpt2.tiktoken"
+RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+
+
+def load_ranks() -> dict[bytes, int]:
+    """The 50,256 byte strings of the vocabulary and their ranks, which are their token ids."""
+    data = (resources.files(__package__) / RANKS_FILE).read_bytes()
+    return parse_ranks(data)
+
+
+def parse_ranks(data: bytes) -> dict[bytes, int]:
+    """Ranks from the bytes of `gpt2.tiktoken`, refused unless they are exactly the published ones."""
+    found = hashlib.sha256(data).hexdigest()
+    if found != RANKS_SHA256:
+        raise ShardError(
+            f"The GPT-2 ranks in the package are damaged: {RANKS_FILE} has SHA-256 {found}, "
+            f"not {RANKS_SHA256}.",
+            "Install fineweb_shards again.",
+        )
+    pairs = (line.split() for line in data.splitlines())
+    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+def token_bytes(ranks: dict[bytes, int]) -> list[bytes]:
+    """The bytes of every token, by id; EOT is not among them."""
+    return sorted(ranks, key=ranks.__getitem__)
+
+
+def derive_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """The merge list of the vocabulary: for every token the two parts it was once merged from.
+
+    Usually only one way of cutting a token leaves two older tokens; where there are several, the
+    one that byte-pair encoding itself arrives at is the merge.
+    """
+    merges = []
+    for token in token_bytes(ranks):
+        if len(token) == 1:
+            continue
+        rank = ranks[token]
+        older = [
+            (token[:i], token[i:])
+            for i in range(1, len(token))
+            if ranks.get(token[:i], rank) < rank and ranks.get(token[i:], rank) < rank
+        ]
+        merges.append(older[0] if len(older) == 1 else _merge_until_two(token, ranks))
+    return merges
+
+
+def _merge_until_two(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], EOT))
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts[0], parts[1]
+
+
+def tokenizer_json(ranks: dict[bytes, int]) -> str:
+    """GPT-2 as a Hugging Face `tokenizer.json`, without special tokens.
+
+    With no special token in it, a literal `<|endoftext|>` in a document is ordinary text.
+    """
+    letters = _byte_letters()
+
+    def spell(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+            "post_processor": None,
+            "decoder": {"type": "ByteLevel"},
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": "",
+                "end_of_word_suffix": "",
+                "fuse_unk": False,
+                "vocab": {spell(token): rank for token, rank in ranks.items()},
+                "merges": [[spell(left), spell(right)] for left, right in derive_merges(ranks)],
+            },
+        }
+    )
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's spelling of the 256 bytes: printable Latin-1 as it is, the rest from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

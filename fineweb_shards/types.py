@@ -1,0 +1,131 @@
+"""The values that pass between stages.
+
+Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► ShardSlice ──► ShardRecord
+source    worker reads  worker encodes   stitcher       packer         writer, ledger
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in the token stream: start a batch at (file, position) and drop `skip_tokens` tokens.
+
+    `position` is a row group number in parquet and a byte offset (after decompression) elsewhere. It
+    depends neither on the batch size nor on the number of workers. `inside` says that the position
+    is a safe cut inside a long document, so that no EOT stands in front of what follows.
+    """
+
+    file: int
+    position: int
+    skip_tokens: int = 0
+    inside: bool = False
+
+    def after(self, tokens: int) -> Cursor:
+        """The place `tokens` further on."""
+        return Cursor(self.file, self.position, self.skip_tokens + tokens, self.inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What happened to the documents of a block, beyond becoming tokens."""
+
+    text_bytes: int = 0
+    skipped_documents: int = 0  # null text
+    replaced_characters: int = 0  # invalid UTF-8 that became U+FFFD
+    bad_parts: int = 0  # damaged files, row groups or lines left out by --on-bad-file skip
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.text_bytes + other.text_bytes,
+            self.skipped_documents + other.skipped_documents,
+            self.replaced_characters + other.replaced_characters,
+            self.bad_parts + other.bad_parts,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A piece of work: where a worker finds some documents, or (`payload`) their bytes themselves."""
+
+    file: int
+    position: int
+    end: int
+    size_bytes: int  # of text, as well as it is known: what the window in flight is measured in
+    inside: bool = False  # begins inside a document: no EOT in front
+    ends_inside: bool = False  # the next batch begins inside a document
+    seam: bool = False  # begins at a cut that may have torn a token: see tokenizers/seams.py
+    rows: tuple[int, int] | None = None  # in parquet: only these rows of a large row group
+    separator: str = ""  # in text: what stands between documents, where it was found by looking
+    payload: bytes | None = None
+    problem: str | None = None  # the source left something out before this place: for log and counts
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """Documents read together by a worker.
+
+    `start` is None where reading can't begin: behind a seam, or in the middle of a row group.
+    `end` likewise. Such a place is counted in tokens from the last one that has a cursor.
+    """
+
+    documents: list[str]
+    start: Cursor | None
+    end: Cursor | None
+    inside: bool = False  # the first "document" is the rest of one
+    unfinished: bool = False  # the last document goes on in the next chunk
+    seam: bool = False
+    counts: Counts = Counts()
+    problems: tuple[str, ...] = ()  # what --on-bad-file skip left out, for the log
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBlock:
+    """The tokens of one chunk, EOT included, as a worker sends them."""
+
+    start: Cursor | None
+    end: Cursor | None
+    tokens: Tokens
+    seam: bool = False
+    counts: Counts = Counts()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBlock:
+    """Tokens in their place in the stream: what the stitcher makes of encoded blocks."""
+
+    start: Cursor
+    end: Cursor
+    tokens: Tokens
+    counts: Counts = Counts()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSlice:
+    """Tokens for the shard being written, and the place in the stream behind them."""
+
+    tokens: Tokens
+    counts: Counts
+    end: Cursor
+    fills_shard: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """One finished shard, as `manifest.json` has it."""
+
+    name: str
+    tokens: int
+    documents: int
+    bytes: int
+    sha256: str
+    end: Cursor
+    counts: Counts
