@@ -50,25 +50,29 @@ def build(job: Job, *, fresh: bool, same_source: bool, say: Say) -> Outcome:
         manifest = open_ledger(job, same_source=same_source)
         if manifest.complete:
             return Outcome(manifest, 0, 0, 0.0)
-        plan = make_plan(job, trial_seconds=0)
-        for line in short_lines(plan):
-            say(line)
-        if manifest.shards:
-            say(f"{'resuming':<10} {len(manifest.shards):,} shards with "
-                f"{show_count(manifest.tokens)} tokens are finished")  # fmt: skip
-        check_disk(plan, manifest.tokens)
-        manifest.save(job.folder)
         begin = time.monotonic()
-        finished = run(job, manifest, plan.extent.tokens)
+        spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
+        # Workers take a second or two to load, in which the plan is made.
+        with LocalExecutor(spec, job.budget.workers, job.budget.window_bytes) as executor:
+            plan = make_plan(job, trial_seconds=0)
+            for line in short_lines(plan):
+                say(line)
+            if manifest.shards:
+                finished = f"{len(manifest.shards):,} shards, {show_count(manifest.tokens)} tokens"
+                say(f"{'resuming':<10} {finished} are finished")
+            check_disk(plan, manifest.tokens)
+            manifest.save(job.folder)
+            with Progress(plan.extent.tokens, manifest.tokens) as progress:
+                result = run(job, manifest, executor, progress)
         return Outcome(
-            finished,
-            len(finished.shards) - len(manifest.shards),
-            finished.tokens - manifest.tokens,
+            result,
+            len(result.shards) - len(manifest.shards),
+            result.tokens - manifest.tokens,
             time.monotonic() - begin,
         )
 
 
-def run(job: Job, manifest: Manifest, expected_tokens: int | None) -> Manifest:
+def run(job: Job, manifest: Manifest, executor: LocalExecutor, progress: Progress) -> Manifest:
     """All stages, from the ledger's cursor to the end of the stream."""
     start = manifest.end
     limit = job.config.max_tokens
@@ -77,14 +81,9 @@ def run(job: Job, manifest: Manifest, expected_tokens: int | None) -> Manifest:
         skip_tokens=start.skip_tokens,
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
-    spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
-    with (
-        Progress(expected_tokens, manifest.tokens) as progress,
-        LocalExecutor(spec, job.budget.workers, job.budget.window_bytes, progress.say) as executor,
-    ):
-        encoded = report_problems(executor.encode(job.source.batches(start)), progress.say)
-        blocks = stitch(encoded, make_mender(TiktokenEngine()), start)
-        return write_shards(job, manifest, pack(packer, blocks), progress)
+    encoded = executor.encode(job.source.batches(start), progress.say)
+    blocks = stitch(report_problems(encoded, progress.say), make_mender(TiktokenEngine()), start)
+    return write_shards(job, manifest, pack(packer, blocks), progress)
 
 
 def report_problems(blocks: Iterable[EncodedBlock], say: Say) -> Iterator[EncodedBlock]:

@@ -60,12 +60,11 @@ class LocalExecutor:
         spec: WorkerSpec,
         workers: int,
         window_bytes: int,
-        notify: Callable[[str], None],
     ) -> None:
         self._spec = spec
         self._count = workers
         self._window_bytes = window_bytes
-        self._notify = notify
+        self._notify: Callable[[str], None] = lambda _: None
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._tasks: deque[_Task] = deque()  # in order; the first is the one to come out next
@@ -90,8 +89,9 @@ class LocalExecutor:
             worker.process.join()
             worker.pipe.close()
 
-    def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
-        """The blocks of all batches, in the batches' order."""
+    def encode(self, batches: Iterator[Batch], notify: Callable[[str], None]) -> Iterator[EncodedBlock]:
+        """The blocks of all batches, in the batches' order; `notify` is told of accidents."""
+        self._notify = notify
         producer = Producer(batches, ahead=2 * self._count)
         try:
             while True:
