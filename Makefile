@@ -1,0 +1,53 @@
+# fineweb_shards: `make` lists what there is. Every target sets up .venv by itself.
+
+SAMPLE ?= demo
+OUT ?=
+WORKERS ?=
+ARGS ?=
+
+PYTHON ?= python3
+BIN := .venv/bin
+FLAGS := $(if $(OUT),--out '$(OUT)') $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help shards plan test check bench clean
+
+help: ## list the targets
+	@echo "make shards [SAMPLE=name] [OUT=folder] [WORKERS=n] [ARGS='--flag value']"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  SAMPLE is one of: $(basename $(notdir $(wildcard configs/*.toml)))"
+
+shards: .venv/run ## make the shards of configs/SAMPLE.toml (without SAMPLE: a demo), or go on with them
+	@$(BIN)/fineweb-shards build --config 'configs/$(SAMPLE).toml' $(FLAGS)
+
+plan: .venv/run ## show what `make shards` would do, without writing anything
+	@$(BIN)/fineweb-shards plan --config 'configs/$(SAMPLE).toml' $(FLAGS)
+
+test: check ## all checks and tests; a few minutes
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/dev ## lint, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: .venv/dev ## speed and memory against the original's loop; writes benchmarks/results.md
+	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+clean: ## remove .venv and caches (never any shards)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+
+# Two stamps, so that `make shards` does not install what only tests need. With uv where it is installed.
+.venv/run .venv/dev: pyproject.toml
+	@echo "Setting up .venv ($(if $(filter %dev,$@),with test tools,what a build needs)); once, about a minute ..."
+	@if command -v uv >/dev/null 2>&1; then \
+	  { [ -x $(BIN)/python ] || uv venv --quiet --python $(PYTHON) .venv; } && \
+	  uv pip install --quiet --python $(BIN)/python --editable '.$(if $(filter %dev,$@),[dev])'; \
+	else \
+	  { [ -x $(BIN)/python ] || $(PYTHON) -m venv .venv; } && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter %dev,$@),[dev])'; \
+	fi
+	@touch $@
+	@case $@ in *dev) touch .venv/run ;; esac
