@@ -1,0 +1,66 @@
+"""Ways to run a build in a test: in this process, or as the command a user types."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from doubles import InlineExecutor
+
+from fineweb_shards.build import open_ledger, run
+from fineweb_shards.config import Config
+from fineweb_shards.durable import FolderLock
+from fineweb_shards.job import Job, make_job
+from fineweb_shards.manifest import Manifest
+from fineweb_shards.progress import Progress
+from fineweb_shards.tokenizers import resolve_engine
+from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+
+
+@cache
+def encoder(engine: str = "auto", seed: int = 0) -> Encoder:
+    """One encoder for all tests: loading it takes a second."""
+    return Encoder(resolve_engine(engine)(), TiktokenEngine(), eot_first=True, seed=seed)
+
+
+def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
+    return make_job(Config(input=tuple(map(str, inputs)), out=str(out), **settings))
+
+
+def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
+    """A build without worker processes; everything else is the real thing."""
+    job = job_of(out, *inputs, **settings)
+    with FolderLock(job.folder), Progress(None, 0) as progress:
+        manifest = open_ledger(job, same_source=False)
+        executor = InlineExecutor(job.source, encoder(settings.get("engine", "auto")))
+        return run(job, manifest, executor, progress)  # type: ignore[arg-type]
+
+
+def shards_in(folder: Path) -> dict[str, bytes]:
+    """Every shard in a folder: name to bytes."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.npy"))}
+
+
+def command(*words: Path | str) -> list[str]:
+    return [sys.executable, "-m", "fineweb_shards", *map(str, words)]
+
+
+def run_command(
+    *words: Path | str, stdin: bytes | None = None, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`fineweb-shards …`, as a user would run it."""
+    done = subprocess.run(
+        command(*words),
+        input=stdin if stdin is not None else b"",
+        capture_output=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        timeout=120,
+        check=False,
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -1,0 +1,81 @@
+"""Durability and the lock."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doubles import FailingCall
+
+from fineweb_shards.durable import FolderLock, is_locked, write_file
+from fineweb_shards.errors import DiskFullError, LockedError, OutputError
+
+
+def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure while writing leaves the old content."""
+    path = tmp_path / "file"
+    write_file(path, b"old", tmp_path)
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, FailingCall(getattr(os, name), failing=1))
+            with pytest.raises(OutputError):
+                write_file(path, b"new", tmp_path)
+        assert path.read_bytes() == b"old"
+    write_file(path, b"new", tmp_path)
+    assert path.read_bytes() == b"new"
+
+
+def test_data_is_synced_before_the_name_and_the_name_before_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsync of the file, rename, fsync of the folder: in that order."""
+    calls: list[str] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
+    write_file(tmp_path / "file", b"data", tmp_path)
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+def test_a_full_disk_has_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ENOSPC is told as a full disk."""
+    monkeypatch.setattr(os, "fsync", FailingCall(os.fsync, failing=1, code=errno.ENOSPC))
+    with pytest.raises(DiskFullError, match="no space"):
+        write_file(tmp_path / "file", b"data", tmp_path)
+
+
+def test_one_run_per_folder(tmp_path: Path) -> None:
+    """A second run is refused, with the first one's process number; afterwards the lock is free."""
+    with FolderLock(tmp_path):
+        assert is_locked(tmp_path)
+        with pytest.raises(LockedError, match=f"process {os.getpid()}"), FolderLock(tmp_path):
+            pass
+    assert not is_locked(tmp_path)
+    with FolderLock(tmp_path):
+        pass
+
+
+def test_the_lock_of_a_killed_run_is_free_at_once(tmp_path: Path) -> None:
+    """kill -9 leaves no lock behind."""
+    code = (
+        "import sys, time; from pathlib import Path; from fineweb_shards.durable import FolderLock\n"
+        "with FolderLock(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        assert is_locked(tmp_path)
+        process.kill()
+    with FolderLock(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    """A file where the folder should be is an error with the path."""
+    (tmp_path / "out").write_text("in the way")
+    with pytest.raises(OutputError, match="out"), FolderLock(tmp_path / "out"):
+        pass

@@ -1,0 +1,151 @@
+"""Cuts and seams: a text cut anywhere we cut has exactly the tokens of the whole."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fineweb_shards.tokenizers import cuts, encoder
+from fineweb_shards.tokenizers.ranks import load_ranks, token_bytes
+from fineweb_shards.tokenizers.seams import SeamMender
+
+ALPHABET = [*"ab'strelvmd 9!\n\r\t-=", "  ", "你", "，", "é", "\u0301", "\u3000", "\x85", "\u180e"]
+ALPHABET += ["\ufffd", "\0", "🙂", "'s", "'ll", " '", "aaaa", "    "]
+nasty = st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=60).map("".join)
+
+
+@cache
+def make_mender() -> SeamMender:
+    return SeamMender(reference.encode, token_bytes(load_ranks()))
+
+
+@pytest.fixture
+def mender() -> SeamMender:
+    return make_mender()
+
+
+def all_cuts(data: bytes) -> list[cuts.Cut]:
+    """Every place that find_cut could choose, not only the last one."""
+    found = []
+    for high in range(1, len(data)):
+        cut = cuts.find_cut(data, high - 1, high)
+        if cut is not None:
+            found.append(cut)
+    return found
+
+
+def check_all_cuts(text: str, mender: SeamMender) -> int:
+    data = text.encode()
+    whole = reference.encode(text)
+    for cut in (found := all_cuts(data)):
+        left = np.array(reference.encode(data[: cut.position].decode()), np.uint16)
+        right = np.array(reference.encode(data[cut.position :].decode()), np.uint16)
+        if cut.seam:
+            mend = mender.mend(left, right, left_is_whole=True)
+            joined = [*left[: len(left) - mend.left_tokens], *mend.middle, *right[mend.right_tokens :]]
+        else:
+            joined = [*left, *right]
+        assert [int(token) for token in joined] == whole, (text, cut)
+    return len(found)
+
+
+@given(nasty)
+def test_every_cut_keeps_the_tokens_of_nasty_texts(text: str) -> None:
+    """Whatever characters meet, cutting there and mending gives the tokens of one call."""
+    check_all_cuts(text, make_mender())
+
+
+@given(st.text(max_size=80))
+def test_every_cut_keeps_the_tokens_of_any_text(text: str) -> None:
+    """The same for arbitrary Unicode."""
+    check_all_cuts(text, make_mender())
+
+
+def test_every_cut_keeps_the_tokens_of_all_short_texts(mender: SeamMender) -> None:
+    """Exhaustive: all strings of five from the characters that the pattern cares about."""
+    seen = sum(
+        check_all_cuts("xy" + "".join(letters) + "yz", mender)
+        for letters in itertools.product("a's 7!\n", repeat=4)
+    )
+    assert seen > 5_000
+
+
+@pytest.mark.parametrize(
+    "period", ["a", "ab", "aab", "=", "-=", " ", "\n", " \n", "你", "你好", "，", "7", "'"]
+)
+def test_periodic_runs_are_mended(period: str, mender: SeamMender) -> None:
+    """In a run without any safe place the right half may be out of step to its very end."""
+    text = period * 700
+    chooser = random.Random(period)
+    data = text.encode()
+    found = [cut for cut in all_cuts(data) if cut.seam]
+    for cut in chooser.sample(found, min(40, len(found))):
+        left = np.array(reference.encode(data[: cut.position].decode()), np.uint16)
+        right = np.array(reference.encode(data[cut.position :].decode()), np.uint16)
+        mend = mender.mend(left, right, left_is_whole=True)
+        joined = [*left[: len(left) - mend.left_tokens], *mend.middle, *right[mend.right_tokens :]]
+        assert [int(token) for token in joined] == reference.encode(text)
+
+
+def test_white_space_is_what_tiktoken_takes_for_it() -> None:
+    """Our list of white space is tiktoken's `\\s`: two line ends in front of a character stay one token
+    exactly if the character is white space too (`\\s+(?!\\S)`)."""
+    two_line_ends = reference.encode("\n\n")
+    assert len(two_line_ends) == 1
+    points = [point for point in range(0x30000) if not 0xD800 <= point < 0xE000]
+    found = {chr(p) for p in points if reference.encode(f"\n\n{chr(p)}x")[:1] == two_line_ends}
+    assert found == cuts.WHITE_SPACE
+
+
+def test_english_is_always_cut_safely() -> None:
+    """In prose a safe place is near, so that no seam is ever needed."""
+    data = ("The quick brown fox doesn't jump over 13 lazy dogs, it walks.\n" * 50).encode()
+    for high in range(100, len(data) - 100, 37):
+        cut = cuts.find_cut(data, high - 64, high)
+        assert cut is not None
+        assert not cut.seam
+
+
+@pytest.mark.parametrize("junk", [b"\x80", b"\xff", b"\xe5\xa5", b"\xf0\x9f\x99", b"\xc3", b"a\x80"])
+def test_garbage_bytes_are_cut_where_decoding_does_not_change(junk: bytes) -> None:
+    """Invalid UTF-8 decodes to the same text in two halves as in one."""
+    data = junk * 60
+    places = all_cuts(data)
+    assert places
+    for cut in places:
+        halves = data[: cut.position].decode("utf-8", "replace") + data[cut.position :].decode(
+            "utf-8", "replace"
+        )
+        assert halves == data.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 5000,
+        "的一是不了" * 900,
+        " " * 3000 + "x",
+        "word " * 2000,
+        "''" * 2000,
+        "'s" * 2000,
+        "\n" * 4000 + "y",
+    ],
+)
+@pytest.mark.parametrize("passage_bytes", [300, 1000])
+def test_long_documents_are_encoded_in_passages(
+    text: str, passage_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document in many passages has exactly the tokens of one encode_ordinary call."""
+    import runs
+
+    monkeypatch.setattr(encoder, "PASSAGE_BYTES", passage_bytes)
+    tokens, offsets = runs.encoder("tiktoken").encode_documents(["before", text, "after"])
+    assert tokens[offsets[1] : offsets[2]].tolist() == reference.encode(text)
+    assert tokens[offsets[0] : offsets[1]].tolist() == reference.encode("before")

@@ -1,0 +1,178 @@
+"""Engines: every one of them is tiktoken, token for token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import runs
+from documents import HOSTILE, make_documents
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fineweb_shards.errors import ExactnessError, UsageError
+from fineweb_shards.tokenizers import ENGINES, resolve_engine
+from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
+from fineweb_shards.tokenizers.encoder import Encoder, replace_surrogates
+from fineweb_shards.tokenizers.selftest import check_engine, hostile_strings
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.types import Cursor, TextChunk
+
+NAMES = list(ENGINES)
+
+
+def encode_all(name: str, texts: list[str]) -> list[list[int]]:
+    tokens, offsets = runs.encoder(name).encode_documents(texts)
+    return [part.tolist() for part in np.split(tokens, offsets[1:-1])]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_engine_equals_the_reference(name: str) -> None:
+    """On prose, other scripts and hostile documents."""
+    texts = make_documents(300) + [text for text in hostile_strings() if text.isprintable()]
+    assert encode_all(name, texts) == [reference.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(texts=st.lists(st.text(max_size=40), min_size=1, max_size=8))
+def test_engine_equals_the_reference_on_any_text(name: str, texts: list[str]) -> None:
+    """On arbitrary Unicode."""
+    assert encode_all(name, texts) == [reference.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_code_point_in_context(name: str) -> None:
+    """Every character of the first plane, between letters, so that its class decides the pieces."""
+    texts = [
+        "".join(f"a{chr(point)}{chr(point)}b " for point in range(start, start + 256))
+        for start in range(0, 0x10000, 256)
+        if not 0xD800 <= start < 0xE000
+    ]
+    assert encode_all(name, texts) == [reference.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lone_surrogates_become_what_tiktoken_makes_of_them(name: str) -> None:
+    """A str from JSON may hold half a character; tiktoken replaces it."""
+    texts = ["a\ud800b", "\udfff", "\ud83d\ude00", "fine", "x\ud800\udc00\ud800"]
+    assert encode_all(name, texts) == [reference.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_million_spaces_before_a_letter(name: str) -> None:
+    """tiktoken panics on these (tiktoken#400); we give the tokens it would have: for this text they are
+    one token a space, the last one with the letter, as in shorter runs that tiktoken can do."""
+    short = reference.encode(" " * 5000 + "x")
+    assert short == [*reference.encode(" ") * 4999, *reference.encode(" x")]
+    text = " " * 1_100_000 + "x"
+    assert encode_all(name, [text]) == [[*reference.encode(" ") * 1_099_999, *reference.encode(" x")]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eot_is_never_made_from_text(name: str) -> None:
+    """A literal <|endoftext|> is ordinary text."""
+    (tokens,) = encode_all(name, ["<|endoftext|>"])
+    assert tokens == reference.encode("<|endoftext|>")
+    assert reference.EOT not in tokens
+
+
+class Wrong(Engine):
+    """An engine that gets one character wrong."""
+
+    name = "fastokens"
+
+    def __init__(self, bad: str) -> None:
+        self._bad = bad
+        self._right = TiktokenEngine()
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        return self._right.encode([text.replace(self._bad, "?") for text in texts])
+
+
+class Panic(BaseException):
+    """As pyo3 raises it for a panic in Rust."""
+
+
+class Panicking(Engine):
+    """An engine that can't do one document."""
+
+    name = "fastokens"
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        raise Panic("panicked")
+
+
+def test_self_test_finds_a_wrong_engine() -> None:
+    """One wrong character is enough to be refused, by its string."""
+    encoder = Encoder(Wrong("\u180e"), TiktokenEngine(), eot_first=True, seed=0)
+    with pytest.raises(ExactnessError, match="u180e"):
+        check_engine(encoder, "wrong", TiktokenEngine())
+
+
+def test_sample_finds_a_wrong_engine_and_names_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference during the run stops it, naming file and document."""
+    monkeypatch.setattr("fineweb_shards.tokenizers.encoder.SAMPLE_ONE_IN", 1)
+    encoder = Encoder(Wrong("q"), TiktokenEngine(), eot_first=True, seed=0)
+    chunk = TextChunk(["good", "a quick one"], Cursor(0, 7), None)
+    with pytest.raises(ExactnessError, match=r"document 2 of some\.parquet.*position 7.*a quick one"):
+        encoder.encode(chunk, "some.parquet")
+
+
+def test_sample_covers_documents_as_often_as_it_says() -> None:
+    """Over many chunks one document in SAMPLE_ONE_IN is chosen, whatever the chunk's size."""
+    import random
+
+    from fineweb_shards.tokenizers.encoder import SAMPLE_ONE_IN, _sample
+
+    for size in (1, 300, 5000):
+        chunks = 400_000 // size
+        chosen = sum(len(_sample(size, random.Random(i))) for i in range(chunks))
+        assert chosen == pytest.approx(chunks * size / SAMPLE_ONE_IN, rel=0.25)
+
+
+def test_long_documents_are_sampled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long document a passage is compared, and the right engine passes."""
+    monkeypatch.setattr("fineweb_shards.tokenizers.encoder.SAMPLE_ONE_IN", 1)
+    text = "Some prose with q in it. " * 4000
+    chunk = TextChunk([text], Cursor(0, 0), None)
+    runs.encoder("auto").encode(chunk, "right.txt")
+    with pytest.raises(ExactnessError):
+        Encoder(Wrong("q"), TiktokenEngine(), eot_first=True, seed=0).encode(chunk, "wrong.txt")
+
+
+def test_what_an_engine_cannot_encode_tiktoken_does() -> None:
+    """An exception of the engine, even a Rust panic, loses no document."""
+    encoder = Encoder(Panicking(), TiktokenEngine(), eot_first=True, seed=0)
+    tokens, offsets = encoder.encode_documents(HOSTILE)
+    found = [part.tolist() for part in np.split(tokens, offsets[1:-1])]
+    assert found == [reference.encode(text) for text in HOSTILE]
+
+
+def test_eot_on_either_side() -> None:
+    """EOT before each document, or after it; none where a document only goes on."""
+    texts = ["one", "", "two words"]
+    parts = [reference.encode(text) for text in texts]
+    eot = [reference.EOT]
+    reference_engine = TiktokenEngine()
+    first = Encoder(reference_engine, reference_engine, eot_first=True, seed=0)
+    last = Encoder(reference_engine, reference_engine, eot_first=False, seed=0)
+    whole = TextChunk(texts, Cursor(0, 0), None)
+    middle = TextChunk(texts, Cursor(0, 0), None, inside=True, unfinished=True)
+    assert first.encode(whole, "").tokens.tolist() == [*eot, *parts[0], *eot, *parts[1], *eot, *parts[2]]
+    assert last.encode(whole, "").tokens.tolist() == [*parts[0], *eot, *parts[1], *eot, *parts[2], *eot]
+    assert first.encode(middle, "").tokens.tolist() == [*parts[0], *eot, *parts[1], *eot, *parts[2]]
+    assert last.encode(middle, "").tokens.tolist() == [*parts[0], *eot, *parts[1], *eot, *parts[2]]
+
+
+def test_surrogates_are_replaced_as_tiktoken_does() -> None:
+    """The replacement is tiktoken's own expression."""
+    assert replace_surrogates("a\ud800b") == "a\ufffdb"
+    assert replace_surrogates("\ud83d\ude00") == "\U0001f600"
+
+
+def test_unknown_and_missing_engines_are_named() -> None:
+    """A misspelt engine is told with the names that exist."""
+    with pytest.raises(UsageError, match="nonsense") as error:
+        resolve_engine("nonsense")
+    assert "tiktoken" in error.value.hint
+    assert resolve_engine("auto").name == "fastokens"
