@@ -24,7 +24,6 @@ from fineweb_shards.progress import Progress
 from fineweb_shards.sources.files import check_same_files, files_to_json
 from fineweb_shards.stitcher import stitch
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Counts, EncodedBlock, ShardSlice, TokenBlock
 from fineweb_shards.units import show_count
 from fineweb_shards.writer import ShardWriter
@@ -82,7 +81,7 @@ def run(job: Job, manifest: Manifest, executor: LocalExecutor, progress: Progres
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
     encoded = executor.encode(job.source.batches(start), progress.say)
-    blocks = stitch(report_problems(encoded, progress.say), make_mender(TiktokenEngine()), start)
+    blocks = stitch(report_problems(encoded, progress.say), make_mender, start)
     return write_shards(job, manifest, pack(packer, blocks), progress)
 
 

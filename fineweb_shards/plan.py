@@ -6,6 +6,7 @@ else is estimated from a few batches spread over the files, and said to be.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,6 +66,11 @@ class Plan:
 
 def make_plan(job: Job, *, trial_seconds: float) -> Plan:
     """Look at the input. Without a trial (0 seconds) only a glance, as `build` does it."""
+    with contextlib.closing(job.source):
+        return _look(job, trial_seconds)
+
+
+def _look(job: Job, trial_seconds: float) -> Plan:
     sample = _take_sample(job, _SAMPLE_BYTES if trial_seconds else _QUICK_SAMPLE_BYTES)
     engine = job.engine() if trial_seconds else TiktokenEngine()
     measured = _measure(engine, sample.chunks, trial_seconds)

@@ -7,7 +7,7 @@ tokens from the last place where it can.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +17,13 @@ from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.types import Counts, Cursor, EncodedBlock, TokenBlock, Tokens
 
 
-def stitch(blocks: Iterable[EncodedBlock], mender: SeamMender, start: Cursor) -> Iterator[TokenBlock]:
-    """The token stream from `start` on."""
+def stitch(
+    blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender], start: Cursor
+) -> Iterator[TokenBlock]:
+    """The token stream from `start` on. Few streams have a seam, so the mender is only made when needed."""
     place = replace(start, skip_tokens=0)
     waiting = Counts()  # of blocks that a resume would read again: counted once the cursor passes them
-    for block in mend_seams(blocks, mender):
+    for block in mend_seams(blocks, get_mender):
         if block.start is not None:
             place = block.start
         begin, place = place, block.end or place.after(len(block.tokens))
@@ -30,7 +32,9 @@ def stitch(blocks: Iterable[EncodedBlock], mender: SeamMender, start: Cursor) ->
         yield TokenBlock(begin, place, block.tokens, counted)
 
 
-def mend_seams(blocks: Iterable[EncodedBlock], mender: SeamMender) -> Iterator[EncodedBlock]:
+def mend_seams(
+    blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender]
+) -> Iterator[EncodedBlock]:
     """The same stream with every torn token mended. Holds one block back, since the next may begin
     with a seam."""
     held: EncodedBlock | None = None
@@ -42,7 +46,7 @@ def mend_seams(blocks: Iterable[EncodedBlock], mender: SeamMender) -> Iterator[E
             continue
         assert held is not None, "a stream can't begin with a seam"
         left_start = _last_document_start(held.tokens)
-        mend = mender.mend(
+        mend = get_mender().mend(
             held.tokens[left_start:],
             block.tokens[: _first_document_end(block.tokens)],
             left_is_whole=left_start > 0 or not held.seam,

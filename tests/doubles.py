@@ -20,8 +20,11 @@ class InlineExecutor:
         self._encoder = encoder
 
     def encode(self, batches: Iterator[Batch], notify: Callable[[str], None]) -> Iterator[EncodedBlock]:
-        for batch in batches:
-            yield from encode_batch(self._source, self._encoder, batch)
+        try:
+            for batch in batches:
+                yield from encode_batch(self._source, self._encoder, batch)
+        finally:
+            self._source.close()
 
 
 class FailingCall:

@@ -20,6 +20,9 @@ from fineweb_shards.progress import Progress
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.types import Cursor
+
+START = Cursor(0, 0)
 
 
 @cache

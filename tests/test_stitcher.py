@@ -21,7 +21,7 @@ def encoded(text: str, *, eot: bool = False, **more: object) -> EncodedBlock:
 
 def stitched(*blocks: EncodedBlock) -> list[TokenBlock]:
     mender = SeamMender(reference.encode, token_bytes(load_ranks()))
-    return list(stitch(blocks, mender, Cursor(0, 0)))
+    return list(stitch(blocks, lambda: mender, Cursor(0, 0)))
 
 
 def test_a_run_cut_at_seams_is_the_run() -> None:

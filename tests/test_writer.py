@@ -51,10 +51,9 @@ def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: 
 
 
 def test_without_commit_nothing_is_left(folder: Path) -> None:
-    """An exception in the middle leaves neither a shard nor a temporary file."""
-    with pytest.raises(ZeroDivisionError), ShardWriter(folder, LAYOUT, 0, 6) as writer:
+    """A shard given up in the middle leaves neither a file nor a temporary one."""
+    with ShardWriter(folder, LAYOUT, 0, 6) as writer:
         writer.write(TOKENS, Counts())
-        raise ZeroDivisionError
     assert [path.name for path in folder.rglob("*")] == [WORK_FOLDER]
 
 

@@ -63,6 +63,10 @@ class Format(ABC):
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         """The documents of a batch."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files that were kept open for the next batch."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -95,6 +99,10 @@ class Source:
             return iter([TextChunk([], cursor, cursor, counts=counts, problems=(batch.problem,))])
         file = self.files[batch.file]
         return self.formats[file.format].chunks(file, batch)
+
+    def close(self) -> None:
+        for format_ in self.formats.values():
+            format_.close()
 
     @property
     def size_bytes(self) -> int:

@@ -28,6 +28,7 @@ _CHUNK_BYTES = 8 * 2**20
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _READ_BUFFER_BYTES = 2**20
 _LONG_CELL_BYTES = 4 * 2**20
+_CUT_WINDOW_BYTES = 64 * 1024
 
 
 class ParquetFormat(Format):
@@ -207,29 +208,34 @@ def _is_text(kind: Any) -> bool:
 
 def _split_column(column: Any) -> Iterator[TextChunk]:
     """A stretch of rows as chunks without cursors: one for all, or several where a cell is huge."""
-    if column.nbytes > _LONG_CELL_BYTES * 2:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
+        column = column.cast(pa.large_binary())
+    size_bytes = pc.sum(pc.binary_length(column)).as_py() or 0
+    if size_bytes > 2 * _LONG_CELL_BYTES:
         # Somewhere in it is a long cell, or many middling ones: row by row, without copying all.
         for row in range(len(column)):
             yield from _split_cell(column[row])
         return
-    nulls = column.null_count
-    try:
-        texts = column.to_pylist()
-    except UnicodeDecodeError:
-        texts = [cell.as_buffer().to_pybytes() if cell.is_valid else None for cell in column]
-    if texts and any(isinstance(text, bytes) for text in texts):
-        decoded = [decode_text(text) if isinstance(text, bytes) else (text, 0) for text in texts]
-        texts, replaced = [text for text, _ in decoded], sum(count for _, count in decoded)
-    else:
-        replaced = 0
-    if nulls:
-        texts = [text for text in texts if text is not None]
-    yield TextChunk(texts, None, None, counts=Counts(column.nbytes, nulls, replaced))
+    texts, replaced = _to_texts(column)
+    yield TextChunk(texts, None, None, counts=Counts(size_bytes, column.null_count, replaced))
+
+
+def _to_texts(column: Any) -> tuple[list[str], int]:
+    """The texts of a column that are not null, and how many characters had to be replaced."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        try:
+            texts = column.to_pylist()
+        except UnicodeDecodeError:  # some writers don't check
+            column = column.cast(pa.large_binary())
+        else:
+            return ([text for text in texts if text is not None] if column.null_count else texts), 0
+    decoded = [decode_text(data) for data in column.to_pylist() if data is not None]
+    return [text for text, _ in decoded], sum(replaced for _, replaced in decoded)
 
 
 def _split_cell(cell: Any) -> Iterator[TextChunk]:
-    if pa.types.is_dictionary(cell.type):
-        cell = cell.value
     if not cell.is_valid:
         yield TextChunk([], None, None, counts=Counts(skipped_documents=1))
         return
@@ -240,10 +246,10 @@ def _split_cell(cell: Any) -> Iterator[TextChunk]:
         if end + CONTEXT_BYTES >= len(data):
             end, next_seam, last = len(data), False, True
         else:
-            low = end - 65536
+            low = end - _CUT_WINDOW_BYTES
             window = bytes(data[low - CONTEXT_BYTES : end + CONTEXT_BYTES])
             cut = find_cut(window, CONTEXT_BYTES, len(window) - CONTEXT_BYTES)
-            assert cut is not None, "64 KiB always hold a place to cut"
+            assert cut is not None, "there is always a place to cut in a kilobyte"
             end, next_seam, last = low - CONTEXT_BYTES + cut.position, cut.seam, False
         text, replaced = decode_text(bytes(data[position:end]))
         yield TextChunk(

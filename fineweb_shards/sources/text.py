@@ -71,8 +71,11 @@ class BlankLine(Separator):
 
 class Literal(Separator):
     def __init__(self, text: str) -> None:
-        self._bytes = text.encode()
-        self.lookback = 2 * len(self._bytes)
+        # A line end in the separator is found in Windows files too: CRLF is read as LF.
+        parts = text.replace("\r\n", "\n").encode().split(b"\n")
+        self._pattern = re.compile(rb"\r?\n".join(re.escape(part) for part in parts))
+        self._longest = len(b"\r\n".join(parts))
+        self.lookback = 2 * self._longest
 
     def find_border(self, window: bytes) -> int | None:
         """The first occurrence that no other one overlaps from the left.
@@ -80,18 +83,17 @@ class Literal(Separator):
         In `-----` split at `--` it matters where one begins to count. An occurrence that none
         overlaps from the left is one for everybody.
         """
-        size = len(self._bytes)
-        previous = -size
-        place = window.find(self._bytes)
-        while place >= 0:
-            if place - previous >= size and place >= size:
-                return place + size
-            previous = place
-            place = window.find(self._bytes, place + 1)
+        reach = 0  # of the occurrences so far
+        match = self._pattern.search(window)
+        while match:
+            if match.start() >= max(reach, self._longest):
+                return match.end()
+            reach = match.end()
+            match = self._pattern.search(window, match.start() + 1)
         return None
 
     def split(self, data: bytes, inside: bool) -> list[bytes]:
-        return data.split(self._bytes)
+        return self._pattern.split(data)
 
 
 class WholeFile(Separator):
@@ -162,10 +164,14 @@ class TextFormat(Format):
         if batch.payload is not None:
             return batch.payload
         if self._view is None or self._view[0] != file.path:
-            if self._view is not None:
-                self._view[1].close()
+            self.close()
             self._view = (file.path, open_view(file))
         return self._view[1].read_at(batch.position, batch.end - batch.position)
+
+    def close(self) -> None:
+        if self._view is not None:
+            self._view[1].close()
+            self._view = None
 
     def find_separator(self, file: InputFile, view: ByteView) -> str:
         """The configured separator, or for `auto` what the first MiB shows."""

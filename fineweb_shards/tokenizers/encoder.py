@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -30,8 +31,10 @@ SAMPLE_ONE_IN = 1024
 SAMPLE_BYTES = 16 * 1024
 
 
-def make_mender(reference: TiktokenEngine) -> SeamMender:
-    return SeamMender(reference.encoding.encode_ordinary, token_bytes(load_ranks()))
+@cache
+def make_mender() -> SeamMender:
+    """The mender of this process; both it and tiktoken's tables are only ever read."""
+    return SeamMender(TiktokenEngine().encoding.encode_ordinary, token_bytes(load_ranks()))
 
 
 def replace_surrogates(text: str) -> str:
@@ -51,7 +54,6 @@ class Encoder:
     def __init__(self, engine: Engine, reference: TiktokenEngine, *, eot_first: bool, seed: int) -> None:
         self._engine = engine
         self._reference = reference
-        self._mender = make_mender(reference)
         self._eot_first = eot_first
         self._seed = seed
 
@@ -89,7 +91,7 @@ class Encoder:
                 joined.append(tokens)
                 whole = True
                 continue
-            mend = self._mender.mend(joined[-1], tokens, left_is_whole=whole)
+            mend = make_mender().mend(joined[-1], tokens, left_is_whole=whole)
             joined[-1] = joined[-1][: len(joined[-1]) - mend.left_tokens]
             joined.append(np.concatenate([mend.middle, tokens[mend.right_tokens :]]))
             whole = whole and len(joined[-2]) == 0

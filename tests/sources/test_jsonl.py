@@ -1,0 +1,75 @@
+"""JSON lines: every line an object with a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import reference
+import runs
+from documents import make_documents
+from inputs import write_jsonl
+
+from fineweb_shards.errors import BadFileError
+
+DOCUMENTS = make_documents(150, seed=5)
+
+
+@pytest.mark.parametrize("batch_bytes", [1024, 7777, 10**7])
+def test_documents_and_batches_of_any_size(tmp_path: Path, batch_bytes: int) -> None:
+    """The same documents whatever the batch."""
+    path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    runs.build_inline(tmp_path / "out", path, batch_bytes=batch_bytes, shard_tokens=4000)
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(DOCUMENTS), 4000)
+
+
+def test_what_json_allows(tmp_path: Path) -> None:
+    """CRLF, a byte order mark, empty lines, escapes, a lone surrogate, null, no line end at the end."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'\xef\xbb\xbf{"text": "one"}\r\n\r\n{"text": "t\\u0077o\\r\\n", "n": 1}\n  \n'
+        b'{"text": null}\n{"text": "half \\ud83d"}\n{"text": ""}\n{"text": "bad \xff byte"}'
+    )
+    manifest = runs.build_inline(tmp_path / "out", path)
+    expected = reference.stream(["one", "two\r\n", "half \ud83d", "", "bad \ufffd byte"])
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(expected, 10**9)
+    assert manifest.totals["skipped_documents"] == 1
+    assert manifest.totals["replaced_characters"] == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (b"{broken", "is no JSON"),
+        (b"[1]", "is a JSON list"),
+        (b'{"body": "x"}', "has no key 'text'; its keys are: body"),
+        (b'{"text": 5}', "'text' is a int"),
+        (b'{"text": ' + b"[" * 100_000 + b"}", "nested too deeply|is no JSON"),
+    ],
+)
+def test_bad_lines_are_named_or_skipped(tmp_path: Path, line: bytes, sentence: str) -> None:
+    """With the file and the byte where the line begins."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "one"}\n' + line + b'\n{"text": "two"}\n')
+    with pytest.raises(BadFileError, match=rf"a\.jsonl: the line at byte 16.*({sentence})"):
+        runs.build_inline(tmp_path / "out", path)
+    manifest = runs.build_inline(tmp_path / "out", path, on_bad_file="skip")
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one", "two"]), 10**9)
+    assert manifest.totals["bad_parts"] == 1
+
+
+def test_a_json_array_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """People have .json files with one array in them."""
+    path = tmp_path / "a.json"
+    path.write_text('[{"text": "one"}]')
+    with pytest.raises(BadFileError, match="JSON array") as error:
+        runs.build_inline(tmp_path / "out", path)
+    assert "jq" in error.value.hint
+
+
+def test_another_key(tmp_path: Path) -> None:
+    """--text-column names it."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"content": "one"}\n')
+    runs.build_inline(tmp_path / "out", path, text_column="content")
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one"]), 10**9)
