@@ -60,7 +60,6 @@ def build(job: Job, *, fresh: bool, same_source: bool, say: Say) -> Outcome:
                 finished = f"{len(manifest.shards):,} shards, {show_count(manifest.tokens)} tokens"
                 say(f"{'resuming':<10} {finished} are finished")
             check_disk(plan, manifest.tokens)
-            manifest.save(job.folder)
             with Progress(plan.extent.tokens, manifest.tokens) as progress:
                 result = run(job, manifest, executor, progress)
         return Outcome(
@@ -73,6 +72,7 @@ def build(job: Job, *, fresh: bool, same_source: bool, say: Say) -> Outcome:
 
 def run(job: Job, manifest: Manifest, executor: LocalExecutor, progress: Progress) -> Manifest:
     """All stages, from the ledger's cursor to the end of the stream."""
+    manifest.save(job.folder)  # first of all: from now on the folder is ours
     start = manifest.end
     limit = job.config.max_tokens
     packer = Packer(

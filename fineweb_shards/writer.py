@@ -39,15 +39,13 @@ class ShardWriter:
         self._syncer = ThreadPoolExecutor(1, "sync")
         self._syncing: Future[None] | None = None
         self._unsynced_bytes = 0
-        try:
-            self._file = open(self._temporary, "w+b", buffering=0)  # noqa: SIM115 - see __exit__
-        except OSError as error:
-            raise output_error(self._temporary, error) from error
-        header = layout.header(shard_tokens)
-        self._digest = hashlib.sha256(header)
-        self._put(header)
+        self._digest = hashlib.sha256()
 
     def __enter__(self) -> ShardWriter:
+        try:
+            self._file = open(self._temporary, "w+b", buffering=0)
+        except OSError as error:
+            raise output_error(self._temporary, error) from error
         return self
 
     def __exit__(
@@ -65,6 +63,10 @@ class ShardWriter:
         self.counts += counts
         if not len(tokens):
             return
+        if not self.tokens:
+            header = self._layout.header(self._expected_tokens)
+            self._digest.update(header)
+            self._put(header)
         data = np.ascontiguousarray(tokens, "<u2").data.cast("B")
         self._digest.update(data)
         self._put(data)

@@ -157,10 +157,9 @@ class LocalExecutor:
         for happened in connection.wait([*pipes, *deaths, *bells]):
             if isinstance(happened, connection.Connection) and happened in pipes:
                 self._receive(pipes[happened])
-            elif isinstance(happened, int):
+            elif isinstance(happened, int) and deaths[happened] in self._workers:  # not buried yet
                 worker = deaths[happened]
-                unread = worker.pipe in pipes and worker.pipe.poll()  # its last words come first
-                if worker in self._workers and not unread:
+                if worker.pipe not in pipes or not worker.pipe.poll():  # its last words come first
                     self._bury(worker)
 
     def _may_receive(self, worker: _Worker) -> bool:

@@ -1,0 +1,158 @@
+"""The one contract: the same source gives the same bytes, whatever else is different."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import reference
+import runs
+from documents import make_documents
+from doubles import InlineExecutor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inputs import write_gzip, write_jsonl, write_parquet, write_text, write_zstd
+
+from fineweb_shards.build import pack
+from fineweb_shards.executors.local import LocalExecutor
+from fineweb_shards.executors.worker import WorkerSpec
+from fineweb_shards.packer import Packer
+from fineweb_shards.sources.base import Source
+from fineweb_shards.stitcher import stitch
+from fineweb_shards.tokenizers.encoder import make_mender
+
+SHARD_SIZES = [1_000_000, 777_777, 10**9]
+SMALL_SHARD_SIZES = [10_000, 7_777, 10**9]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("engine", ["fastokens", "tiktoken"])
+def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, engine: str) -> None:
+    """Any number of workers, either engine, three batch sizes, three shard sizes: the reference's stream."""
+    documents = make_documents(600, seed=21)
+    for number in range(3):
+        write_parquet(tmp_path / f"{number}.parquet", documents[200 * number :][:200], 16)
+    whole = reference.stream(documents)
+    job = runs.job_of(tmp_path / "out", tmp_path)
+    with LocalExecutor(WorkerSpec(job.source, engine, eot_first=True, seed=0), workers, 10**6) as executor:
+        for batch_bytes in (1024, 10_000, 10**8):
+            source = _with_batches(job.source, batch_bytes)
+            encoded = list(executor.encode(source.batches(runs.START), lambda _: None))
+            blocks = list(stitch(encoded, make_mender, runs.START))
+            for shard_tokens in SMALL_SHARD_SIZES:
+                shards = [[]]
+                for part in pack(Packer(shard_tokens), blocks):
+                    shards[-1].append(part.tokens)
+                    if part.fills_shard:
+                        shards.append([])
+                found = [np.concatenate(parts) for parts in shards if parts]
+                cuts = range(shard_tokens, len(whole), shard_tokens)
+                assert all(map(np.array_equal, found, np.split(whole, cuts)))
+                assert len(found) == len(cuts) + 1
+
+
+def _with_batches(source: Source, batch_bytes: int) -> Source:
+    changed = dataclasses.replace(source.settings, batch_bytes=batch_bytes)
+    return Source(source.files, {n: type(f)(changed) for n, f in source.formats.items()}, changed)
+
+
+def test_the_real_corpus(corpus: Path, tmp_path: Path) -> None:
+    """Real documents, the real command: three shard sizes, every file as numpy.save writes it."""
+    files = sorted(corpus.glob("*.parquet"))
+    documents = [text for file in files for text in pq.read_table(file, columns=["text"])["text"].to_pylist()]
+    whole = reference.stream(documents)
+    for number, shard_tokens in enumerate(SHARD_SIZES):
+        out = tmp_path / str(number)
+        done = runs.run_command("build", "--input", corpus, "--out", out, "--shard-tokens", str(shard_tokens))
+        assert done.returncode == 0, done.stderr
+        expected = reference.digests(reference.shard_files(whole, shard_tokens))
+        assert reference.digests(runs.shards_in(out)) == expected
+        manifest = json.loads((out / "manifest.json").read_text())
+        assert {shard["name"]: shard["sha256"] for shard in manifest["shards"]} == expected
+        assert manifest["complete"]
+
+
+@pytest.mark.parametrize(
+    "form", ["parquet", "jsonl", "txt", "jsonl.gz", "txt.gz", "txt.zst", "stdin", "stdin jsonl"]
+)
+def test_the_same_documents_in_every_form(tmp_path: Path, form: str) -> None:
+    """Parquet, JSON lines, text, compressed and through a pipe, with the real command."""
+    documents = [text for text in make_documents(300, seed=22) if text and "<|endoftext|>" not in text]
+    text = write_text(tmp_path / "plain", documents).read_bytes()
+    lines = write_jsonl(tmp_path / "lines", documents).read_bytes()
+    path = tmp_path / f"input.{form}"
+    arguments, stdin = ["--input", str(path)], None
+    if form == "parquet":
+        write_parquet(path, documents, 50)
+    elif form.startswith("stdin"):
+        arguments, stdin = ["--input", "-"], text
+        if form.endswith("jsonl"):
+            arguments, stdin = ["--input", "-", "--format", "jsonl"], lines
+    else:
+        data = lines if form.startswith("jsonl") else text
+        writers = {"gz": write_gzip, "zst": write_zstd}
+        writers.get(form.rsplit(".")[-1], Path.write_bytes)(path, data)
+    out = tmp_path / "out"
+    done = runs.run_command(
+        "build", *arguments, "--out", out, "--shard-tokens", "9k", "--batch-bytes", "20k", stdin=stdin
+    )
+    assert done.returncode == 0, done.stderr
+    assert runs.shards_in(out) == reference.shard_files(reference.stream(documents), 9000)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.one_of(st.none(), st.text(max_size=200)), max_size=30),
+    st.integers(1, 12),
+    st.integers(1, 300),
+    st.sampled_from([1024, 5000]),
+)
+def test_any_documents(
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[str | None],
+    rows: int,
+    shard_tokens: int,
+    batch_bytes: int,
+) -> None:
+    """Whatever hypothesis makes up."""
+    folder = tmp_path_factory.mktemp("any")
+    texts = [None if text is None else text.encode("utf-8", "replace").decode() for text in documents]
+    path = write_parquet(folder / "a.parquet", texts, rows)
+    runs.build_inline(folder / "out", path, shard_tokens=shard_tokens, batch_bytes=batch_bytes)
+    expected = reference.stream([text for text in texts if text is not None])
+    assert runs.shards_in(folder / "out") == reference.shard_files(expected, shard_tokens)
+
+
+def test_documents_longer_than_three_shards_and_a_stream_that_ends_on_a_border(tmp_path: Path) -> None:
+    """No shard is skipped, and no empty file is left."""
+    documents = ["word " * 4000, "x", "的一是不了" * 3000]
+    whole = reference.stream(documents)
+    path = write_parquet(tmp_path / "a.parquet", documents)
+    for divisor in (1, 2, 3, 7):
+        if len(whole) % divisor == 0 or divisor == 7:
+            shard_tokens = len(whole) // divisor
+            out = tmp_path / f"out{divisor}"
+            runs.build_inline(out, path, shard_tokens=shard_tokens)
+            assert runs.shards_in(out) == reference.shard_files(whole, shard_tokens)
+            assert (len(runs.shards_in(out)) == divisor) == (len(whole) % divisor == 0)
+
+
+@pytest.mark.parametrize("limit", [1, 999, 1000, 1001, 2500, 10**9])
+def test_max_tokens_ends_the_stream_exactly_there(tmp_path: Path, limit: int) -> None:
+    """The shards are the reference's first tokens, and resuming a finished run does nothing."""
+    documents = make_documents(60, seed=23)
+    path = write_parquet(tmp_path / "a.parquet", documents)
+    whole = reference.stream(documents)[:limit]
+    for _ in range(2):
+        manifest = runs.build_inline(tmp_path / "out", path, shard_tokens=1000, max_tokens=limit)
+        assert runs.shards_in(tmp_path / "out") == reference.shard_files(whole, 1000)
+        assert manifest.tokens == len(whole)
+
+
+def test_inline_and_local_executors_do_the_same_work() -> None:
+    """The double used all over these tests calls the worker's own function."""
+    assert InlineExecutor.encode.__code__.co_names.count("encode_batch") == 1

@@ -1,0 +1,200 @@
+"""The supervisor: order, bounds, and workers that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import runs
+from documents import make_documents
+from inputs import write_parquet
+
+from fineweb_shards.errors import BadFileError, WorkerError
+from fineweb_shards.executors.local import LocalExecutor
+from fineweb_shards.executors.worker import WorkerSpec
+from fineweb_shards.sources.base import InputFile, Source
+from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.types import Batch, EncodedBlock, TextChunk
+
+DOCUMENTS = make_documents(400, seed=11)
+WINDOW = 10**6
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
+    return runs.job_of(tmp_path / "out", path, batch_bytes=1024).source
+
+
+def spec_of(source: Source) -> WorkerSpec:
+    return WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
+
+
+def ignore(message: str) -> None:
+    pass
+
+
+def tokens_of(blocks: list[EncodedBlock]) -> list[int]:
+    return np.concatenate([block.tokens for block in blocks]).tolist()  # type: ignore[no-any-return]
+
+
+EXPECTED = reference.stream(DOCUMENTS).tolist()
+
+
+def test_blocks_come_in_order(source: Source) -> None:
+    """Three workers finish in any order; the stream is the reference's. And again with the same workers."""
+    with LocalExecutor(spec_of(source), 3, WINDOW) as executor:
+        for _ in range(2):
+            assert tokens_of(list(executor.encode(source.batches(runs.START), ignore))) == EXPECTED
+
+
+def test_every_worker_killed_in_turn(source: Source) -> None:
+    """The run goes on with the same tokens, and says what happened."""
+    said: list[str] = []
+    blocks = []
+    with LocalExecutor(spec_of(source), 2, WINDOW) as executor:
+        for number, block in enumerate(executor.encode(source.batches(runs.START), said.append)):
+            blocks.append(block)
+            if number in (3, 9, 15, 21):
+                worker = executor._workers[number // 6 % 2]
+                os.kill(worker.process.pid or 0, signal.SIGKILL)
+    assert tokens_of(blocks) == EXPECTED
+    # A kill is noticed at the latest when the worker's answer is missing; the last may come too late.
+    assert len(said) >= 3
+    assert all("killed by signal 9; replaced" in line for line in said)
+
+
+def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
+    """Before they are ready and in the middle of the work."""
+    blocks = []
+    with LocalExecutor(spec_of(source), 2, WINDOW) as executor:
+        os.kill(executor._workers[0].process.pid or 0, signal.SIGKILL)
+        for number, block in enumerate(executor.encode(source.batches(runs.START), ignore)):
+            blocks.append(block)
+            if number == 5:
+                for worker in executor._workers:
+                    os.kill(worker.process.pid or 0, signal.SIGKILL)
+    assert tokens_of(blocks) == EXPECTED
+
+
+class Deadly(ParquetFormat):
+    """Kills the worker that reads a certain row group."""
+
+    def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
+        if batch.position == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().chunks(file, batch)
+
+
+class Raising(ParquetFormat):
+    """Has a bug."""
+
+    def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
+        if batch.position == 20:
+            raise ZeroDivisionError("a bug")
+        return super().chunks(file, batch)
+
+
+def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Source) -> None:
+    """After three deaths, and only after everything in front of it has come out."""
+    deadly = Source(source.files, {**source.formats, "parquet": Deadly(source.settings)}, source.settings)
+    blocks = []
+    with LocalExecutor(spec_of(deadly), 2, WINDOW) as executor:
+        stream = executor.encode(deadly.batches(runs.START), ignore)
+        with pytest.raises(WorkerError, match=r"a\.parquet: the batch at position 20 ended 3 workers"):
+            blocks.extend(stream)
+    assert tokens_of(blocks) == reference.stream(DOCUMENTS[:200]).tolist()
+
+
+def test_a_bug_in_a_worker_is_told_with_its_traceback(source: Source) -> None:
+    """It is an error of ours, not of the user."""
+    buggy = Source(source.files, {**source.formats, "parquet": Raising(source.settings)}, source.settings)
+    with LocalExecutor(spec_of(buggy), 1, WINDOW) as executor:
+        stream = executor.encode(buggy.batches(runs.START), ignore)
+        with pytest.raises(Exception, match=r"(?s)position 20: ZeroDivisionError: a bug.*Traceback"):
+            list(stream)
+
+
+def test_an_error_of_the_listing_comes_in_its_turn(source: Source) -> None:
+    """Batches listed before it are finished first."""
+
+    def failing() -> Iterator[Batch]:
+        for number, batch in enumerate(source.batches(runs.START)):
+            if number == 12:
+                raise BadFileError("b.parquet: broken.")
+            yield batch
+
+    blocks = []
+    with LocalExecutor(spec_of(source), 2, WINDOW) as executor:
+        stream = executor.encode(failing(), ignore)
+        with pytest.raises(BadFileError, match="broken"):
+            blocks.extend(stream)
+    assert len(blocks) == 12
+
+
+def test_what_is_in_flight_is_bounded_in_bytes(source: Source) -> None:
+    """However slow the consumer and however many the workers, never more than the window and one batch."""
+    batches = list(source.batches(runs.START))
+    largest = max(batch.size_bytes for batch in batches)
+    window = 3 * largest
+    with LocalExecutor(spec_of(source), 3, window) as executor:
+        for number, _ in enumerate(executor.encode(iter(batches), ignore)):
+            in_flight = sum(task.batch.size_bytes for task in executor._tasks)
+            assert in_flight <= window + largest
+            if number < 3:
+                time.sleep(0.2)  # give workers every chance to run ahead
+
+
+def test_no_orphans(tmp_path: Path, source: Source) -> None:
+    """After kill -9 of the parent every worker ends."""
+    code = textwrap.dedent(
+        """
+        import sys
+        sys.path[:0] = sys.argv[3:]
+        import runs
+        from pathlib import Path
+        from fineweb_shards.executors.local import LocalExecutor
+        from fineweb_shards.executors.worker import WorkerSpec
+
+        if __name__ == "__main__":
+            source = runs.job_of(Path(sys.argv[2]), sys.argv[1], batch_bytes=1024).source
+            with LocalExecutor(WorkerSpec(source, "tiktoken", True, 0), 2, 10**6) as executor:
+                for _ in executor.encode(source.batches(runs.START), print):
+                    print(*[worker.process.pid for worker in executor._workers], flush=True)
+                    sys.stdin.readline()
+        """
+    )
+    script = tmp_path / "parent.py"
+    script.write_text(code)
+    arguments = [
+        sys.executable,
+        str(script),
+        source.files[0].path,
+        str(tmp_path / "o"),
+        str(Path(runs.__file__).parent),
+    ]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        assert len(workers) == 2
+        parent.kill()
+    deadline = time.monotonic() + 30  # it takes milliseconds; the promise of 2 s is measured in soak
+    while any(is_running(pid) for pid in workers):
+        assert time.monotonic() < deadline, "workers outlive their parent"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

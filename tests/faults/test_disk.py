@@ -1,0 +1,85 @@
+"""A full or failing disk: a clear sentence, everything finished kept, and the same bytes afterwards."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import io
+import os
+from pathlib import Path
+
+import pytest
+import reference
+import runs
+from documents import make_documents
+from doubles import FailingCall
+from inputs import write_parquet
+
+from fineweb_shards import writer
+from fineweb_shards.errors import DiskFullError, OutputError
+from fineweb_shards.plan import check_disk, make_plan
+
+DOCUMENTS = make_documents(40, seed=41)
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk that is full after so many writes."""
+
+    writes_left = 0
+
+    def write(self, data: object) -> int:  # type: ignore[override]
+        if FullDisk.writes_left == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        FullDisk.writes_left -= 1
+        return super().write(data)  # type: ignore[arg-type]
+
+
+def open_full(path: Path, mode: str, **more: object) -> object:
+    return FullDisk(path, "w+") if mode == "w+b" else builtins.open(path, mode)
+
+
+def test_a_disk_that_is_full_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it fills up, finished shards stay, and the next run with space completes."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
+    expected = reference.shard_files(reference.stream(DOCUMENTS), 2000)
+    out = tmp_path / "out"
+    failures = 0
+    for writes in range(0, 40, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "open", open_full, raising=False)
+            FullDisk.writes_left = writes
+            enough = False
+            with contextlib.suppress(DiskFullError):
+                enough = runs.build_inline(out, path, shard_tokens=2000, batch_bytes=2048).complete
+            failures += not enough
+        assert runs.shards_in(out).items() <= expected.items()
+        assert not (out / ".fineweb-shards" / "shard.tmp").exists()
+    assert failures > 3
+    runs.build_inline(out, path, shard_tokens=2000)
+    assert runs.shards_in(out) == expected
+
+
+@pytest.mark.parametrize("failing", range(1, 12))
+def test_an_fsync_error_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    """Never retried as if nothing had happened; a new run makes it good."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        double = FailingCall(os.fsync, failing)
+        patch.setattr(os, "fsync", double)
+        with pytest.raises(OutputError, match="Input/output error"):
+            runs.build_inline(out, path, shard_tokens=2000)
+        assert double.calls == failing
+    runs.build_inline(out, path, shard_tokens=2000)
+    assert runs.shards_in(out) == reference.shard_files(reference.stream(DOCUMENTS), 2000)
+
+
+def test_what_the_disk_cannot_hold_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence says how much is missing."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS)
+    monkeypatch.setattr("fineweb_shards.plan.free_disk_bytes", lambda folder: 1000)
+    plan = make_plan(runs.job_of(tmp_path / "out", path), trial_seconds=0)
+    with pytest.raises(DiskFullError, match="are missing"):
+        check_disk(plan, 0)
+    check_disk(plan, plan.extent.tokens or 0)

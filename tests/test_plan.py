@@ -1,0 +1,78 @@
+"""`plan`: what it says is what happens, and estimates say that they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import reference
+import runs
+from documents import make_documents
+from inputs import write_gzip, write_jsonl, write_parquet, write_text
+
+from fineweb_shards.plan import make_plan, plan_lines
+
+DOCUMENTS = [text for text in make_documents(400, seed=61) if text and "<|endoftext|>" not in text]
+TOKENS = len(reference.stream(DOCUMENTS))
+
+
+def plan_of(tmp_path: Path, path: Path, **settings: object):  # type: ignore[no-untyped-def]
+    return make_plan(runs.job_of(tmp_path / "out", path, **settings), trial_seconds=0.01)
+
+
+def test_token_count_makes_it_exact(tmp_path: Path) -> None:
+    """FineWeb's column is summed up; EOTs are added."""
+    counts = [len(reference.encode(text)) for text in DOCUMENTS]
+    pq.write_table(pa.table({"text": DOCUMENTS, "token_count": counts}), tmp_path / "a.parquet")
+    plan = plan_of(tmp_path, tmp_path / "a.parquet", shard_tokens=1000)
+    assert plan.extent.exact
+    assert plan.extent.tokens == TOKENS
+    assert plan.extent.documents == len(DOCUMENTS)
+    assert plan.shards == -(-TOKENS // 1000)
+    assert plan.output_bytes == 2 * TOKENS
+    assert "exact, from token_count" in "\n".join(plan_lines(plan))
+    limited = plan_of(tmp_path, tmp_path / "a.parquet", max_tokens=2500, shard_tokens=1000)
+    assert (limited.extent.tokens, limited.shards) == (2500, 3)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "txt", "txt.gz"])
+def test_estimates_are_near_and_said_to_be_estimates(tmp_path: Path, form: str) -> None:
+    """Within a quarter on a small file."""
+    path = tmp_path / f"a.{form}"
+    if form == "txt.gz":
+        write_gzip(path, write_text(tmp_path / "plain", DOCUMENTS).read_bytes())
+    else:
+        {"parquet": write_parquet, "jsonl": write_jsonl, "txt": write_text}[form](path, DOCUMENTS)
+    plan = plan_of(tmp_path, path)
+    assert plan.extent.tokens == pytest.approx(TOKENS, rel=0.25)
+    assert plan.extent.documents == pytest.approx(len(DOCUMENTS), rel=0.25)
+    assert not plan.extent.exact
+    assert "an estimate" in "\n".join(plan_lines(plan))
+
+
+def test_it_shows_what_the_issue_of_a_run_depends_on(tmp_path: Path) -> None:
+    """Separator, engine, workers, disk, memory, time and the first words of three documents."""
+    path = write_text(tmp_path / "a.txt", ["First \x1b[31mdocument", "Second one", "Third one", "Fourth"])
+    text = "\n".join(plan_lines(plan_of(tmp_path, path, workers=1)))
+    assert "'<|endoftext|>'" in text
+    assert "fastokens" in text
+    assert "1 worker," in text
+    assert "free" in text
+    assert "memory budget" in text
+    assert "document 1 First ·[31mdocument" in text
+    assert "document 3 Third one" in text
+    assert "Fourth" not in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bad_file_is_told_before_the_run(tmp_path: Path) -> None:
+    """Instead of in the middle of the night."""
+    from fineweb_shards.errors import BadFileError
+
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"no parquet")
+    with pytest.raises(BadFileError, match=r"a\.parquet"):
+        plan_of(tmp_path, path)
+    assert plan_of(tmp_path, path, on_bad_file="skip").extent.documents == 0

@@ -1,0 +1,104 @@
+"""`verify` finds every damage and names the file."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import runs
+from documents import make_documents
+from inputs import write_parquet
+
+from fineweb_shards.errors import OutputError
+from fineweb_shards.verify import verify_folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    path = write_parquet(folder / "a.parquet", make_documents(60, seed=51))
+    runs.build_inline(folder / "out", path, shard_tokens=3000)
+    return folder / "out"
+
+
+@pytest.fixture
+def out(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_good_shards_have_no_damage(out: Path) -> None:
+    """And every one of them was looked at."""
+    seen: list[str] = []
+    verdict = verify_folder(out, lambda record: seen.append(record.name))
+    assert verdict.damages == []
+    assert sorted(seen) == sorted(runs.shards_in(out))
+
+
+def test_every_single_flipped_bit_is_found(out: Path) -> None:
+    """In the header, in the first and the last token, and at random places."""
+    chooser = random.Random(5)
+    names = sorted(runs.shards_in(out))
+    for number in range(60):
+        path = out / chooser.choice(names)
+        data = bytearray(path.read_bytes())
+        place = [0, 127, 128, len(data) - 1, chooser.randrange(len(data))][min(number, 4)]
+        data[place] ^= 1 << chooser.randrange(8)
+        good = path.read_bytes()
+        path.write_bytes(data)
+        damages = verify_folder(out).damages
+        path.write_bytes(good)
+        assert len(damages) == 1
+        assert damages[0].startswith(path.name)
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, -1, -2])
+def test_every_truncation_is_found(out: Path, size: int) -> None:
+    """However little is missing."""
+    path = out / "edufineweb_train_000001.npy"
+    path.write_bytes(path.read_bytes()[:size])
+    (damage,) = verify_folder(out).damages
+    assert damage.startswith("edufineweb_train_000001.npy: ")
+
+
+def test_missing_extra_and_renamed_files_are_found(out: Path) -> None:
+    """A loader would trip over each of them."""
+    (out / "edufineweb_train_000001.npy").rename(out / "edufineweb_train_000777.npy")
+    damages = verify_folder(out).damages
+    assert damages[0] == "edufineweb_train_000001.npy: missing"
+    assert damages[1].startswith("edufineweb_train_000777.npy: not in the manifest")
+
+
+@pytest.mark.parametrize("field", ["tokens", "documents", "bytes", "sha256", "name"])
+def test_a_doctored_manifest_is_found(out: Path, field: str) -> None:
+    """Every field of a record is checked."""
+    path = out / "manifest.json"
+    data = json.loads(path.read_text())
+    record = data["shards"][1]
+    record[field] = "edufineweb_val_000000.npy" if field == "name" else "0" * 64 if field == "sha256" else 7
+    path.write_text(json.dumps(data))
+    assert verify_folder(out).damages
+
+
+def test_a_token_outside_the_vocabulary_is_found(out: Path) -> None:
+    """Even where the hash is right."""
+    import hashlib
+
+    path = out / "edufineweb_train_000001.npy"
+    data = bytearray(path.read_bytes())
+    data[200:202] = b"\xff\xff"
+    path.write_bytes(data)
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["shards"][1]["sha256"] = hashlib.sha256(data).hexdigest()
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    (damage,) = verify_folder(out).damages
+    assert "65535 is outside the vocabulary" in damage
+
+
+def test_a_folder_without_manifest_is_told(tmp_path: Path) -> None:
+    """With the next step."""
+    with pytest.raises(OutputError, match=r"no manifest\.json"):
+        verify_folder(tmp_path)
