@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from fineweb_shards import __version__
 from fineweb_shards.config import Config, load_config, parse_value
 from fineweb_shards.errors import DamageError, Interrupted, ShardError, UsageError
+from fineweb_shards.terminal import printable
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,9 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"resume with: fineweb-shards {shlex.join(words)}", file=sys.stderr)
         return stop.exit_code
     except ShardError as error:
-        print(f"fineweb-shards: {error.message}", file=sys.stderr)
+        print(f"fineweb-shards: {printable(error.message)}", file=sys.stderr)
         if error.hint:
-            print(f"  {error.hint}", file=sys.stderr)
+            print(f"  {printable(error.hint)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `fineweb-shards … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -157,7 +158,7 @@ def check_folder(folder: Path) -> Any:
 
     verdict = verify_folder(folder)
     for damage in verdict.damages:
-        print(damage, file=sys.stderr)
+        print(printable(damage), file=sys.stderr)
     if verdict.damages:
         raise DamageError(f"{folder}: {len(verdict.damages)} damaged files.")
     return verdict.manifest
@@ -182,4 +183,4 @@ def catch_signals() -> None:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)

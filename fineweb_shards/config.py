@@ -109,11 +109,16 @@ class Config:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {least}.")
-        if not 0 < len(self.separator.encode()) <= 256:
+        if not 0 < len(self.separator) <= 64 or _is_broken(self.separator):
             raise UsageError(
-                f"--separator {self.separator!r}: must have 1 to 256 bytes.",
+                f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",
                 "Use blank, line, none, or a string that stands between documents.",
             )
+
+
+def _is_broken(text: str) -> bool:
+    """Whether the shell passed bytes that are no UTF-8."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:

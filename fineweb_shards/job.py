@@ -13,6 +13,7 @@ from fineweb_shards.config import Config
 from fineweb_shards.guard import Budget, plan_budget
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
+from fineweb_shards.manifest import FILE_NAME
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import ReadSettings, Source
 from fineweb_shards.sources.files import find_files
@@ -53,5 +54,11 @@ def make_job(config: Config) -> Job:
         skip_bad=config.on_bad_file == "skip",
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
-    source = open_source(find_files(config.input, config.format), settings)
-    return Job(config, Path(config.out).expanduser(), layout, engine, source, budget)
+    folder = Path(config.out).expanduser()
+
+    def is_output(path: Path) -> bool:
+        ours = path.name == FILE_NAME or layout.owns(path.name)
+        return ours and path.parent.resolve() == folder.resolve()
+
+    source = open_source(find_files(config.input, config.format, is_output), settings)
+    return Job(config, folder, layout, engine, source, budget)

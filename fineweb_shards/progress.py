@@ -8,6 +8,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from fineweb_shards.terminal import printable
 from fineweb_shards.units import show_count, show_seconds
 
 _LINE_EVERY_SECONDS = 60.0
@@ -58,6 +59,7 @@ class Progress:
 
     def say(self, message: str) -> None:
         """A line of its own, above the bar."""
+        message = printable(message)
         if self._bar is not None:
             self._bar.write(message, file=sys.stderr)
         else:

@@ -46,15 +46,17 @@ def mend_seams(
             continue
         assert held is not None, "a stream can't begin with a seam"
         left_start = _last_document_start(held.tokens)
+        whole = left_start > 0 or not held.seam  # the left side begins where a piece begins
         mend = get_mender().mend(
             held.tokens[left_start:],
             block.tokens[: _first_document_end(block.tokens)],
-            left_is_whole=left_start > 0 or not held.seam,
+            left_is_whole=whole,
         )
         keep = len(held.tokens) - mend.left_tokens
+        whole = whole and keep == left_start
         yield replace(held, tokens=held.tokens[:keep], end=None)
         joined = np.concatenate([mend.middle, block.tokens[mend.right_tokens :]])
-        held = replace(block, tokens=joined, start=None, seam=keep > 0 or held.seam)
+        held = replace(block, tokens=joined, start=None, seam=not whole)
     if held is not None:
         yield held
 

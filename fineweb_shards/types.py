@@ -65,6 +65,7 @@ class Batch:
     rows: tuple[int, int] | None = None  # in parquet: only these rows of a large row group
     separator: str = ""  # in text: what stands between documents, where it was found by looking
     payload: bytes | None = None
+    broken_off: bool = False  # a damaged stream ends here: the last document is not whole
     problem: str | None = None  # the source left something out before this place: for log and counts
 
 

@@ -95,7 +95,7 @@ class LocalExecutor:
         producer = Producer(batches, ahead=2 * self._count)
         try:
             while True:
-                self._dispatch(producer)
+                hungry = self._dispatch(producer)
                 if self._tasks and (self._tasks[0].blocks or self._tasks[0].done):
                     yield from self._take_first()
                 elif not self._tasks and producer.ended:
@@ -103,7 +103,7 @@ class LocalExecutor:
                         raise producer.failure
                     return
                 else:
-                    self._wait(producer)
+                    self._wait([producer.wakeup] if hungry else [])
         finally:
             producer.stop()
 
@@ -118,20 +118,21 @@ class LocalExecutor:
             if task.error is not None:
                 raise task.error
 
-    def _dispatch(self, producer: Producer) -> None:
-        """Give work to every worker that has room for it."""
+    def _dispatch(self, producer: Producer) -> bool:
+        """Give work to every worker that has room for it; whether only a batch to give was missing."""
         while (worker := self._idlest()) is not None:
             if self._again:
                 self._assign(worker, self._again.popleft())
                 continue
             if producer.ended or not self._window_has_room():
-                return
+                return False
             batch = producer.take()
             if batch is None:
-                return
+                return not producer.ended
             task = _Task(batch)
             self._tasks.append(task)
             self._assign(worker, task)
+        return False
 
     def _idlest(self) -> _Worker | None:
         ready = [worker for worker in self._workers if worker.ready]
@@ -149,11 +150,10 @@ class LocalExecutor:
         except OSError:  # it has died; _wait will find out and see to the task
             return
 
-    def _wait(self, producer: Producer) -> None:
-        """Until something happens, then see to it."""
+    def _wait(self, bells: list[connection.Connection]) -> None:
+        """Until something happens, then see to it. A bell only has to end the wait."""
         pipes = {worker.pipe: worker for worker in self._workers if self._may_receive(worker)}
         deaths = {worker.process.sentinel: worker for worker in self._workers}
-        bells = [] if producer.ended else [producer.wakeup]
         for happened in connection.wait([*pipes, *deaths, *bells]):
             if isinstance(happened, connection.Connection) and happened in pipes:
                 self._receive(pipes[happened])

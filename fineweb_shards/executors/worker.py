@@ -99,7 +99,7 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
             send(pipe, Done())
         except ShardError as error:
             send(pipe, Failed(error))
-        except OSError:
+        except (BrokenPipeError, ConnectionResetError):
             return  # the parent is gone
         except Exception as error:
             send(pipe, Failed(_unexpected(spec, batch, error)))

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import os
 import sysconfig
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,19 @@ _SAMPLE_BYTES = 64 * 1024
 _SAMPLES = 8
 
 
-def find_files(inputs: tuple[str, ...], format_name: str) -> tuple[InputFile, ...]:
-    """All files that the inputs name, in the order they will be read."""
+def find_files(
+    inputs: tuple[str, ...], format_name: str, is_output: Callable[[Path], bool] = lambda path: False
+) -> tuple[InputFile, ...]:
+    """All files that the inputs name, in the order they will be read.
+
+    Our own output is never input: somebody may have put it into the input's folder.
+    """
     if not inputs:
         raise InputError("There is no input.", "Name a file, a folder or a glob with --input, or a config.")
-    found = [pair for text in inputs for pair in _expand(text, format_name)]
+    pairs = [pair for text in inputs for pair in _expand(text, format_name)]
+    found = [(path, name) for path, name in pairs if not is_output(Path(path))]
+    if not found:
+        raise InputError(f"--input {inputs[0]}: holds only our own output.", "Check --input and --out.")
     return tuple(_describe(index, path, name, format_name) for index, (path, name) in enumerate(found))
 
 

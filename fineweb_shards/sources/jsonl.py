@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, decode_text
 from fineweb_shards.sources.stream import FileView, StreamView, open_view
-from fineweb_shards.sources.text import Range, TextFormat, batches_of
+from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 # Longer lines would have to be parsed in pieces; such a document belongs in a text file.
-MAX_LINE_BYTES = 256 * 2**20
+MAX_LINE_BYTES = 64 * 2**20
 _WINDOW_BYTES = 64 * 1024
+
+
+class _Number:
+    """A whole number that nobody asks for."""
+
+    def __init__(self, digits: str) -> None: ...
 
 
 class JsonLinesFormat(TextFormat):
@@ -26,6 +32,7 @@ class JsonLinesFormat(TextFormat):
                     f"{file.path}: this is one JSON array, not JSON lines.",
                     f"Convert it first: jq -c '.[]' {file.path} > converted.jsonl",
                 )
+            go_to(file, view, position)
             yield from batches_of(file, view, self._ranges(file, view, position), "")
         finally:
             view.close()
@@ -54,7 +61,12 @@ class JsonLinesFormat(TextFormat):
         counts = Counts(len(data))
         problems: list[str] = []
         offset = batch.position
-        for line in data.split(b"\n"):
+        lines = data.split(b"\n")
+        if batch.broken_off:
+            lines.pop()
+        if batch.position == 0:
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+        for line in lines:
             try:
                 if line.strip():  # an empty line is no row
                     text, replaced = self._parse_line(file, line, offset)
@@ -80,7 +92,8 @@ class JsonLinesFormat(TextFormat):
         place = f"{file.path}: the line at byte {offset:,}"
         source, replaced = decode_text(line)
         try:
-            row = json.loads(source.removeprefix("\ufeff") if offset == 0 else source)
+            # Whole numbers are not looked at: Python refuses very long ones.
+            row = json.loads(source, parse_int=_Number)
         except ValueError as error:
             raise BadFileError(f"{place} is no JSON: {error}.") from error
         except RecursionError as error:
@@ -95,5 +108,7 @@ class JsonLinesFormat(TextFormat):
             )
         text = row[column]
         if text is not None and not isinstance(text, str):
-            raise BadFileError(f"{place}: {column!r} is a {type(text).__name__}, not a text.")
+            raise BadFileError(
+                f"{place}: {column!r} is not a text but a {type(text).__name__.strip('_').lower()}."
+            )
         return text, replaced

@@ -21,9 +21,10 @@ from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
-# A chunk of a row group: small enough that several fit a worker's share of memory. It is not a
-# setting, because where a damaged row group breaks off must not depend on one.
-_CHUNK_ROWS = 512
+# Rows are decoded a stretch at a time and encoded a chunk at a time: both small enough for a worker's
+# share of memory, whatever the row groups are like.
+_STRETCH_ROWS = 128
+_STRETCH_BYTES = 512 * 1024
 _CHUNK_BYTES = 8 * 2**20
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _READ_BUFFER_BYTES = 2**20
@@ -121,20 +122,22 @@ class ParquetFormat(Format):
 
     def text_column_index(self, file: InputFile, metadata: Any) -> int:
         """Where the text column is; an error that names the columns where there is none."""
-        names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        schema = self.open(file).schema_arrow
         wanted = self.settings.text_column
-        if wanted not in names:
+        if schema.names.count(wanted) != 1:
+            found = "two columns" if wanted in schema.names else "no column"
             raise BadFileError(
-                f"{file.path}: there is no column {wanted!r}; the columns are: {', '.join(names)}.",
+                f"{file.path}: there is {found} {wanted!r}; the columns are: {', '.join(schema.names)}.",
                 "Name the one with the text: --text-column.",
             )
-        kind = self.open(file).schema_arrow.field(wanted).type
+        kind = schema.field(wanted).type
         if not _is_text(kind):
             raise BadFileError(
                 f"{file.path}: column {wanted!r} holds {kind}, not text.",
                 "Name the column with the text: --text-column.",
             )
-        return names.index(wanted)
+        paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        return paths.index(wanted)
 
     def sum_column(self, file: InputFile, name: str) -> int | None:
         """The sum of a whole-number column over the file, or None where there is no such column."""
@@ -153,13 +156,16 @@ class ParquetFormat(Format):
         A row group can only be read from its start. So the place reached is kept for the next stripe:
         every worker reads a large row group once, whichever stripes it gets.
         """
+        opened = self.open(file)  # drops the reader of another file
         first, end = rows or (0, self._group_rows(file, group))
         if self._rows is None or self._rows.group != group or self._rows.next_row > first:
-            self._rows = _RowReader(self.open(file), group, self.settings.text_column)
+            self._rows = _RowReader(opened, group, self.settings.text_column)
         try:
             yield from self._rows.read(first, end)
         except (OSError, pa.ArrowException) as error:
-            self._rows = None
+            broken_row, self._rows = self._rows.next_row, None
+            if broken_row < first:
+                return  # the stripe in which it breaks reports it
             raise BadFileError(
                 f"{file.path}: row group {group} can't be read: {_first_line(error)}."
             ) from error
@@ -173,7 +179,10 @@ class _RowReader:
         self.next_row = 0
         self._rest: Any = None  # rows that were read together with earlier ones
         self._stretches = file.iter_batches(
-            batch_size=_CHUNK_ROWS, row_groups=[group], columns=[column], use_threads=False
+            batch_size=_stretch_rows(file.metadata.row_group(group), column),
+            row_groups=[group],
+            columns=[column],
+            use_threads=False,
         )
 
     def read(self, first: int, end: int) -> Iterator[Any]:
@@ -190,6 +199,17 @@ class _RowReader:
             self.next_row += used
             if len(wanted):
                 yield wanted
+
+
+def _stretch_rows(group: Any, column: str) -> int:
+    """So many rows that a stretch stays small, by what the footer says of their average length.
+
+    It must not depend on a setting: where a damaged row group breaks off depends on it.
+    """
+    chunks = (group.column(i) for i in range(group.num_columns))
+    size = next(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
+    average = size // max(1, group.num_rows) + 1
+    return int(min(max(_STRETCH_BYTES // average, 1), _STRETCH_ROWS))
 
 
 def _is_text(kind: Any) -> bool:

@@ -74,6 +74,7 @@ class StreamView:
         self._start = 0  # offset of the first byte kept
         self._kept = bytearray()
         self._ended = False
+        self.failure: BadFileError | None = None  # what is before the damage can be read all the same
 
     @property
     def size_bytes(self) -> int:
@@ -86,16 +87,20 @@ class StreamView:
             try:
                 data = self._read(_READ_BYTES)
             except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
-                raise BadFileError(
-                    f"{self._file.path}: broken after {self._start + len(self._kept):,} bytes of "
-                    f"text: {str(error).rstrip('.') or type(error).__name__}."
-                ) from error
+                reason = str(error).rstrip(".") or type(error).__name__
+                self.failure = BadFileError(
+                    f"{self._file.path}: broken after {self.size_bytes:,} bytes of text: {reason}."
+                )
+                data = b""
             self._ended = not data
             self._kept += data
-            if self._start + len(self._kept) <= offset:  # on the way to a resume
-                self.forget(self._start + len(self._kept))
         begin = offset - self._start
         return bytes(self._kept[begin : begin + size])
+
+    def skip_to(self, offset: int) -> None:
+        """Read on to `offset`, keeping nothing on the way."""
+        while self._start < offset and (data := self.read_at(self._start, _READ_BYTES)):
+            self.forget(min(self._start + len(data), offset))
 
     def forget(self, offset: int) -> None:
         """Everything before `offset` will not be asked for again."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fineweb_shards.errors import BadFileError
+from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text
 from fineweb_shards.sources.stream import ByteView, FileView, StreamView, open_view
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
@@ -34,10 +34,15 @@ class Separator(ABC):
     """What stands between documents."""
 
     lookback = 0  # bytes in front of a place that decide whether a border ends behind it
+    overlaps_itself = False  # so that only the start of a text tells where each one is
 
     @abstractmethod
     def find_border(self, window: bytes) -> int | None:
         """The offset just behind the first separator that ends after `lookback` bytes."""
+
+    def last_border(self, data: bytes) -> int | None:
+        """The offset behind the last separator of a range that is read from its start."""
+        raise NotImplementedError("only for separators that overlap themselves")
 
     @abstractmethod
     def split(self, data: bytes, inside: bool) -> list[bytes]:
@@ -49,7 +54,8 @@ class Line(Separator):
         return window.find(b"\n") + 1 or None
 
     def split(self, data: bytes, inside: bool) -> list[bytes]:
-        return [line.removesuffix(b"\r") for line in data.split(b"\n")]
+        *lines, last = data.split(b"\n")
+        return [*(line.removesuffix(b"\r") for line in lines), last]
 
 
 class BlankLine(Separator):
@@ -76,6 +82,7 @@ class Literal(Separator):
         self._pattern = re.compile(rb"\r?\n".join(re.escape(part) for part in parts))
         self._longest = len(b"\r\n".join(parts))
         self.lookback = 2 * self._longest
+        self.overlaps_itself = any(text.startswith(text[i:]) for i in range(1, len(text)))
 
     def find_border(self, window: bytes) -> int | None:
         """The first occurrence that no other one overlaps from the left.
@@ -91,6 +98,9 @@ class Literal(Separator):
             reach = match.end()
             match = self._pattern.search(window, match.start() + 1)
         return None
+
+    def last_border(self, data: bytes) -> int | None:
+        return max((match.end() for match in self._pattern.finditer(data)), default=None)
 
     def split(self, data: bytes, inside: bool) -> list[bytes]:
         return self._pattern.split(data)
@@ -133,6 +143,7 @@ class TextFormat(Format):
         view = open_view(file)
         try:
             name = self.find_separator(file, view)
+            go_to(file, view, position)
             start = _text_start(file, view) if position == 0 else position
             ranges = find_ranges(view, make_separator(name), start, inside, self.settings.batch_bytes)
             yield from batches_of(file, view, ranges, name)
@@ -142,6 +153,8 @@ class TextFormat(Format):
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         data = self.read_range(file, batch)
         pieces = make_separator(batch.separator).split(data, batch.inside)
+        if batch.broken_off:
+            pieces.pop()
         documents, replaced = [], 0
         for i, piece in enumerate(pieces):
             # The end of a document counts even where nothing is left of it; an empty one does not.
@@ -166,7 +179,10 @@ class TextFormat(Format):
         if self._view is None or self._view[0] != file.path:
             self.close()
             self._view = (file.path, open_view(file))
-        return self._view[1].read_at(batch.position, batch.end - batch.position)
+        data = self._view[1].read_at(batch.position, batch.end - batch.position)
+        if len(data) < batch.end - batch.position:
+            raise BadFileError(f"{file.path}: the file has become shorter while it was read.")
+        return data
 
     def close(self) -> None:
         if self._view is not None:
@@ -186,9 +202,10 @@ def batches_of(
     """Ranges as batches: by reference where workers can read the file, else with their bytes."""
     for part in ranges:
         size = part.end - part.start
-        payload = None
+        payload, broken_off = None, False
         if isinstance(view, StreamView):
             payload = view.read_at(part.start, size)
+            broken_off = view.failure is not None and part.end == view.size_bytes
             view.forget(part.end)
         yield Batch(
             file.index,
@@ -200,7 +217,18 @@ def batches_of(
             seam=part.seam,
             separator=separator,
             payload=payload,
+            broken_off=broken_off,
         )
+    if isinstance(view, StreamView) and view.failure is not None:
+        raise view.failure
+
+
+def go_to(file: InputFile, view: FileView | StreamView, position: int) -> None:
+    """Get ready to go on at `position`. It must be there: standard input may be another stream today."""
+    if isinstance(view, StreamView):
+        view.skip_to(position - 1)
+    if position and not view.read_at(position - 1, 1):
+        raise ChangedError(f"{file.path}: ends before byte {position:,}, where the last run had arrived.")
 
 
 def find_ranges(
@@ -217,9 +245,11 @@ def find_ranges(
 def _find_end(view: ByteView, separator: Separator, start: int, batch_bytes: int) -> tuple[int, bool, bool]:
     """Where a range from `start` ends; whether that is inside a document; whether at a seam."""
     target = start + batch_bytes
-    lookback = min(separator.lookback, batch_bytes)
+    lookback = separator.lookback
+    cut_bytes = min(batch_bytes, _WINDOW_BYTES)
     offset = target
-    while offset < target + batch_bytes:
+    # At least as far as a separator can reach that begins in front of a cut.
+    while offset < target + max(batch_bytes, cut_bytes + lookback):
         window = view.read_at(offset - lookback, lookback + _WINDOW_BYTES)
         border = separator.find_border(window)
         if border is not None:
@@ -227,10 +257,14 @@ def _find_end(view: ByteView, separator: Separator, start: int, batch_bytes: int
         if len(window) < lookback + _WINDOW_BYTES:
             return view.size_bytes, False, False
         offset += _WINDOW_BYTES
+    if separator.overlaps_itself:
+        # In a run such as `-----` for `--` the first one decides where the others are.
+        border = separator.last_border(view.read_at(start, offset - start))
+        if border is not None and border >= batch_bytes:
+            return start + border, False, False
     # A long document. There is no separator behind `target`, so nowhere there can one be cut in two.
-    size = min(batch_bytes, _WINDOW_BYTES)
-    window = view.read_at(target - CONTEXT_BYTES, size + 2 * CONTEXT_BYTES)
-    cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + size)
+    window = view.read_at(target - CONTEXT_BYTES, cut_bytes + 2 * CONTEXT_BYTES)
+    cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + cut_bytes)
     assert cut is not None, "there is always a place to cut in a kilobyte"
     return target - CONTEXT_BYTES + cut.position, True, cut.seam
 

@@ -34,7 +34,14 @@ SAMPLE_BYTES = 16 * 1024
 @cache
 def make_mender() -> SeamMender:
     """The mender of this process; both it and tiktoken's tables are only ever read."""
-    return SeamMender(TiktokenEngine().encoding.encode_ordinary, token_bytes(load_ranks()))
+    reference = TiktokenEngine()
+    encoder = Encoder(reference, reference, eot_first=True, seed=0)
+
+    def encode(text: str) -> list[int]:
+        # Through an Encoder, because a window may grow to a length that tiktoken alone can't do.
+        return encoder.encode_documents([text])[0].tolist()  # type: ignore[no-any-return]
+
+    return SeamMender(encode, token_bytes(load_ranks()))
 
 
 def replace_surrogates(text: str) -> str:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.errors import ExactnessError
 from fineweb_shards.tokenizers.base import Ids
+from fineweb_shards.tokenizers.cuts import WHITE_SPACE
 
 _FIRST_WINDOW_TOKENS = 16
 
@@ -74,11 +75,19 @@ class SeamMender:
         return count
 
     def _widen_right(self, tokens: Ids, wanted: int) -> int:
-        """At least `wanted` tokens from the start, ending with a whole character."""
+        """At least `wanted` tokens from the start, ending with a whole character that is no white space."""
         count = min(wanted, len(tokens))
-        while count < len(tokens) and self._continues_character(int(tokens[count])):
+        while count < len(tokens) and (
+            self._continues_character(int(tokens[count])) or self._ends_in_white_space(tokens[:count])
+        ):
             count += 1
         return count
+
+    def _ends_in_white_space(self, tokens: Ids) -> bool:
+        """At the end of a text a run of white space stays whole, before a word it does not: a window
+        that ends there would be split differently from the whole."""
+        tail = b"".join(self._token_bytes[token] for token in tokens[-8:].tolist())
+        return tail.decode("utf-8", "ignore")[-1:] in WHITE_SPACE
 
     def _continues_character(self, token: int) -> bool:
         return self._token_bytes[token][0] & 0xC0 == 0x80

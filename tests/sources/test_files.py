@@ -80,6 +80,13 @@ def test_the_standard_library_is_an_input() -> None:
     assert "os.py" in names("{stdlib}/o*.py")
 
 
+def test_our_own_output_is_no_input(folder: Path) -> None:
+    """A manifest in the input's folder would be read as JSON lines."""
+    (folder / "manifest.json").write_text("{}")
+    found = find_files((str(folder),), "auto", lambda path: path.name == "manifest.json")
+    assert [file.name for file in found] == ["a.jsonl", "b.txt", "sub/c.txt.gz", "z.parquet"]
+
+
 def test_unchanged_files_are_accepted_and_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
     """The manifest names no path, so the folder may have moved."""
     recorded = files_to_json(find_files((str(folder / "sub"),), "auto"))

@@ -43,7 +43,7 @@ def test_what_json_allows(tmp_path: Path) -> None:
         (b"{broken", "is no JSON"),
         (b"[1]", "is a JSON list"),
         (b'{"body": "x"}', "has no key 'text'; its keys are: body"),
-        (b'{"text": 5}', "'text' is a int"),
+        (b'{"text": 5}', "'text' is not a text but a number"),
         (b'{"text": ' + b"[" * 100_000 + b"}", "nested too deeply|is no JSON"),
     ],
 )
@@ -56,6 +56,14 @@ def test_bad_lines_are_named_or_skipped(tmp_path: Path, line: bytes, sentence: s
     manifest = runs.build_inline(tmp_path / "out", path, on_bad_file="skip")
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one", "two"]), 10**9)
     assert manifest.totals["bad_parts"] == 1
+
+
+def test_odd_but_valid_beginnings_and_numbers(tmp_path: Path) -> None:
+    """A byte order mark before an empty line, and a number longer than Python likes."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf\n{"n": ' + b"9" * 5000 + b', "text": "one"}\n')
+    runs.build_inline(tmp_path / "out", path)
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one"]), 10**9)
 
 
 def test_a_json_array_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -145,3 +145,54 @@ def test_a_damaged_row_group_is_named_or_skipped(tmp_path: Path) -> None:
     manifest = runs.build_inline(tmp_path / "out", path, batch_bytes=1024, on_bad_file="skip")
     assert runs.shards_in(tmp_path / "out") == shards_of(DOCUMENTS[:20] + DOCUMENTS[40:60])
     assert manifest.totals["bad_parts"] >= 1
+
+
+def test_stripes_of_several_files_in_one_worker(tmp_path: Path) -> None:
+    """A worker that turns from one file's row group to another's must not read on in the first."""
+    first = write_parquet(tmp_path / "a.parquet", [f"first file, row {i}" for i in range(400)], 400)
+    second = write_parquet(tmp_path / "b.parquet", [f"second file, row {i}" for i in range(900)], 900)
+    source = runs.job_of(tmp_path / "out", first, second, batch_bytes=1024).source
+    batches = list(source.batches(runs.START))
+    stripes = [[b for b in batches if b.file == number] for number in (0, 1)]
+    assert len(stripes[0]) > 3
+    list(source.chunks(stripes[0][0]))
+    (chunk,) = source.chunks(stripes[1][3])
+    source.close()
+    begin, end = stripes[1][3].rows or (0, 0)
+    assert chunk.documents == [f"second file, row {i}" for i in range(begin, end)]
+
+
+def test_rows_are_decoded_a_little_at_a_time(tmp_path: Path) -> None:
+    """However long the rows are: a stretch is chosen by their average length."""
+    path = write_parquet(
+        tmp_path / "a.parquet", ["long " * 100_000] * 20, 20, compression="zstd", use_dictionary=False
+    )
+    opened = pq.ParquetFile(path)
+    assert parquet._stretch_rows(opened.metadata.row_group(0), "text") == 1
+    opened.close()
+
+
+def test_a_damaged_row_group_counts_once_however_it_is_cut(tmp_path: Path) -> None:
+    """Stripes behind the damage don't report it again."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 200, compression="zstd", use_dictionary=False)
+    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    data = bytearray(path.read_bytes())
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    data[middle : middle + 40] = b"\xff" * 40
+    path.write_bytes(bytes(data))
+    found = set()
+    for batch_bytes in (1024, 5000, 10**7):
+        out = tmp_path / str(batch_bytes)
+        manifest = runs.build_inline(out, path, batch_bytes=batch_bytes, on_bad_file="skip")
+        found.add((manifest.totals["bad_parts"], manifest.tokens))
+    assert len(found) == 1
+    assert found.pop()[0] == 1
+
+
+@pytest.mark.parametrize("column", ["a.text", "twice"])
+def test_nested_and_doubled_columns_are_told(tmp_path: Path, column: str) -> None:
+    """With the names that exist."""
+    table = pa.table([pa.array([{"text": "x"}]), pa.array(["x"]), pa.array(["y"])], ["a", "twice", "twice"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(BadFileError, match="columns are: a, twice, twice"):
+        runs.build_inline(tmp_path / "out", tmp_path / "a.parquet", text_column=column)

@@ -11,9 +11,10 @@ import runs
 from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_text, write_zstd
 
-from fineweb_shards.errors import BadFileError, InputError
+from fineweb_shards.errors import BadFileError, ChangedError, InputError
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.stream import StreamView, expansion_of
+from fineweb_shards.types import Cursor
 
 DOCUMENTS = [text for text in make_documents(150, seed=6) if text and "<|endoftext|>" not in text]
 EXPECTED = reference.shard_files(reference.stream(DOCUMENTS), 3000)
@@ -77,6 +78,7 @@ def test_a_stream_keeps_only_what_is_needed(tmp_path: Path) -> None:
     path = write_gzip(tmp_path / "a.gz", b"x" * (64 * 2**20))
     file = InputFile(0, str(path), "a.gz", "text", "gzip", path.stat().st_size, 0, "")
     view = StreamView(file)
+    view.skip_to(60 * 2**20)
     assert view.read_at(60 * 2**20, 10) == b"x" * 10
     assert len(view._kept) < 4 * 2**20
     view.close()
@@ -94,3 +96,28 @@ def test_compressed_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet.gz").write_bytes(b"")
     with pytest.raises(InputError, match="compressed parquet"):
         runs.job_of(tmp_path / "out", tmp_path / "a.parquet.gz")
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
+def test_what_is_kept_of_a_truncated_stream_does_not_depend_on_the_batch(tmp_path: Path, name: str) -> None:
+    """With `skip`, every whole document before the damage, and not the one that is cut off."""
+    plain = (write_jsonl if "jsonl" in name else write_text)(tmp_path / "plain", DOCUMENTS * 30)
+    path = write_gzip(tmp_path / name, plain.read_bytes())
+    path.write_bytes(path.read_bytes()[:-20_000])
+    kept = set()
+    for batch_bytes in (1024, 50_000, 10**7):
+        out = tmp_path / str(batch_bytes)
+        manifest = runs.build_inline(out, path, batch_bytes=batch_bytes, on_bad_file="skip")
+        assert manifest.totals["bad_parts"] == 1
+        kept.add((manifest.documents, tuple(reference.digests(runs.shards_in(out)).values())))
+    ((documents, digests),) = kept
+    expected = reference.shard_files(reference.stream((DOCUMENTS * 30)[:documents]), 10**9)
+    assert tuple(reference.digests(expected).values()) == digests
+
+
+def test_a_stream_that_is_shorter_than_where_it_was_left_is_refused(tmp_path: Path) -> None:
+    """Standard input may be another one this time."""
+    path = write_gzip(tmp_path / "a.txt.gz", b"short")
+    source = runs.job_of(tmp_path / "out", path).source
+    with pytest.raises(ChangedError, match="ends before byte 1,000"):
+        list(source.batches(Cursor(0, 1000)))

@@ -172,3 +172,46 @@ def test_an_empty_file_is_no_document(tmp_path: Path) -> None:
     manifest = runs.build_inline(tmp_path / "out", path)
     assert manifest.complete
     assert manifest.shards == ()
+
+
+@pytest.mark.parametrize("data", [b"abc\r", b"\r" * 5000, b"a\r\nb\r\n\rc\r"])
+def test_lone_carriage_returns_stay_in_lines(tmp_path: Path, data: bytes) -> None:
+    """Only the CR of a CRLF belongs to the line end, also where a long line is cut."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    found = tokens_of(path, tmp_path / "out", separator="line", batch_bytes=1024)
+    assert found.tolist() == reference.stream(split_plainly(data.decode(), "line")).tolist()
+
+
+@pytest.mark.parametrize("before", range(14))
+def test_a_separator_is_never_torn(tmp_path: Path, before: int) -> None:
+    """However it lies to the place where a long document would be cut."""
+    separator = b"<|endoftext|>"
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x " * (65536 - before // 2) + b"x" * (before % 2) + separator + b"y " * 70_000)
+    found = tokens_of(path, tmp_path / "out", separator=separator.decode(), batch_bytes=65536)
+    documents = path.read_text().split(separator.decode())
+    assert found.tolist() == reference.stream(documents).tolist()
+
+
+@pytest.mark.parametrize("separator", ["--", "---", "-|-", "aa", "\n\n"])
+@pytest.mark.parametrize("length", [20_000, 20_001])
+def test_long_runs_of_overlapping_separators(tmp_path: Path, separator: str, length: int) -> None:
+    """Where one begins to count decides; we count as str.split does."""
+    text = "first" + (separator[0] if separator != "-|-" else "-|") * length + " last"
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode())
+    found = tokens_of(path, tmp_path / "out", separator=separator, batch_bytes=1024)
+    assert found.tolist() == reference.stream(split_plainly(text, separator)).tolist()
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_told(tmp_path: Path) -> None:
+    """Instead of a shorter result that looks complete."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"some words\n\n" * 1000)
+    source = runs.job_of(tmp_path / "out", path, batch_bytes=1024).source
+    batches = list(source.batches(runs.START))
+    path.write_bytes(b"short")
+    with pytest.raises(BadFileError, match="has become shorter"):
+        list(source.chunks(batches[-1]))
+    source.close()

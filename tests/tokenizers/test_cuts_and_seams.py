@@ -104,6 +104,32 @@ def test_white_space_is_what_tiktoken_takes_for_it() -> None:
     assert found == cuts.WHITE_SPACE
 
 
+def test_a_window_that_ends_in_white_space_of_several_bytes(mender: SeamMender) -> None:
+    """White space before a word is split otherwise than at the end of a text, also at a window's end."""
+    chooser = random.Random(4)
+    for _ in range(300):
+        text = "".join(chooser.choices(["ส", "ว", "ั", " ", "\u2009", "\x85", "\u180e", "\u200b"], k=60))
+        check_all_cuts(text, mender)
+
+
+def test_a_run_of_line_ends_longer_than_tiktoken_can_do() -> None:
+    """The window of a seam may grow to a whole block; it is then encoded in passages itself."""
+    import runs
+
+    count = 1_300_001
+    text = "x" + "\n" * count + "a"
+    tokens, _ = runs.encoder("auto").encode_documents([text])
+    # By the rule that a shorter run shows: pairs of line ends, then the last one alone.
+    assert reference.encode("x" + "\n" * 7 + "a") == [87, *[628] * 3, 198, 64]
+    assert tokens.tolist() == [87, *[628] * ((count - 1) // 2), 198, 64]
+    left, right = "x" + "\n" * 200_001, "\n" * 1_100_000 + "a"
+    pieces, offsets = runs.encoder("auto").encode_documents([left, right])
+    first, second = pieces[: offsets[1]], pieces[offsets[1] :]
+    mend = encoder.make_mender().mend(first, second, left_is_whole=True)
+    joined = [*first[: len(first) - mend.left_tokens].tolist(), *mend.middle.tolist()]
+    assert [*joined, *second[mend.right_tokens :].tolist()] == tokens.tolist()
+
+
 def test_english_is_always_cut_safely() -> None:
     """In prose a safe place is near, so that no seam is ever needed."""
     data = ("The quick brown fox doesn't jump over 13 lazy dogs, it walks.\n" * 50).encode()

@@ -1,0 +1,135 @@
+"""`make bench`: speed and memory against the loop of build-nanogpt's fineweb.py.
+
+Everything is measured in one run on the same files, because machines differ and are noisy: read the
+ratios, not the figures. Writes benchmarks/results.md.
+
+    python benchmarks/run.py [--files FILE.parquet …] [--repeat 8] [--line-bytes 1GB]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from memory import PeakMemory
+
+from fineweb_shards.guard import usable_cores
+from fineweb_shards.units import parse_bytes, show_bytes, show_count
+
+HERE = Path(__file__).parent
+CORPUS = HERE.parent.parent / "shared" / "data" / "corpus"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", nargs="*", help="parquet files with a text column")
+    parser.add_argument("--repeat", type=int, default=8, help="how often our program reads them")
+    parser.add_argument("--line-bytes", type=parse_bytes, default=10**9, help="length of the single line")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=HERE) as folder:
+        scratch = Path(folder)
+        files = options.files or [str(path) for path in sorted(CORPUS.glob("*.parquet"))]
+        files = files or [str(stdlib_parquet(scratch / "stdlib.parquet"))]
+        rows = [
+            *compare_speed(scratch, files, options.repeat),
+            *compare_memory(scratch, files, options.repeat),
+            *measure_line(scratch, files, options.line_bytes),
+        ]
+    write_results(rows)
+
+
+def stdlib_parquet(path: Path) -> Path:
+    """Where no corpus is at hand: Python's own library, one document a file."""
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("**/*.py"))
+    table = pa.table({"text": [source.read_text("utf-8", "replace") for source in sources]})
+    pq.write_table(table, path, row_group_size=200)
+    return path
+
+
+def build(out: Path, inputs: list[str], *flags: str) -> tuple[dict[str, float], int]:
+    """Run the command; its last shard's numbers, and the peak memory of all its processes."""
+    words = [
+        sys.executable,
+        "-m",
+        "fineweb_shards",
+        "build",
+        "--out",
+        str(out),
+        "--fresh",
+        "--no-verify",
+        *flags,
+    ]
+    for path in inputs:
+        words += ["--input", path]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first_at = 0.0
+    temporary = out / ".fineweb-shards" / "shard.tmp"
+    with PeakMemory(process.pid) as memory:
+        while process.poll() is None:
+            if not first_at and temporary.exists():
+                first_at = time.monotonic()
+            time.sleep(0.005)
+        end = time.monotonic()
+    if process.returncode:
+        sys.exit(f"the build failed with exit code {process.returncode}")
+    tokens = sum(shard["tokens"] for shard in json.loads((out / "manifest.json").read_text())["shards"])
+    return {"tokens": tokens, "seconds": end - first_at}, memory.peak_bytes
+
+
+def compare_speed(scratch: Path, files: list[str], repeat: int) -> list[tuple[str, str]]:
+    """Tokens a second from the first token on: start-up is left out on both sides."""
+    words = [sys.executable, str(HERE / "original.py"), str(scratch / "original"), *files]
+    theirs = json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
+    their_speed = theirs["tokens"] / theirs["seconds"]
+    rows = [("fineweb.py's loop", f"{show_count(their_speed)} tokens/s")]
+    for engine in ("tiktoken", "fastokens"):
+        times = repeat if engine == "fastokens" else 1
+        ours, _ = build(scratch / engine, files * times, "--engine", engine)
+        speed = ours["tokens"] / ours["seconds"]
+        rows.append(
+            (f"fineweb-shards, {engine}", f"{show_count(speed)} tokens/s, **{speed / their_speed:.1f}×**")
+        )
+    return rows
+
+
+def compare_memory(scratch: Path, files: list[str], repeat: int) -> list[tuple[str, str]]:
+    """The same peak for ten times the input."""
+    _, once = build(scratch / "once", files * repeat, "--workers", "2")
+    _, tenfold = build(scratch / "tenfold", files * repeat * 10, "--workers", "2")
+    return [
+        ("peak memory, 2 workers", show_bytes(once)),
+        ("peak memory, ten times the input", f"{show_bytes(tenfold)}, {tenfold / once:.2f}×"),
+    ]
+
+
+def measure_line(scratch: Path, files: list[str], size: int) -> list[tuple[str, str]]:
+    """One document on a single line, as long as `size`."""
+    path = scratch / "line.txt"
+    texts = [text for file in files for text in pq.read_table(file, columns=["text"])["text"].to_pylist()]
+    line = " ".join(texts).replace("\n", " ").encode()
+    with open(path, "wb") as file:
+        while file.tell() < size:
+            file.write(line[: size - file.tell()])
+    ours, peak = build(scratch / "line", [str(path)], "--workers", "2")
+    speed = show_count(ours["tokens"] / ours["seconds"])
+    return [(f"one line of {show_bytes(size)}", f"{speed} tokens/s, peak memory {show_bytes(peak)}")]
+
+
+def write_results(rows: list[tuple[str, str]]) -> None:
+    title = f"{usable_cores()} cores, {platform.machine()}, Python {platform.python_version()}"
+    lines = [f"| {title} | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    (HERE / "results.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
