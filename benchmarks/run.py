@@ -32,7 +32,7 @@ CORPUS = HERE.parent.parent / "shared" / "data" / "corpus"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", nargs="*", help="parquet files with a text column")
-    parser.add_argument("--repeat", type=int, default=8, help="how often our program reads them")
+    parser.add_argument("--repeat", type=int, default=16, help="how often our program reads them")
     parser.add_argument("--line-bytes", type=parse_bytes, default=10**9, help="length of the single line")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=HERE) as folder:
@@ -55,34 +55,37 @@ def stdlib_parquet(path: Path) -> Path:
     return path
 
 
-def build(out: Path, inputs: list[str], *flags: str) -> tuple[dict[str, float], int]:
-    """Run the command; its last shard's numbers, and the peak memory of all its processes."""
-    words = [
-        sys.executable,
-        "-m",
-        "fineweb_shards",
-        "build",
-        "--out",
-        str(out),
-        "--fresh",
-        "--no-verify",
-        *flags,
-    ]
-    for path in inputs:
-        words += ["--input", path]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    first_at = 0.0
+def start_build(out: Path, inputs: list[str], *flags: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "fineweb_shards", "build", "--fresh", "--no-verify"]
+    words += ["--out", str(out), *flags, *(f"--input={path}" for path in inputs)]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def measure_speed(out: Path, inputs: list[str], *flags: str) -> float:
+    """Tokens a second, from the first token to the end of the process."""
     temporary = out / ".fineweb-shards" / "shard.tmp"
-    with PeakMemory(process.pid) as memory:
-        while process.poll() is None:
-            if not first_at and temporary.exists():
-                first_at = time.monotonic()
-            time.sleep(0.005)
-        end = time.monotonic()
-    if process.returncode:
+    process = subprocess.Popen(
+        command(out, inputs, *flags), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None and not temporary.exists():
+        time.sleep(0.01)
+    begin = time.monotonic()
+    if process.wait():
         sys.exit(f"the build failed with exit code {process.returncode}")
-    tokens = sum(shard["tokens"] for shard in json.loads((out / "manifest.json").read_text())["shards"])
-    return {"tokens": tokens, "seconds": end - first_at}, memory.peak_bytes
+    seconds = time.monotonic() - begin
+    shards = json.loads((out / "manifest.json").read_text())["shards"]
+    return float(sum(shard["tokens"] for shard in shards)) / seconds
+
+
+def measure_memory(out: Path, inputs: list[str], *flags: str) -> int:
+    """Peak PSS of the command and its workers. A run of its own, because looking takes time."""
+    process = subprocess.Popen(
+        command(out, inputs, *flags), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    with PeakMemory(process.pid) as memory:
+        if process.wait():
+            sys.exit(f"the build failed with exit code {process.returncode}")
+    return memory.peak_bytes
 
 
 def compare_speed(scratch: Path, files: list[str], repeat: int) -> list[tuple[str, str]]:
@@ -93,8 +96,7 @@ def compare_speed(scratch: Path, files: list[str], repeat: int) -> list[tuple[st
     rows = [("fineweb.py's loop", f"{show_count(their_speed)} tokens/s")]
     for engine in ("tiktoken", "fastokens"):
         times = repeat if engine == "fastokens" else 1
-        ours, _ = build(scratch / engine, files * times, "--engine", engine)
-        speed = ours["tokens"] / ours["seconds"]
+        speed = measure_speed(scratch / engine, files * times, "--engine", engine)
         rows.append(
             (f"fineweb-shards, {engine}", f"{show_count(speed)} tokens/s, **{speed / their_speed:.1f}×**")
         )
@@ -103,8 +105,8 @@ def compare_speed(scratch: Path, files: list[str], repeat: int) -> list[tuple[st
 
 def compare_memory(scratch: Path, files: list[str], repeat: int) -> list[tuple[str, str]]:
     """The same peak for ten times the input."""
-    _, once = build(scratch / "once", files * repeat, "--workers", "2")
-    _, tenfold = build(scratch / "tenfold", files * repeat * 10, "--workers", "2")
+    once = measure_memory(scratch / "once", files * repeat, "--workers", "2")
+    tenfold = measure_memory(scratch / "tenfold", files * repeat * 10, "--workers", "2")
     return [
         ("peak memory, 2 workers", show_bytes(once)),
         ("peak memory, ten times the input", f"{show_bytes(tenfold)}, {tenfold / once:.2f}×"),
@@ -119,9 +121,9 @@ def measure_line(scratch: Path, files: list[str], size: int) -> list[tuple[str, 
     with open(path, "wb") as file:
         while file.tell() < size:
             file.write(line[: size - file.tell()])
-    ours, peak = build(scratch / "line", [str(path)], "--workers", "2")
-    speed = show_count(ours["tokens"] / ours["seconds"])
-    return [(f"one line of {show_bytes(size)}", f"{speed} tokens/s, peak memory {show_bytes(peak)}")]
+    speed = show_count(measure_speed(scratch / "line", [str(path)], "--workers", "2"))
+    peak = show_bytes(measure_memory(scratch / "line", [str(path)], "--workers", "2"))
+    return [(f"one line of {show_bytes(size)}", f"{speed} tokens/s, peak memory {peak}")]
 
 
 def write_results(rows: list[tuple[str, str]]) -> None:

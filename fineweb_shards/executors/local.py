@@ -11,11 +11,13 @@ received, workers wait in their pipes, and memory stays where it is.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 
@@ -225,9 +227,28 @@ class LocalExecutor:
         process = self._context.Process(
             target=run_worker, args=(theirs, self._spec), name="fineweb-shards worker", daemon=True
         )
-        process.start()
+        with _interrupts_held_back():
+            process.start()
         theirs.close()
         return _Worker(process, ours)
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """A process started in here never sees Ctrl-C, which reaches the whole group: the parent decides.
+
+    The mask is inherited, so not even the start of its Python can be interrupted. A Ctrl-C of this
+    moment reaches the parent afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker itself ignores it, a little later
+        yield
+        return
+    resource_tracker.ensure_running()  # or the first start of a process would do it, and lift our mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _describe_exit(code: int | None) -> str:
