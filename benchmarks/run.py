@@ -64,9 +64,7 @@ def start_build(out: Path, inputs: list[str], *flags: str) -> subprocess.Popen[b
 def measure_speed(out: Path, inputs: list[str], *flags: str) -> float:
     """Tokens a second, from the first token to the end of the process."""
     temporary = out / ".fineweb-shards" / "shard.tmp"
-    process = subprocess.Popen(
-        command(out, inputs, *flags), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = start_build(out, inputs, *flags)
     while process.poll() is None and not temporary.exists():
         time.sleep(0.01)
     begin = time.monotonic()
@@ -79,9 +77,7 @@ def measure_speed(out: Path, inputs: list[str], *flags: str) -> float:
 
 def measure_memory(out: Path, inputs: list[str], *flags: str) -> int:
     """Peak PSS of the command and its workers. A run of its own, because looking takes time."""
-    process = subprocess.Popen(
-        command(out, inputs, *flags), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = start_build(out, inputs, *flags)
     with PeakMemory(process.pid) as memory:
         if process.wait():
             sys.exit(f"the build failed with exit code {process.returncode}")

@@ -25,7 +25,7 @@ from fineweb_shards.types import Batch, TextChunk
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 
 TOKEN_COUNT_COLUMN = "token_count"
-_SAMPLE_FILES = 8
+_SAMPLE_FILES = 64
 _SAMPLE_BYTES = 24 * 2**20
 _QUICK_SAMPLE_BYTES = 2**18
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
@@ -188,7 +188,9 @@ def _measure_extent(job: Job, sample: _Sample, measured: _Measured, *, every_foo
     sampled = sum(len(chunk.documents) for chunk in sample.chunks)
     # The trial may have seen only a part of the sample.
     tokens = measured.tokens * (sum(map(_text_bytes, sample.chunks)) / measured.text_bytes)
-    return Extent(round(sampled * scale), round(tokens * scale), exact=False)
+    a_file_a_document = job.config.separator == "none" and all(file.format == "text" for file in files)
+    documents = len(files) if a_file_a_document else round(sampled * scale)
+    return Extent(documents, round(tokens * scale), exact=False)
 
 
 def _text_bytes(chunk: TextChunk) -> int:
@@ -268,11 +270,10 @@ def _short_rows(plan: Plan) -> list[tuple[str, str]]:
         rows.append(("tokens", "unknown before the end"))
     else:
         last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.config.shard_tokens
-        about = "" if extent.exact else "about "
+        about, rest = ("", f", the last with {last:,}") if extent.exact else ("about ", "")
         rows.append(("tokens", f"{_about(extent.tokens, exact=extent.exact)} ({how})"))
         rows.append(
-            ("shards", f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens, the last "
-             f"with {about}{last:,}, in {job.folder}")
+            ("shards", f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens{rest}, in {job.folder}")
         )  # fmt: skip
         rows.append(
             (

@@ -49,6 +49,8 @@ def show_bytes(count: float) -> str:
 
 def show_seconds(seconds: float) -> str:
     """`40 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+    if seconds < 1:
+        return "under 1 s"
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -44,6 +44,7 @@ def test_showing() -> None:
     assert show_count(16_824_603) == "16.8M"
     assert show_count(999) == "999"
     assert show_bytes(33_649_206) == "33.6 MB"
+    assert show_seconds(0.2) == "under 1 s"
     assert show_seconds(40) == "40 s"
     assert show_seconds(12_000) == "3 h 20 min"
     assert show_seconds(187_200) == "2 d 4 h"

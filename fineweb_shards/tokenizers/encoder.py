@@ -25,6 +25,7 @@ from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Cursor, EncodedBlock, TextChunk, Tokens
 
 PASSAGE_BYTES = 256 * 1024
+_CUT_WINDOW_BYTES = 64 * 1024
 # One document in so many is encoded again, and of a long one only a passage: tiktoken is about 16
 # times slower, so that this costs well under 3 % of the time.
 SAMPLE_ONE_IN = 1024
@@ -183,12 +184,15 @@ def _passages(document: str) -> list[_Passage]:
     """A document in passages of at most PASSAGE_BYTES (a few bytes more in hopeless cases)."""
     if len(document) * 4 <= PASSAGE_BYTES:
         return [_Passage(document, seam=False)]
-    data = replace_surrogates(document).encode()
+    try:
+        data = document.encode()
+    except UnicodeEncodeError:
+        data = replace_surrogates(document).encode()
     passages, position, seam = [], 0, False
     while len(data) - position > PASSAGE_BYTES:
         end = position + PASSAGE_BYTES
-        window = data[max(position, end - 65536) - CONTEXT_BYTES : end + CONTEXT_BYTES]
-        offset = max(position, end - 65536) - CONTEXT_BYTES
+        offset = max(position, end - _CUT_WINDOW_BYTES - CONTEXT_BYTES)
+        window = data[offset : end + CONTEXT_BYTES]
         cut = find_cut(window, CONTEXT_BYTES, end - offset)
         if cut is None:
             break
