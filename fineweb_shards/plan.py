@@ -29,8 +29,8 @@ _SAMPLE_FILES = 64
 _SAMPLE_BYTES = 24 * 2**20
 _QUICK_SAMPLE_BYTES = 2**18
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
-# Two workers on two cores also share them with the parent, which packs, hashes and writes.
-_PARALLEL_EFFICIENCY = 0.85
+# Measured: two workers on two cores share them with the parent, which packs, hashes and writes.
+_PARALLEL_EFFICIENCY = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,7 @@ def _look(job: Job, trial_seconds: float) -> Plan:
         _limit(extent, job.config.max_tokens),
         tuple(sorted(sample.separators)),
         tuple(documents[:3]),
-        measured.tokens_per_second * job.budget.workers * _PARALLEL_EFFICIENCY
-        if trial_seconds and measured.tokens_per_second
-        else None,
+        _predict_speed(job, sample, measured) if trial_seconds else None,
         free_disk_bytes(job.folder),
     )
 
@@ -106,6 +104,7 @@ def check_disk(plan: Plan, done_tokens: int) -> None:
 class _Sample:
     chunks: list[TextChunk]
     separators: set[str]
+    read_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +120,17 @@ def _take_sample(job: Job, limit_bytes: int) -> _Sample:
     files = [file for file in job.source.files if not file.is_standard_input]
     step = max(1, len(files) // _SAMPLE_FILES)
     chosen = files[::step][:_SAMPLE_FILES]
-    sample = _Sample([], set())
+    chunks: list[TextChunk] = []
+    separators: set[str] = set()
+    begin = time.monotonic()
     for file in chosen:
         try:
             taken = 0
             for batch in _first_batches(job, file):
                 if batch.separator:
-                    sample.separators.add(batch.separator)
+                    separators.add(batch.separator)
                 for chunk in job.source.chunks(batch):
-                    sample.chunks.append(chunk)
+                    chunks.append(chunk)
                     taken += chunk.counts.text_bytes
                     if taken >= limit_bytes // len(chosen):
                         break
@@ -138,7 +139,7 @@ def _take_sample(job: Job, limit_bytes: int) -> _Sample:
         except BadFileError:
             if not job.source.settings.skip_bad:
                 raise
-    return sample
+    return _Sample(chunks, separators, time.monotonic() - begin)
 
 
 def _first_batches(job: Job, file: InputFile) -> Iterator[Batch]:
@@ -164,6 +165,17 @@ def _measure(engine: Engine, chunks: list[TextChunk], seconds: float) -> _Measur
     elapsed = marks[-1][0] - middle[0]
     speed = (tokens - middle[1]) / elapsed if elapsed > 0 else None
     return _Measured(documents, tokens, text_bytes, speed)
+
+
+def _predict_speed(job: Job, sample: _Sample, measured: _Measured) -> float | None:
+    """Tokens a second of all workers, each of which reads and encodes."""
+    read_bytes = sum(chunk.counts.text_bytes for chunk in sample.chunks)
+    if not measured.tokens_per_second or not measured.tokens or not read_bytes:
+        return None
+    bytes_per_token = measured.text_bytes / measured.tokens
+    read_seconds = sample.read_seconds / read_bytes * bytes_per_token
+    seconds = read_seconds + 1 / measured.tokens_per_second
+    return job.budget.workers * _PARALLEL_EFFICIENCY / seconds
 
 
 def _parts(chunks: list[TextChunk]) -> Iterator[list[str]]:
@@ -245,7 +257,7 @@ def plan_lines(plan: Plan) -> list[str]:
     if plan.tokens_per_second and extent.tokens:
         speed = f"{show_count(plan.tokens_per_second)} tokens/s"
         duration = show_seconds(extent.tokens / plan.tokens_per_second)
-        rows.append(("time", f"about {duration} ({speed}, from a trial of one second)"))
+        rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
     lines = [f"{name:<10} {text}" for name, text in rows]
     for number, text in enumerate(plan.first_documents, 1):
         lines.append(f"{f'document {number}':<10} {safe_text(text, 66)}")
