@@ -80,6 +80,8 @@ def run(job: Job, manifest: Manifest, executor: LocalExecutor, progress: Progres
         skip_tokens=start.skip_tokens,
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
+    executor.tell_waits_to(progress.show_waiting)
+    job.source.tell_waits_to(progress.show_waiting)
     encoded = executor.encode(job.source.batches(start), progress.say)
     blocks = stitch(report_problems(encoded, progress.say), make_mender, start)
     return write_shards(job, manifest, pack(packer, blocks), progress)
@@ -120,6 +122,7 @@ def write_shards(job: Job, manifest: Manifest, slices: Iterator[ShardSlice], pro
                 break
             manifest = manifest.append(writer.commit(part.end))
         manifest.save(job.folder)
+        job.source.release_before(manifest.end.file)
     totals = {
         "tokens": manifest.tokens,
         "documents": manifest.documents,
@@ -127,6 +130,7 @@ def write_shards(job: Job, manifest: Manifest, slices: Iterator[ShardSlice], pro
     }
     manifest = replace(manifest, complete=True, totals=totals)
     manifest.save(job.folder)
+    job.source.release_before(len(job.source.files))
     return manifest
 
 
@@ -141,7 +145,7 @@ def open_ledger(job: Job, *, same_source: bool) -> Manifest:
                 f"{job.folder}: {len(strangers)} shards are here ({strangers[0]} …) but no {FILE_NAME}.",
                 "Choose another --out, or delete them with --fresh.",
             )
-        return Manifest(settings, files, job.versions())
+        return Manifest(settings, files, job.versions(), job.commit)
     check_settings(manifest, settings)
     check_same_files(job.source.files, manifest.files, trust_times=same_source)
     return replace(trim(manifest, job.folder), versions=job.versions())

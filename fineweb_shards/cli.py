@@ -128,11 +128,13 @@ def _config_of(options: argparse.Namespace) -> Config:
 def run_build(options: argparse.Namespace) -> None:
     # Imported here, so that `--help` is quick and a worker's import of this module light.
     from fineweb_shards.build import build
-    from fineweb_shards.job import make_job
+    from fineweb_shards.job import make_job, pinned_commit
     from fineweb_shards.summary import summary_lines
 
     catch_signals()
-    job = make_job(_config_of(options))
+    config = _config_of(options)
+    commit = None if options.fresh else pinned_commit(config)
+    job = make_job(config, commit=commit, tell=_say_waiting)
     outcome = build(job, fresh=options.fresh, same_source=options.same_source, say=_say)
     if job.config.verify and outcome.new_shards:
         check_folder(job.folder)
@@ -140,10 +142,12 @@ def run_build(options: argparse.Namespace) -> None:
 
 
 def run_plan(options: argparse.Namespace) -> None:
-    from fineweb_shards.job import make_job
+    from fineweb_shards.job import make_job, pinned_commit
     from fineweb_shards.plan import make_plan, plan_lines
 
-    print("\n".join(plan_lines(make_plan(make_job(_config_of(options)), trial_seconds=1.0))))
+    config = _config_of(options)
+    job = make_job(config, commit=pinned_commit(config), tell=_say_waiting)
+    print("\n".join(plan_lines(make_plan(job, trial_seconds=1.0))))
 
 
 def run_verify(options: argparse.Namespace) -> None:
@@ -180,6 +184,10 @@ def catch_signals() -> None:
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+
+
+def _say_waiting(reason: str | None) -> None:
+    _say(reason or "the network is back")
 
 
 def _say(line: str) -> None:

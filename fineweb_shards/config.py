@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.units import parse_bytes, parse_count
+from fineweb_shards.units import parse_bytes, parse_count, parse_seconds
 
 
 def _setting(
@@ -44,6 +44,22 @@ class Config:
     format: str = _setting(
         "auto", "what the input is; auto goes by the file name",
         choices=("auto", "parquet", "jsonl", "text"), bytes_=True,
+    )  # fmt: skip
+    dataset: str = _setting(
+        "", "dataset on the Hugging Face hub, such as HuggingFaceFW/fineweb-edu, instead of --input",
+        metavar="ID", bytes_=True,
+    )  # fmt: skip
+    name: str = _setting("", "its config, such as sample-10BT", metavar="NAME", bytes_=True)
+    split: str = _setting("train", "its split", metavar="NAME", bytes_=True)
+    revision: str = _setting(
+        "", "its branch, tag or commit (default: the newest commit, which a resume then keeps)",
+        metavar="REV", bytes_=True,
+    )  # fmt: skip
+    download: bool = _setting(False, "fetch whole files ahead instead of streaming row groups")
+    keep_downloads: bool = _setting(False, "with --download: don't delete files after use")
+    max_outage: int = _setting(
+        3600, "how long to wait for the network before giving up, such as 1h or 90min",
+        parse=parse_seconds, metavar="TIME",
     )  # fmt: skip
     text_column: str = _setting(
         "text", "parquet column or JSON key that holds the text", metavar="NAME", bytes_=True
@@ -98,6 +114,8 @@ class Config:
 
     def check(self) -> None:
         """Refuse values that can't work, by name."""
+        if self.dataset and self.input:
+            raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
         if not self.out:
             raise UsageError("There is no output folder.", "Name one with --out.")
         for name, least in {

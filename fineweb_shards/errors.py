@@ -3,7 +3,8 @@
     ShardError                      1   something this program did not expect
     ├── UsageError                  2   a flag or a config key is wrong
     ├── InputError                  3   an input file is missing or can't be read
-    │   └── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
+    │   ├── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
+    │   └── HubError                3   the hub has no such dataset, config, split or file for us
     ├── ChangedError                4   the source or a setting is not what the manifest says
     ├── OutputError                 5   the output folder can't be written
     │   └── DiskFullError           5   no space left
@@ -11,6 +12,7 @@
     ├── DamageError                 7   `verify` found damaged files
     ├── ExactnessError              8   tokens differ from tiktoken's
     ├── WorkerError                 9   a batch killed its worker again and again
+    ├── NetworkError               10   the hub could not be reached for longer than --max-outage
     └── Interrupted               130   Ctrl-C (143 for SIGTERM)
 
 A user sees `message`, then `hint`. Only a bare exception, never one of these, shows a traceback.
@@ -53,6 +55,12 @@ class BadFileError(InputError):
     """One file, or a part of it, is damaged; `--on-bad-file skip` goes on without it."""
 
     hint = "Mend or remove it, or leave it out with --on-bad-file skip; the same command goes on."
+
+
+class HubError(InputError):
+    """The hub answers, and says no. Waiting would not help."""
+
+    hint = "Check --dataset, --name, --split and --revision; private datasets need HF_TOKEN."
 
 
 class ChangedError(ShardError):
@@ -101,6 +109,13 @@ class WorkerError(ShardError):
 
     exit_code = 9
     hint = "Everything finished is kept; the same command tries again. See --max-memory and --workers."
+
+
+class NetworkError(ShardError):
+    """The hub could not be reached for longer than --max-outage."""
+
+    exit_code = 10
+    hint = "Everything finished is kept; run the same command again when the network is back."
 
 
 class Interrupted(ShardError):  # noqa: N818 - it is no error, but it ends the run like one

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 import fineweb_shards
 from fineweb_shards.config import Config
+from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.guard import Budget, plan_budget
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.manifest import FILE_NAME
+from fineweb_shards.manifest import FILE_NAME, load_manifest
+from fineweb_shards.outage import Patience, Tell
 from fineweb_shards.sources import open_source
-from fineweb_shards.sources.base import ReadSettings, Source
+from fineweb_shards.sources.base import HubRef, ReadSettings, Source
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine
@@ -31,6 +33,7 @@ class Job:
     engine: type[Engine]
     source: Source
     budget: Budget
+    commit: str | None = None  # of a dataset on the hub
 
     def versions(self) -> dict[str, str]:
         """For the manifest. They may differ between two resumes: the bytes can't."""
@@ -42,8 +45,11 @@ class Job:
         }
 
 
-def make_job(config: Config) -> Job:
-    """Resolve names, find the files, divide the memory; a mistake in any of them is told here."""
+def make_job(config: Config, *, commit: str | None = None, tell: Tell = lambda _: None) -> Job:
+    """Resolve names, find the files, divide the memory; a mistake in any of them is told here.
+
+    `commit` is the one that a resumed run was begun with.
+    """
     config.check()
     layout = get_layout(config.layout)
     engine = resolve_engine(config.engine)
@@ -55,10 +61,52 @@ def make_job(config: Config) -> Job:
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
     folder = Path(config.out).expanduser()
+    if config.dataset:
+        commit, source = _open_hub(config, settings, folder, commit, tell)
+    else:
+        commit, source = None, _open_local(config, settings, folder, layout)
+    return Job(config, folder, layout, engine, source, budget, commit)
 
+
+def pinned_commit(config: Config) -> str | None:
+    """The commit that the output folder was begun with, if it was, and from the hub."""
+    manifest = load_manifest(Path(config.out).expanduser()) if config.dataset and config.out else None
+    return manifest.commit if manifest else None
+
+
+def _open_local(config: Config, settings: ReadSettings, folder: Path, layout: Layout) -> Source:
     def is_output(path: Path) -> bool:
         ours = path.name == FILE_NAME or layout.owns(path.name)
         return ours and path.parent.resolve() == folder.resolve()
 
-    source = open_source(find_files(config.input, config.format, is_output), settings)
-    return Job(config, folder, layout, engine, source, budget)
+    return open_source(find_files(config.input, config.format, is_output), settings)
+
+
+def _open_hub(
+    config: Config, settings: ReadSettings, folder: Path, commit: str | None, tell: Tell
+) -> tuple[str, Source]:
+    from fineweb_shards.sources.hub import list_dataset  # loads the hub's clients
+
+    patience = Patience(config.max_outage)
+    patience.tell = tell
+    downloads = folder / WORK_FOLDER / "downloads"
+    listing = list_dataset(
+        config.dataset,
+        config.name,
+        config.split,
+        commit or config.revision,
+        patience,
+        download=downloads if config.download else None,
+    )
+    hub = HubRef(
+        dataset=config.dataset,
+        name=config.name,
+        split=config.split,
+        commit=listing.commit,
+        max_outage_seconds=config.max_outage,
+        download_folder=str(downloads),
+        keep_downloads=config.keep_downloads,
+    )
+    source = open_source(listing.files, replace(settings, hub=hub))
+    source.tell_waits_to(tell)
+    return listing.commit, source

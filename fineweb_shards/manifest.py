@@ -27,6 +27,7 @@ class Manifest:
     settings: dict[str, Any]  # the ones that change bytes: config.fingerprint()
     files: list[dict[str, Any]]
     versions: dict[str, str]
+    commit: str | None = None  # of a dataset on the hub: a resume goes on with the same one
     shards: tuple[ShardRecord, ...] = ()
     complete: bool = False
     totals: dict[str, Any] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class Manifest:
             "format": FORMAT_VERSION,
             "tokenizer": "gpt2",
             "settings": self.settings,
+            "commit": self.commit,
             "versions": self.versions,
             "totals": self.totals,
             "shards": [asdict(shard) for shard in self.shards],
@@ -92,6 +94,7 @@ def load_manifest(folder: Path) -> Manifest | None:
             settings=data["settings"],
             files=data["files"],
             versions=data["versions"],
+            commit=data["commit"],
             shards=tuple(_record_from_json(record) for record in data["shards"]),
             complete=data["complete"],
             totals=data["totals"],

@@ -28,7 +28,10 @@ TOKEN_COUNT_COLUMN = "token_count"
 _SAMPLE_FILES = 64
 _SAMPLE_BYTES = 24 * 2**20
 _QUICK_SAMPLE_BYTES = 2**18
+_SAMPLE_REMOTE_FILES = 2
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
+_REMOTE_FOOTERS = 3
+_CHEAP_ROW_GROUPS = 64  # a request for each, where token_count is on the hub
 # Measured: two workers on two cores share them with the parent, which packs, hashes and writes.
 _PARALLEL_EFFICIENCY = 0.7
 
@@ -118,8 +121,8 @@ class _Measured:
 def _take_sample(job: Job, limit_bytes: int) -> _Sample:
     """The beginning of a few files, spread over all of them."""
     files = [file for file in job.source.files if not file.is_standard_input]
-    step = max(1, len(files) // _SAMPLE_FILES)
-    chosen = files[::step][:_SAMPLE_FILES]
+    most = _SAMPLE_REMOTE_FILES if job.commit else _SAMPLE_FILES
+    chosen = files[:: max(1, len(files) // most)][:most]
     chunks: list[TextChunk] = []
     separators: set[str] = set()
     begin = time.monotonic()
@@ -190,7 +193,7 @@ def _measure_extent(job: Job, sample: _Sample, measured: _Measured, *, every_foo
     files = job.source.files
     if any(file.is_standard_input for file in files):
         return Extent(None, None, exact=False)
-    if all(file.format == "parquet" for file in files):
+    if all(isinstance(job.source.formats[file.format], ParquetFormat) for file in files):
         return _parquet_extent(job, measured, every_footer=every_footer)
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
@@ -212,16 +215,18 @@ def _text_bytes(chunk: TextChunk) -> int:
 def _parquet_extent(job: Job, measured: _Measured, *, every_footer: bool) -> Extent:
     """Documents from the footers; tokens from `token_count` where all files have it."""
     files = job.source.files
-    chosen = files if every_footer or len(files) <= _FOOTERS_AT_ONCE else files[:_FOOTERS_AT_ONCE]
+    most = _REMOTE_FOOTERS if job.commit else len(files) if every_footer else _FOOTERS_AT_ONCE
+    chosen = files[:most]
     documents = text_bytes = counted = 0
     all_counted = True
     for file in chosen:
-        parquet = job.source.formats["parquet"]
+        parquet = job.source.formats[file.format]
         assert isinstance(parquet, ParquetFormat)
         try:
             metadata = parquet.open(file).metadata
             column = parquet.text_column_index(file, metadata)
-            count = parquet.sum_column(file, TOKEN_COUNT_COLUMN)
+            cheap = not job.commit or metadata.num_row_groups <= _CHEAP_ROW_GROUPS
+            count = parquet.sum_column(file, TOKEN_COUNT_COLUMN) if cheap else None
         except BadFileError:
             if not job.source.settings.skip_bad:
                 raise
@@ -276,7 +281,9 @@ def _short_rows(plan: Plan) -> list[tuple[str, str]]:
     kinds = sorted({file.format for file in job.source.files})
     count = len(job.source.files)
     size = show_bytes(job.source.size_bytes)
-    rows = [("input", f"{count:,} file{'s'[: count != 1]}, {size} ({', '.join(kinds)})")]
+    where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""
+    fetch = " to fetch" if job.commit else ""
+    rows = [("input", f"{where}{count:,} file{'s'[: count != 1]}, {size}{fetch} ({', '.join(kinds)})")]
     how = "exact, from token_count" if extent.exact else "an estimate"
     if extent.tokens is None:
         rows.append(("tokens", "unknown before the end"))
@@ -302,7 +309,9 @@ def _short_rows(plan: Plan) -> list[tuple[str, str]]:
 
 def _documents_are_exact(plan: Plan) -> bool:
     limited = plan.job.config.max_tokens is not None
-    return all(file.format == "parquet" for file in plan.job.source.files) and not limited
+    files = plan.job.source.files
+    seen = len(files) <= _REMOTE_FOOTERS or not plan.job.commit
+    return all(file.format.endswith("parquet") for file in files) and seen and not limited
 
 
 def _about(count: int | None, *, exact: bool) -> str:

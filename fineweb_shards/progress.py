@@ -22,6 +22,7 @@ class Progress:
         self._start_tokens = self._tokens = done_tokens
         self._started = self._last_line = time.monotonic()
         self._bar = None
+        self._waiting: str | None = None
         if sys.stderr.isatty():
             self._bar = tqdm(
                 total=expected_tokens,
@@ -56,6 +57,16 @@ class Progress:
         elif time.monotonic() - self._last_line >= _LINE_EVERY_SECONDS:
             self._last_line = time.monotonic()
             print(self._line(shard_index), file=sys.stderr, flush=True)
+
+    def show_waiting(self, reason: str | None) -> None:
+        """What the run is waiting for; None: it goes on. From any thread."""
+        if reason == self._waiting:
+            return
+        if self._bar is not None:
+            self._bar.set_postfix_str(printable(reason or ""))
+        elif reason is not None or self._waiting is not None:
+            self.say(reason or "the network is back")
+        self._waiting = reason
 
     def say(self, message: str) -> None:
         """A line of its own, above the bar."""

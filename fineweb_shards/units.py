@@ -21,6 +21,11 @@ def parse_bytes(text: str) -> int:
     return _parse(text, short | _DECIMAL | _BINARY)
 
 
+def parse_seconds(text: str) -> int:
+    """`90`, `90s`, `15min`, `1h`."""
+    return _parse(text, {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400})
+
+
 def _parse(text: str, factors: dict[str, int]) -> int:
     match = _NUMBER.fullmatch(text.strip().lower())
     if not match or match[2] not in factors:

@@ -19,6 +19,9 @@ class InlineExecutor:
         self._source = source
         self._encoder = encoder
 
+    def tell_waits_to(self, tell: Callable[[str | None], None]) -> None:
+        pass
+
     def encode(self, batches: Iterator[Batch], notify: Callable[[str], None]) -> Iterator[EncodedBlock]:
         try:
             for batch in batches:

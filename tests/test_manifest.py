@@ -15,7 +15,7 @@ from fineweb_shards.types import Counts, Cursor, ShardRecord
 
 RECORD = ShardRecord("edufineweb_val_000000.npy", 10, 2, 148, "ab" * 32, Cursor(0, 3, 7, True), Counts(5, 1))
 MANIFEST = Manifest(
-    {"layout": "build-nanogpt", "shard_tokens": 10}, [{"name": "a"}], {"python": "3"}, (RECORD,)
+    {"layout": "build-nanogpt", "shard_tokens": 10}, [{"name": "a"}], {"python": "3"}, "c0ffee", (RECORD,)
 )
 
 

@@ -23,7 +23,8 @@ from types import TracebackType
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.producer import Producer
-from fineweb_shards.executors.worker import Done, Ready, WorkerSpec, receive, run_worker
+from fineweb_shards.executors.worker import Done, Ready, Waiting, WorkerSpec, receive, run_worker
+from fineweb_shards.outage import Tell
 from fineweb_shards.types import Batch, EncodedBlock
 
 MAXIMUM_DEATHS = 3  # of workers, over one batch
@@ -67,6 +68,7 @@ class LocalExecutor:
         self._count = workers
         self._window_bytes = window_bytes
         self._notify: Callable[[str], None] = lambda _: None
+        self._tell_wait: Tell = lambda _: None
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._tasks: deque[_Task] = deque()  # in order; the first is the one to come out next
@@ -90,6 +92,10 @@ class LocalExecutor:
         for worker in self._workers:
             worker.process.join()
             worker.pipe.close()
+
+    def tell_waits_to(self, tell: Tell) -> None:
+        """Where to say that a worker waits for the network (None: no longer)."""
+        self._tell_wait = tell
 
     def encode(self, batches: Iterator[Batch], notify: Callable[[str], None]) -> Iterator[EncodedBlock]:
         """The blocks of all batches, in the batches' order; `notify` is told of accidents."""
@@ -177,7 +183,9 @@ class LocalExecutor:
         except (EOFError, OSError):
             self._bury(worker)
             return
-        if isinstance(message, Ready):
+        if isinstance(message, Waiting):
+            self._tell_wait(message.reason)
+        elif isinstance(message, Ready):
             worker.ready = True
             self._early_deaths = 0
         elif isinstance(message, EncodedBlock):

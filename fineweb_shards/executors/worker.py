@@ -7,6 +7,7 @@ happens: a thread watches for it.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
 import traceback
@@ -55,20 +56,35 @@ class Failed:
     error: ShardError
 
 
-Message = Ready | Done | Failed | EncodedBlock
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The network is being waited for; None: no longer."""
+
+    reason: str | None
 
 
-def send(pipe: connection.Connection, message: Message) -> None:
-    """A message; a block's tokens follow as raw bytes, which is faster than a pickle."""
-    if isinstance(message, EncodedBlock):
-        pipe.send(replace(message, tokens=_NO_TOKENS))
-        pipe.send_bytes(message.tokens.data.cast("B") if len(message.tokens) else b"")
-    else:
-        pipe.send(message)
+Message = Ready | Done | Failed | Waiting | EncodedBlock
+
+
+class Outbox:
+    """The way to the parent. Several threads use it, and a block is two messages."""
+
+    def __init__(self, pipe: connection.Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """A message; a block's tokens follow as raw bytes, which is faster than a pickle."""
+        with self._lock:
+            if isinstance(message, EncodedBlock):
+                self._pipe.send(replace(message, tokens=_NO_TOKENS))
+                self._pipe.send_bytes(message.tokens.data.cast("B") if len(message.tokens) else b"")
+            else:
+                self._pipe.send(message)
 
 
 def receive(pipe: connection.Connection) -> Message:
-    """The other end of `send`."""
+    """The other end of an outbox."""
     message: Message = pipe.recv()
     if isinstance(message, EncodedBlock):
         return replace(message, tokens=np.frombuffer(pipe.recv_bytes(), np.uint16))
@@ -80,29 +96,41 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     be_nice()
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    outbox = Outbox(pipe)
+    spec.source.tell_waits_to(lambda reason: outbox.send(Waiting(reason)))
     try:
         encoder = _make_encoder(spec)
     except ShardError as error:
-        send(pipe, Failed(error))
+        outbox.send(Failed(error))
         return
-    send(pipe, Ready())
-    while True:
-        try:
-            batch: Batch | None = pipe.recv()
-        except EOFError:
-            return
-        if batch is None:
-            return
+    outbox.send(Ready())
+    inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive_batches, args=(pipe, spec.source, inbox), daemon=True).start()
+    while (batch := inbox.get()) is not None:
         try:
             for block in encode_batch(spec.source, encoder, batch):
-                send(pipe, block)
-            send(pipe, Done())
+                outbox.send(block)
+            outbox.send(Done())
         except ShardError as error:
-            send(pipe, Failed(error))
+            outbox.send(Failed(error))
         except (BrokenPipeError, ConnectionResetError):
             return  # the parent is gone
         except Exception as error:
-            send(pipe, Failed(_unexpected(spec, batch, error)))
+            outbox.send(Failed(_unexpected(spec, batch, error)))
+
+
+def _receive_batches(
+    pipe: connection.Connection, source: Source, inbox: queue.SimpleQueue[Batch | None]
+) -> None:
+    """Take batches as they come, so that the next one is fetched while this one is encoded."""
+    while True:
+        try:
+            batch: Batch = pipe.recv()
+        except (EOFError, OSError):
+            inbox.put(None)
+            return
+        inbox.put(batch)
+        source.prefetch(batch)
 
 
 def encode_batch(source: Source, encoder: Encoder, batch: Batch) -> Iterator[EncodedBlock]:

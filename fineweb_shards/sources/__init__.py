@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from fineweb_shards.sources.base import Format, InputFile, ReadSettings, Source
-from fineweb_shards.sources.jsonl import JsonLinesFormat
-from fineweb_shards.sources.parquet import ParquetFormat
-from fineweb_shards.sources.text import TextFormat
+from importlib import import_module
 
-FORMATS: dict[str, type[Format]] = {
-    "parquet": ParquetFormat,
-    "jsonl": JsonLinesFormat,
-    "text": TextFormat,
+from fineweb_shards.sources.base import Format, InputFile, ReadSettings, Source
+
+# By name of module and class, so that a run over local files never loads the clients of the hub.
+FORMATS = {
+    "parquet": "parquet.ParquetFormat",
+    "jsonl": "jsonl.JsonLinesFormat",
+    "text": "text.TextFormat",
+    "hub-parquet": "hub.HubParquetFormat",
+    "hub-download": "hub.DownloadedFormat",
+    "hub-rows": "hub_rows.HubRowsFormat",
 }
 
 
 def open_source(files: tuple[InputFile, ...], settings: ReadSettings) -> Source:
     """The source made of these files."""
-    return Source(files, {name: kind(settings) for name, kind in FORMATS.items()}, settings)
+    formats = {file.format: _load_format(file.format)(settings) for file in files}
+    return Source(files, formats, settings)
+
+
+def _load_format(name: str) -> type[Format]:
+    module, _, kind = FORMATS[name].partition(".")
+    found: type[Format] = getattr(import_module(f"{__package__}.{module}"), kind)
+    return found

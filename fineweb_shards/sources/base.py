@@ -7,13 +7,28 @@ next to nothing; `chunks` runs in the workers and does the reading.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.outage import Patience, Tell
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 STANDARD_INPUT = "-"
+_EXPECTED_FILES = 3  # the current one and two ahead
+
+
+@dataclass(frozen=True, slots=True)
+class HubRef:
+    """A dataset on the hub at one commit, and how to get at it."""
+
+    dataset: str
+    name: str
+    split: str
+    commit: str
+    max_outage_seconds: int
+    download_folder: str
+    keep_downloads: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +39,7 @@ class ReadSettings:
     separator: str
     batch_bytes: int
     skip_bad: bool
+    hub: HubRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +49,11 @@ class InputFile:
     index: int
     path: str  # or STANDARD_INPUT
     name: str  # for people and the manifest: the path below the input it was found by
-    format: str  # "parquet", "jsonl" or "text"
+    format: str  # a key of sources.FORMATS
     compression: str | None  # "gzip", "zstd" or None
     size_bytes: int
     mtime_ns: int
-    sample_sha256: str
+    content_hash: str  # of samples of a local file; the hub's own hash (ETag) of a remote one
 
     @property
     def is_standard_input(self) -> bool:
@@ -46,7 +62,7 @@ class InputFile:
     @property
     def by_value(self) -> bool:
         """Whether it can only be read front to back, so that batches carry their bytes."""
-        return self.is_standard_input or self.compression is not None
+        return self.is_standard_input or self.compression is not None or self.format == "hub-rows"
 
 
 class Format(ABC):
@@ -54,6 +70,10 @@ class Format(ABC):
 
     def __init__(self, settings: ReadSettings) -> None:
         self.settings = settings
+        self.patience = Patience(settings.hub.max_outage_seconds if settings.hub else 0)
+
+    def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings]]:
+        return type(self), (self.settings,)  # open files and connections stay in their process
 
     @abstractmethod
     def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
@@ -66,6 +86,19 @@ class Format(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of files that were kept open for the next batch."""
+
+    def tell_waits_to(self, tell: Tell) -> None:
+        """Where to say that the network is being waited for (None: no longer)."""
+        self.patience.tell = tell
+
+    def expect(self, files: Sequence[InputFile]) -> None:
+        """In the parent: these files come next."""
+
+    def release(self, files: Sequence[InputFile]) -> None:
+        """In the parent: these files will never be read again."""
+
+    def prefetch(self, file: InputFile, batch: Batch) -> None:
+        """In a worker, in a thread of its own: this batch comes next."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +115,7 @@ class Source:
             first = file.index == start.file
             position, inside = (start.position, start.inside) if first else (0, False)
             done = position
+            self.formats[file.format].expect(self.files[file.index : file.index + _EXPECTED_FILES])
             try:
                 for batch in self.formats[file.format].batches(file, position, inside):
                     yield batch
@@ -99,6 +133,21 @@ class Source:
             return iter([TextChunk([], cursor, cursor, counts=counts, problems=(batch.problem,))])
         file = self.files[batch.file]
         return self.formats[file.format].chunks(file, batch)
+
+    def prefetch(self, batch: Batch) -> None:
+        """Have the batch's bytes ready when its turn comes, where that takes time."""
+        if batch.problem is None:
+            file = self.files[batch.file]
+            self.formats[file.format].prefetch(file, batch)
+
+    def tell_waits_to(self, tell: Tell) -> None:
+        for format_ in self.formats.values():
+            format_.tell_waits_to(tell)
+
+    def release_before(self, index: int) -> None:
+        """Everything from the files before `index` is in finished shards."""
+        for format_ in self.formats.values():
+            format_.release(self.files[:index])
 
     def close(self) -> None:
         for format_ in self.formats.values():

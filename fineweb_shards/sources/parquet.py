@@ -38,9 +38,6 @@ class ParquetFormat(Format):
         self._file: tuple[str, Any] | None = None
         self._rows: _RowReader | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self.settings, "_file": None, "_rows": None}  # open files stay at home
-
     def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
         metadata = self.open(file).metadata
         column = self.text_column_index(file, metadata)
@@ -103,9 +100,7 @@ class ParquetFormat(Format):
         if self._file is None or self._file[0] != file.path:
             self.close()
             try:
-                opened = pq.ParquetFile(
-                    file.path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False, memory_map=False
-                )
+                opened = self.open_file(file)
             except OSError as error:
                 if error.errno is not None:
                     raise read_error(file, error) from error
@@ -114,6 +109,10 @@ class ParquetFormat(Format):
                 raise _damaged(file, error) from error
             self._file = (file.path, opened)
         return self._file[1]
+
+    def open_file(self, file: InputFile) -> Any:
+        """Open it and parse its footer."""
+        return pq.ParquetFile(file.path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False)
 
     def close(self) -> None:
         if self._file is not None:
@@ -156,10 +155,11 @@ class ParquetFormat(Format):
         A row group can only be read from its start. So the place reached is kept for the next stripe:
         every worker reads a large row group once, whichever stripes it gets.
         """
-        opened = self.open(file)  # drops the reader of another file
+        opened = self.open(file)
         first, end = rows or (0, self._group_rows(file, group))
-        if self._rows is None or self._rows.group != group or self._rows.next_row > first:
-            self._rows = _RowReader(opened, group, self.settings.text_column)
+        place = (file.path, group)
+        if self._rows is None or self._rows.place != place or self._rows.next_row > first:
+            self._rows = _RowReader(place, opened, self.settings.text_column)
         try:
             yield from self._rows.read(first, end)
         except (OSError, pa.ArrowException) as error:
@@ -174,8 +174,9 @@ class ParquetFormat(Format):
 class _RowReader:
     """Reads the text column of one row group from front to back."""
 
-    def __init__(self, file: Any, group: int, column: str) -> None:
-        self.group = group
+    def __init__(self, place: tuple[str, int], file: Any, column: str) -> None:
+        self.place = place
+        group = place[1]
         self.next_row = 0
         self._rest: Any = None  # rows that were read together with earlier ones
         self._stretches = file.iter_batches(

@@ -15,7 +15,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text
@@ -135,9 +134,6 @@ class TextFormat(Format):
     def __init__(self, settings: ReadSettings) -> None:
         super().__init__(settings)
         self._view: tuple[str, FileView | StreamView] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self.settings, "_view": None}  # an open file stays in its process
 
     def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
         view = open_view(file)

@@ -101,7 +101,7 @@ def test_changed_files_are_refused_by_field(folder: Path, change: str) -> None:
     path = folder / "b.txt"
     status = path.stat()
     recorded = files_to_json(find_files((str(folder),), "auto"))
-    field = {"size": "size_bytes", "content": "sample_sha256", "times": "mtime_ns", "name": "name"}.get(
+    field = {"size": "size_bytes", "content": "content_hash", "times": "mtime_ns", "name": "name"}.get(
         change, ""
     )
     if change == "size":

@@ -1,0 +1,89 @@
+"""Patience with a network: what to do again, when, and for how long.
+
+Nothing here knows HTTP. An action that fails in a way that may pass raises `Trouble`; everything else it
+raises is final.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from fineweb_shards.errors import NetworkError
+from fineweb_shards.units import show_seconds
+
+Result = TypeVar("Result")
+Tell = Callable[[str | None], None]
+
+FIRST_WAIT_SECONDS = 0.2
+LONGEST_WAIT_SECONDS = 120.0
+# Shorter troubles are nobody's business.
+TELL_AFTER_SECONDS = 3.0
+
+
+class Trouble(Exception):  # noqa: N818 - it is raised to be waited out
+    """Something that may pass; `retry_after_seconds` is what the server asks for."""
+
+    def __init__(self, reason: str, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Clock:
+    """The real one. Tests have one whose hours pass in no time."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def wall(self) -> str:
+        return time.strftime("%H:%M")
+
+
+class Patience:
+    """Does an action again until it succeeds, with growing pauses, up to an outage's length."""
+
+    def __init__(self, max_outage_seconds: float, clock: Clock | None = None) -> None:
+        self.tell: Tell = lambda _: None
+        self._max_outage_seconds = max_outage_seconds
+        self._clock = clock or Clock()
+        self._chooser = random.Random()
+
+    def call(self, action: Callable[[], Result]) -> Result:
+        """The action's result. NetworkError once it has been in trouble for too long."""
+        began: float | None = None
+        since = ""
+        tries = 0
+        told = False
+        while True:
+            try:
+                result = action()
+            except Trouble as trouble:
+                now = self._clock.now()
+                if began is None:
+                    began, since = now, self._clock.wall()
+                if now - began >= self._max_outage_seconds:
+                    raise NetworkError(
+                        f"No luck with the network for {show_seconds(now - began)}, since {since}: "
+                        f"{trouble.reason}."
+                    ) from None
+                wait = self._pause(tries, trouble.retry_after_seconds)
+                if now - began + wait >= TELL_AFTER_SECONDS:
+                    told = True
+                    self.tell(f"waiting for the network since {since} ({trouble.reason})")
+                self._clock.sleep(min(wait, began + self._max_outage_seconds - now))
+                tries += 1
+            else:
+                if told:
+                    self.tell(None)
+                return result
+
+    def _pause(self, tries: int, asked_seconds: float) -> float:
+        """Doubling, with jitter, so that many workers don't come back at once."""
+        longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(tries, 30))
+        return max(asked_seconds, longest * self._chooser.uniform(0.5, 1.0))

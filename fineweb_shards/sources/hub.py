@@ -1,0 +1,216 @@
+"""A dataset on the Hugging Face hub: which files it is made of, and how they are read.
+
+One process lists, once, at one pinned commit; workers get paths, sizes and hashes. Parquet is read by row
+groups inside the workers (`HubParquetFormat`), or downloaded whole a few files ahead
+(`DownloadedFormat`). Anything else is streamed front to back with `datasets` (hub_rows.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
+
+from fineweb_shards.errors import HubError, ShardError
+from fineweb_shards.outage import Patience, Trouble
+from fineweb_shards.sources.base import InputFile, ReadSettings
+from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.sources.ranges import RangeFile, translated_errors
+from fineweb_shards.types import Batch
+
+_PATHS_AT_ONCE = 500
+_API_SECONDS = 30
+# Row groups that lie next to each other are fetched with one request, other columns included, where those
+# are this small a part: the hub limits requests more than bytes.
+_MOST_OVERHEAD = 1.05
+_LARGEST_FETCH_BYTES = 64 * 2**20
+_READ_BUFFER_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a dataset is at one commit."""
+
+    commit: str
+    files: tuple[InputFile, ...]
+
+
+def list_dataset(
+    dataset: str, name: str, split: str, revision: str, patience: Patience, *, download: Path | None
+) -> Listing:
+    """The files of a config and split, resolved by `datasets` itself."""
+    api = HfApi()
+
+    def commit_of() -> str:
+        with translated_errors(f"dataset {dataset}"):
+            info = api.dataset_info(dataset, revision=revision or None, timeout=_API_SECONDS)
+        return str(info.sha)
+
+    # First, because its errors are clean: `datasets` tells an outage as a missing file.
+    commit = patience.call(commit_of)
+    urls = patience.call(lambda: _resolve(dataset, name, split, commit))
+    prefix = f"hf://datasets/{dataset}@{commit}/"
+    paths = [url.removeprefix(prefix) for url in urls]
+    if not all(path.endswith(".parquet") for path in paths):
+        whole = InputFile(
+            0, f"{prefix}{name}/{split}", f"{name or dataset}/{split}", "hub-rows", None, 0, 0, ""
+        )
+        return Listing(commit, (whole,))
+
+    def describe(some: list[str]) -> list[Any]:
+        with translated_errors(f"dataset {dataset}"):
+            return list(api.get_paths_info(dataset, some, repo_type="dataset", revision=commit))
+
+    infos: dict[str, Any] = {}
+    for first in range(0, len(paths), _PATHS_AT_ONCE):
+        some = paths[first : first + _PATHS_AT_ONCE]
+        infos |= {info.path: info for info in patience.call(lambda some=some: describe(some))}  # type: ignore[misc]
+    missing = [path for path in paths if path not in infos]
+    if missing:
+        raise HubError(f"dataset {dataset}: {missing[0]} is listed but not there.")
+    files = []
+    for index, path in enumerate(paths):
+        info = infos[path]
+        digest = info.lfs.sha256 if info.lfs else info.blob_id
+        location = str(download / path) if download else prefix + path
+        form = "hub-download" if download else "hub-parquet"
+        files.append(InputFile(index, location, path, form, None, info.size, 0, digest))
+    return Listing(commit, tuple(files))
+
+
+def _resolve(dataset: str, name: str, split: str, commit: str) -> list[str]:
+    import datasets  # heavy, and only needed here
+
+    datasets.disable_progress_bars()
+    try:
+        with translated_errors(f"dataset {dataset}"):
+            builder = datasets.load_dataset_builder(dataset, name=name or None, revision=commit)
+    except ValueError as error:  # a misspelt config; the message has the names that exist
+        names = re.findall(r"'([^']+)'", str(error).partition("Available")[2])
+        known = f"Its configs are: {', '.join(names)}." if names else str(error)
+        raise HubError(f"dataset {dataset}: there is no config {name!r}.", known) from None
+    except FileNotFoundError as error:
+        if type(error) is FileNotFoundError:  # how `datasets` tells an outage
+            raise Trouble("the listing could not be read") from None
+        raise HubError(f"dataset {dataset}: {str(error).splitlines()[0]}") from None
+    found = builder.config.data_files or {}
+    if split not in found:
+        known = ", ".join(map(str, found)) or "none"
+        raise HubError(f"dataset {dataset}: there is no split {split!r}.", f"Its splits are: {known}.")
+    return [str(url) for url in found[split]]
+
+
+class HubParquetFormat(ParquetFormat):
+    """Row groups straight from the hub."""
+
+    def __init__(self, settings: ReadSettings) -> None:
+        super().__init__(settings)
+        self._open_files: dict[str, tuple[Any, RangeFile]] = {}
+
+    def open(self, file: InputFile) -> Any:
+        return self._opened(file)[0]
+
+    def _opened(self, file: InputFile) -> tuple[Any, RangeFile]:
+        """Two files at most: the one being read and the one being prefetched from."""
+        if file.path not in self._open_files:
+            remote = self._remote(file)
+            parsed = pq.ParquetFile(remote, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False)
+            for old in list(self._open_files)[:-1]:
+                self._open_files.pop(old)[1].close()
+            self._open_files[file.path] = (parsed, remote)
+        return self._open_files[file.path]
+
+    def _remote(self, file: InputFile) -> RangeFile:
+        hub = self.settings.hub
+        assert hub is not None
+        url = hf_hub_url(hub.dataset, file.name, repo_type="dataset", revision=hub.commit)
+        return RangeFile(url, file.size_bytes, file.content_hash, self.patience)
+
+    def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Any:
+        """A large row group stays whole: in stripes every worker would fetch all of it."""
+        yield Batch(file.index, group, group + 1, size)
+
+    def prefetch(self, file: InputFile, batch: Batch) -> None:
+        try:
+            parsed, remote = self._opened(file)
+        except ShardError:
+            return  # whoever reads the batch meets it again, and reports it
+        for start, stop in self._ranges(file, parsed.metadata, batch):
+            if stop - start <= _LARGEST_FETCH_BYTES:
+                remote.prefetch(start, stop)
+
+    def _ranges(self, file: InputFile, metadata: Any, batch: Batch) -> list[tuple[int, int]]:
+        """What to fetch for a batch: all its row groups in one piece, or the text of each."""
+        column = self.text_column_index(file, metadata)
+        chunks = [metadata.row_group(i).column(column) for i in range(batch.position, batch.end)]
+        starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+        texts = [
+            (start, start + chunk.total_compressed_size) for start, chunk in zip(starts, chunks, strict=True)
+        ]
+        first, last = texts[0][0], texts[-1][1]
+        if last - first <= _MOST_OVERHEAD * sum(stop - start for start, stop in texts):
+            return [(first, last)]
+        return texts
+
+    def chunks(self, file: InputFile, batch: Batch) -> Any:
+        parsed, remote = self._opened(file)
+        remote.forget_before(self._ranges(file, parsed.metadata, batch)[0][0])
+        return super().chunks(file, batch)
+
+    def close(self) -> None:
+        for _, remote in self._open_files.values():
+            remote.close()
+        self._open_files.clear()
+        super().close()
+
+
+class DownloadedFormat(ParquetFormat):
+    """Whole files, fetched with huggingface_hub (xet where available) a few ahead, deleted after use."""
+
+    def __init__(self, settings: ReadSettings) -> None:
+        super().__init__(settings)
+        self._downloads: dict[str, Future[None]] = {}
+        self._downloader = ThreadPoolExecutor(1, "download")
+
+    def expect(self, files: Sequence[InputFile]) -> None:
+        for file in files:
+            if file.path not in self._downloads:
+                self._downloads[file.path] = self._downloader.submit(self._download, file)
+
+    def open_file(self, file: InputFile) -> Any:
+        if file.path in self._downloads:  # in the parent, which lists before any worker reads
+            self._downloads[file.path].result()
+        return super().open_file(file)
+
+    def _download(self, file: InputFile) -> None:
+        path = Path(file.path)
+        if path.exists() and path.stat().st_size == file.size_bytes:
+            return
+        hub = self.settings.hub
+        assert hub is not None
+
+        def fetch() -> None:
+            with translated_errors(file.name):
+                hf_hub_download(
+                    hub.dataset,
+                    file.name,
+                    repo_type="dataset",
+                    revision=hub.commit,
+                    local_dir=hub.download_folder,
+                )
+
+        self.patience.call(fetch)
+
+    def release(self, files: Sequence[InputFile]) -> None:
+        hub = self.settings.hub
+        if hub is None or hub.keep_downloads:
+            return
+        for file in files:
+            if file.format == "hub-download":
+                Path(file.path).unlink(missing_ok=True)

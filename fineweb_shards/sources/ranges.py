@@ -1,0 +1,192 @@
+"""A file on the hub as a file: one GET for each range that is read, every answer checked.
+
+Plain range requests through huggingface_hub's own session, so that HF_TOKEN, HF_ENDPOINT, offline mode and
+proxies work as people know them. Not `HfFileSystem`: it takes a 200 for a Range (2 GB into memory), does not
+notice a changed ETag, retries for 23 s where a night needs an hour, and asks the API at every open.
+
+Errors leave here as our own: the clients' exceptions hold the request, and with it the token.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import io
+import re
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+from huggingface_hub import constants, get_session
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+from fineweb_shards.errors import ChangedError, HubError, ShardError
+from fineweb_shards.outage import Patience, Trouble
+
+_PASSING_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+# A connection that trickles never runs into a timeout.
+_SLOWEST_BYTES_PER_SECOND = 4096
+_TIMES_CHANGED = 3  # before a changed ETag is believed
+
+
+class RangeFile(io.RawIOBase):
+    """Seekable and readable, for pyarrow. Reads inside a prefetched range don't go to the network."""
+
+    def __init__(self, url: str, size_bytes: int, content_hash: str, patience: Patience) -> None:
+        super().__init__()
+        self._url = url
+        self._size_bytes = size_bytes
+        self._hash = content_hash
+        self._etag: str | None = None
+        self._changed = 0
+        self._patience = patience
+        self._position = 0
+        self._ahead: dict[tuple[int, int], Future[bytes]] = {}
+        self._fetcher = ThreadPoolExecutor(1, "fetch")
+
+    def prefetch(self, start: int, stop: int) -> None:
+        """Begin to fetch a range. It is kept until `forget_before`."""
+        self._ahead[start, stop] = self._fetcher.submit(self.fetch, start, stop)
+
+    def forget_before(self, position: int) -> None:
+        """Let go of prefetched ranges that end before `position`."""
+        for start, stop in list(self._ahead):
+            if stop <= position:
+                del self._ahead[start, stop]
+
+    def fetch(self, start: int, stop: int) -> bytes:
+        """The bytes of a range, however often it takes."""
+        return self._patience.call(lambda: self._fetch_once(start, stop))
+
+    def _fetch_once(self, start: int, stop: int) -> bytes:
+        wanted = f"bytes {start}-{stop - 1}/{self._size_bytes}"
+        headers = build_hf_headers() | {
+            "Range": f"bytes={start}-{stop - 1}",
+            "Accept-Encoding": "identity",
+        }
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        with (
+            translated_errors(self._url),
+            get_session().stream("GET", self._url, headers=headers, timeout=timeout) as response,
+        ):
+            if response.status_code >= 400:
+                response.read()
+            hf_raise_for_status(response)
+            if response.status_code != 206 or response.headers.get("Content-Range") != wanted:
+                raise Trouble(f"status {response.status_code} for a range of {_short(self._url)}")
+            self._check_same(response)
+            buffer, begin = bytearray(), time.monotonic()
+            for chunk in response.iter_raw():
+                buffer += chunk
+                seconds = time.monotonic() - begin
+                if seconds > timeout and len(buffer) < _SLOWEST_BYTES_PER_SECOND * seconds:
+                    raise Trouble(f"only {len(buffer):,} bytes in {seconds:.0f} s")
+        if len(buffer) != stop - start:
+            raise Trouble(f"{len(buffer):,} of {stop - start:,} bytes")
+        return bytes(buffer)
+
+    def _check_same(self, response: Any) -> None:
+        """The file must be the one that was listed. A CDN has ETags of its own: those are compared with
+        each other, and the hub's redirect with the listing."""
+        etag = _strip(response.headers.get("ETag"))
+        linked = [_strip(answer.headers.get("X-Linked-ETag")) for answer in response.history]
+        known = self._hash if not response.history else self._etag or etag
+        if etag == known and all(tag in (None, self._hash) for tag in linked):
+            self._etag = etag
+            self._changed = 0
+            return
+        self._changed += 1
+        if self._changed >= _TIMES_CHANGED:
+            raise ChangedError(
+                f"{_short(self._url)}: the file on the hub has changed (ETag {etag}, was {known})."
+            )
+        raise Trouble(f"another ETag for {_short(self._url)}")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size_bytes)[whence]
+        return self._position
+
+    def read(self, length: int = -1) -> bytes:
+        start = self._position
+        stop = self._size_bytes if length is None or length < 0 else min(self._size_bytes, start + length)
+        if stop <= start:
+            return b""
+        self._position = stop
+        for (first, last), future in list(self._ahead.items()):
+            if first <= start and stop <= last:
+                return future.result()[start - first : stop - first]
+        return self.fetch(start, stop)
+
+    def close(self) -> None:
+        self._fetcher.shutdown(wait=False, cancel_futures=True)
+        self._ahead.clear()
+        super().close()
+
+
+class translated_errors:  # noqa: N801 - reads like a statement
+    """The clients' exceptions become `Trouble` where waiting may help, and HubError where it won't."""
+
+    def __init__(self, what: str) -> None:
+        self._what = _short(what)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, (Trouble, ShardError)):
+            return
+        if isinstance(error, OfflineModeIsEnabled):
+            raise HubError(
+                f"{self._what}: HF_HUB_OFFLINE is set, and this is not on the disk.",
+                "Unset HF_HUB_OFFLINE, or use --input with local files.",
+            ) from None
+        if isinstance(error, HfHubHTTPError):
+            status = error.response.status_code
+            if status in _PASSING_STATUSES:
+                raise Trouble(f"status {status}", _retry_after(error.response)) from None
+            raise HubError(f"{self._what}: {_refusal(error, status)}.") from None
+        if isinstance(error, (httpx2.TransportError, ConnectionError, TimeoutError)):
+            raise Trouble(_reason(error)) from None
+
+
+def _refusal(error: HfHubHTTPError, status: int) -> str:
+    words = {401: "the hub asks for a token (401)", 403: "access is refused (403)", 404: "not found (404)"}
+    if type(error).__name__ == "GatedRepoError":
+        return f"the dataset is gated ({status}): accept its terms on its page, and set HF_TOKEN"
+    if type(error).__name__ == "RepositoryNotFoundError":
+        return f"no such dataset, or a private one without the right token ({status})"
+    return words.get(status, f"the hub answers {status}")
+
+
+def _reason(error: BaseException) -> str:
+    names = {"ReadTimeout": "the connection stays silent", "ConnectError": "no connection"}
+    return names.get(type(error).__name__, f"connection broken: {type(error).__name__}")
+
+
+def _retry_after(response: Any) -> float:
+    """Seconds from Retry-After (a number or a date) or from the hub's RateLimit header."""
+    text = response.headers.get("Retry-After", "")
+    if text.isdigit():
+        return float(text)
+    if date := email.utils.parsedate_to_datetime(text) if text else None:
+        return max(0.0, date.timestamp() - time.time())
+    reset = re.search(r"\bt=(\d+)", response.headers.get("RateLimit", ""))
+    return float(reset[1]) if reset else 0.0
+
+
+def _strip(etag: str | None) -> str | None:
+    return etag.removeprefix("W/").strip('"') if etag else None
+
+
+def _short(url: str) -> str:
+    """Without host, query and signature."""
+    return re.sub(r"^https?://[^/]+/", "", url).split("?")[0]

@@ -1,0 +1,133 @@
+"""The dataset repositories that the stand-in hub serves: files, commits and who may read them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+FINEWEB_EDU_COMMIT = "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
+LARGE_FILE_SUFFIXES = (".parquet", ".gz", ".zst")  # what .gitattributes sends to LFS
+Content = bytes | Path
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash(content: Content, modified_ns: int = 0) -> str:
+    """Hash a content once; the modification time is only there to notice a changed file."""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file of a repository, in memory or on disk; a file on disk is never loaded whole."""
+
+    path: str
+    content: Content
+
+    @property
+    def size(self) -> int:
+        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
+
+    @property
+    def sha256(self) -> str:
+        if isinstance(self.content, bytes):
+            return _hash(self.content)
+        return _hash(self.content, self.content.stat().st_mtime_ns)
+
+    @property
+    def is_large(self) -> bool:
+        return self.path.endswith(LARGE_FILE_SUFFIXES)
+
+    @property
+    def etag(self) -> str:
+        """SHA-256 of a large file, 40 digits of a small one (where git would have a SHA-1)."""
+        return self.sha256 if self.is_large else self.sha256[:40]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the entry that `tree` and `paths-info` show for this file."""
+        entry = {"type": "file", "path": self.path, "size": self.size, "oid": self.sha256[:40]}
+        large = {"oid": self.sha256, "size": self.size, "pointerSize": 134}
+        return {**entry, "lfs": large} if self.is_large else entry
+
+    def read(self, start: int, stop: int, chunk_bytes: int) -> Iterator[bytes]:
+        """Yield the bytes from start to stop in chunks."""
+        if isinstance(self.content, bytes):
+            for at in range(start, stop, chunk_bytes):
+                yield self.content[at : min(at + chunk_bytes, stop)]
+            return
+        with self.content.open("rb") as file:
+            file.seek(start)
+            while start < stop and (chunk := file.read(min(chunk_bytes, stop - start))):
+                start += len(chunk)
+                yield chunk
+
+
+def fineweb_edu_card(paths: Iterable[str]) -> bytes:
+    """Write a README.md with FineWeb-Edu's `configs:`, as far as there are files for them.
+
+    `default` comes first as in the original, because `datasets` also lists the files of the first
+    config when it is asked for another one: every real start lists data/.
+    """
+    folders = sorted({str(PurePosixPath(path).parent) for path in paths})
+    dumps = {folder[5:]: folder for folder in folders if folder.startswith("data/")}
+    samples = {folder.replace("/", "-"): folder for folder in folders if folder[:7] == "sample/"}
+    default = {"default": "data/*"} if dumps else {}
+    configs = [
+        f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {folder}/*\n"
+        for name, folder in {**default, **samples, **dumps}.items()
+    ]
+    return f"---\nlicense: odc-by\nconfigs:\n{''.join(configs)}---\n# FineWeb-Edu\n".encode()
+
+
+class Repository:
+    """A dataset repository: an access rule, and commits of which the last one is `main`.
+
+    Without a README.md it gets FineWeb-Edu's card. `token` opens a private or gated repository.
+    """
+
+    def __init__(
+        self,
+        repo_id: str,
+        files: Mapping[str, Content],
+        *,
+        commit: str = FINEWEB_EDU_COMMIT,
+        access: Literal["public", "private", "gated"] = "public",
+        token: str | None = None,
+    ) -> None:
+        self.repo_id = repo_id
+        self.access = access
+        self.token = token
+        self.head = commit
+        contents = {"README.md": fineweb_edu_card(files), **files}
+        self.commits = {commit: {path: HubFile(path, contents[path]) for path in contents}}
+
+    def replace_file(self, path: str, content: Content, *, new_commit: bool = True) -> str:
+        """Replace or add a file and return the commit that has it.
+
+        A new commit is a push: the older commits stay as they are. Without one the bytes change
+        under a pinned commit, which the hub promises not to do and a reader must notice.
+        """
+        files = {**self.commits[self.head], path: HubFile(path, content)}
+        if new_commit:
+            self.head = hashlib.sha1(f"{self.head} {path}".encode()).hexdigest()
+        self.commits[self.head] = files
+        return self.head
+
+    def list_tree(self, commit: str, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+        """Return the entries below a folder, sorted; as in git there is no empty folder."""
+        prefix = f"{folder}/" if folder else ""
+        files = [file for path, file in self.commits[commit].items() if path.startswith(prefix)]
+        entries = {file.path: file.describe() for file in files}
+        for file in files:
+            for parent in map(str, PurePosixPath(file.path).parents):
+                if parent.startswith(prefix) and parent != ".":
+                    oid = _hash(parent.encode())[:40]
+                    entries[parent] = {"type": "directory", "path": parent, "size": 0, "oid": oid}
+        chosen = [path for path in entries if recursive or "/" not in path[len(prefix) :]]
+        return [entries[path] for path in sorted(chosen)]
