@@ -53,7 +53,7 @@ def build(job: Job, *, fresh: bool, same_source: bool, say: Say) -> Outcome:
         spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
         # Workers take a second or two to load, in which the plan is made.
         with LocalExecutor(spec, job.budget.workers, job.budget.window_bytes) as executor:
-            plan = make_plan(job, trial_seconds=0)
+            plan = make_plan(job, trial_seconds=0, start=manifest.end)
             for line in short_lines(plan):
                 say(line)
             if manifest.shards:
@@ -88,10 +88,10 @@ def run(job: Job, manifest: Manifest, executor: LocalExecutor, progress: Progres
 
 
 def report_problems(blocks: Iterable[EncodedBlock], say: Say) -> Iterator[EncodedBlock]:
-    """Pass blocks on; say what --on-bad-file skip left out of them."""
+    """Pass blocks on; say what was wrong in their input."""
     for block in blocks:
         for problem in block.problems:
-            say(f"skipped: {problem}")
+            say(f"note: {problem}")
         yield block
 
 

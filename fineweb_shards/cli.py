@@ -145,7 +145,7 @@ def run_plan(options: argparse.Namespace) -> None:
     from fineweb_shards.job import make_job, pinned_commit
     from fineweb_shards.plan import make_plan, plan_lines
 
-    config = _config_of(options)
+    config = dataclasses.replace(_config_of(options), download=False)  # a plan needs no whole file
     job = make_job(config, commit=pinned_commit(config), tell=_say_waiting)
     print("\n".join(plan_lines(make_plan(job, trial_seconds=1.0))))
 

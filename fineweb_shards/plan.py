@@ -21,14 +21,14 @@ from fineweb_shards.sources.stream import expansion_of
 from fineweb_shards.terminal import safe_text
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.types import Batch, TextChunk
+from fineweb_shards.types import Batch, Cursor, TextChunk
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 
+_BEGINNING = Cursor(0, 0)
 TOKEN_COUNT_COLUMN = "token_count"
 _SAMPLE_FILES = 64
 _SAMPLE_BYTES = 24 * 2**20
 _QUICK_SAMPLE_BYTES = 2**18
-_SAMPLE_REMOTE_FILES = 2
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 _REMOTE_FOOTERS = 3
 _CHEAP_ROW_GROUPS = 64  # a request for each, where token_count is on the hub
@@ -67,17 +67,21 @@ class Plan:
         return -(-self.extent.tokens // self.job.config.shard_tokens)
 
 
-def make_plan(job: Job, *, trial_seconds: float) -> Plan:
-    """Look at the input. Without a trial (0 seconds) only a glance, as `build` does it."""
+def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING) -> Plan:
+    """Look at the input. Without a trial (0 seconds) only a glance, as `build` does it.
+
+    `start` is where a run will begin: from the hub nothing is fetched that lies before it.
+    """
     with contextlib.closing(job.source):
-        return _look(job, trial_seconds)
+        return _look(job, trial_seconds, start)
 
 
-def _look(job: Job, trial_seconds: float) -> Plan:
-    sample = _take_sample(job, _SAMPLE_BYTES if trial_seconds else _QUICK_SAMPLE_BYTES)
+def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
+    limit = _SAMPLE_BYTES if trial_seconds else _QUICK_SAMPLE_BYTES
+    sample = _take_sample(job, limit, start if job.commit else _BEGINNING)
     engine = job.engine() if trial_seconds else TiktokenEngine()
     measured = _measure(engine, sample.chunks, trial_seconds)
-    extent = _measure_extent(job, sample, measured, every_footer=trial_seconds > 0)
+    extent = _measure_extent(job, sample, measured, start, every_footer=trial_seconds > 0)
     documents = [text for chunk in sample.chunks for text in chunk.documents[:3]]
     return Plan(
         job,
@@ -118,10 +122,10 @@ class _Measured:
     tokens_per_second: float | None
 
 
-def _take_sample(job: Job, limit_bytes: int) -> _Sample:
+def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
     """The beginning of a few files, spread over all of them."""
-    files = [file for file in job.source.files if not file.is_standard_input]
-    most = _SAMPLE_REMOTE_FILES if job.commit else _SAMPLE_FILES
+    files = [file for file in job.source.files[start.file :] if not file.is_standard_input]
+    most = 1 if job.commit else _SAMPLE_FILES
     chosen = files[:: max(1, len(files) // most)][:most]
     chunks: list[TextChunk] = []
     separators: set[str] = set()
@@ -129,7 +133,8 @@ def _take_sample(job: Job, limit_bytes: int) -> _Sample:
     for file in chosen:
         try:
             taken = 0
-            for batch in _first_batches(job, file):
+            position = start.position if file.index == start.file else 0
+            for batch in _first_batches(job, file, position):
                 if batch.separator:
                     separators.add(batch.separator)
                 for chunk in job.source.chunks(batch):
@@ -145,8 +150,8 @@ def _take_sample(job: Job, limit_bytes: int) -> _Sample:
     return _Sample(chunks, separators, time.monotonic() - begin)
 
 
-def _first_batches(job: Job, file: InputFile) -> Iterator[Batch]:
-    return islice(job.source.formats[file.format].batches(file, 0, False), 64)
+def _first_batches(job: Job, file: InputFile, position: int) -> Iterator[Batch]:
+    return islice(job.source.formats[file.format].batches(file, position, False), 64)
 
 
 def _measure(engine: Engine, chunks: list[TextChunk], seconds: float) -> _Measured:
@@ -189,12 +194,14 @@ def _parts(chunks: list[TextChunk]) -> Iterator[list[str]]:
             yield [text[:65536].encode("utf-8", "replace").decode() for text in part]
 
 
-def _measure_extent(job: Job, sample: _Sample, measured: _Measured, *, every_footer: bool) -> Extent:
+def _measure_extent(
+    job: Job, sample: _Sample, measured: _Measured, start: Cursor, *, every_footer: bool
+) -> Extent:
     files = job.source.files
     if any(file.is_standard_input for file in files):
         return Extent(None, None, exact=False)
     if all(isinstance(job.source.formats[file.format], ParquetFormat) for file in files):
-        return _parquet_extent(job, measured, every_footer=every_footer)
+        return _parquet_extent(job, measured, start, every_footer=every_footer)
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
     read_bytes = sum(chunk.counts.text_bytes for chunk in sample.chunks)
@@ -212,11 +219,13 @@ def _text_bytes(chunk: TextChunk) -> int:
     return sum(len(text.encode("utf-8", "replace")) for text in chunk.documents)
 
 
-def _parquet_extent(job: Job, measured: _Measured, *, every_footer: bool) -> Extent:
+def _parquet_extent(job: Job, measured: _Measured, start: Cursor, *, every_footer: bool) -> Extent:
     """Documents from the footers; tokens from `token_count` where all files have it."""
     files = job.source.files
-    most = _REMOTE_FOOTERS if job.commit else len(files) if every_footer else _FOOTERS_AT_ONCE
+    most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]
+    if job.commit:
+        chosen = files[start.file :][: _REMOTE_FOOTERS if every_footer else 1] or files[-1:]
     documents = text_bytes = counted = 0
     all_counted = True
     for file in chosen:
@@ -225,7 +234,7 @@ def _parquet_extent(job: Job, measured: _Measured, *, every_footer: bool) -> Ext
         try:
             metadata = parquet.open(file).metadata
             column = parquet.text_column_index(file, metadata)
-            cheap = not job.commit or metadata.num_row_groups <= _CHEAP_ROW_GROUPS
+            cheap = not job.commit or (every_footer and metadata.num_row_groups <= _CHEAP_ROW_GROUPS)
             count = parquet.sum_column(file, TOKEN_COUNT_COLUMN) if cheap else None
         except BadFileError:
             if not job.source.settings.skip_bad:
@@ -278,7 +287,7 @@ def short_lines(plan: Plan) -> list[str]:
 
 def _short_rows(plan: Plan) -> list[tuple[str, str]]:
     job, extent = plan.job, plan.extent
-    kinds = sorted({file.format for file in job.source.files})
+    kinds = sorted({file.format.removeprefix("hub-") for file in job.source.files})
     count = len(job.source.files)
     size = show_bytes(job.source.size_bytes)
     where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""

@@ -41,6 +41,8 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         notes.append(f"{totals['replaced_characters']:,} invalid characters became U+FFFD.")
     if totals["bad_parts"]:
         notes.append(f"{totals['bad_parts']:,} damaged files, row groups or lines were left out.")
+    if totals["wrong_claims"]:
+        notes.append(f"{totals['wrong_claims']:,} documents have another token_count than ours; see above.")
     if not manifest.shards:
         notes.append("The input holds no document, so there is no shard.")
     elif (last := manifest.shards[-1].tokens) < job.config.shard_tokens:

@@ -7,6 +7,7 @@ source    worker reads  worker encodes   stitcher       packer         writer, l
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ class Counts:
     skipped_documents: int = 0  # null text
     replaced_characters: int = 0  # invalid UTF-8 that became U+FFFD
     bad_parts: int = 0  # damaged files, row groups or lines left out by --on-bad-file skip
+    wrong_claims: int = 0  # documents whose token_count in the source is not ours
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -48,6 +50,7 @@ class Counts:
             self.skipped_documents + other.skipped_documents,
             self.replaced_characters + other.replaced_characters,
             self.bad_parts + other.bad_parts,
+            self.wrong_claims + other.wrong_claims,
         )
 
 
@@ -84,7 +87,17 @@ class TextChunk:
     unfinished: bool = False  # the last document goes on in the next chunk
     seam: bool = False
     counts: Counts = Counts()
-    problems: tuple[str, ...] = ()  # what --on-bad-file skip left out, for the log
+    problems: tuple[str, ...] = ()  # what a person should know of, for the log
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """How many tokens the source says some documents of a chunk have, beginning with document `first`."""
+
+    first: int
+    tokens: NDArray[np.int64]
+    ids: Any  # an Arrow array of their names, looked at only where a claim is wrong
 
 
 @dataclass(frozen=True, slots=True)

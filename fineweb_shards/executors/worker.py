@@ -129,8 +129,8 @@ def _receive_batches(
         except (EOFError, OSError):
             inbox.put(None)
             return
+        source.prefetch(batch)  # first, or the batch would be read before its bytes are asked for
         inbox.put(batch)
-        source.prefetch(batch)
 
 
 def encode_batch(source: Source, encoder: Encoder, batch: Batch) -> Iterator[EncodedBlock]:

@@ -123,7 +123,7 @@ class Source:
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     raise
-                yield Batch(file.index, done, done, 0, problem=error.message)
+                yield Batch(file.index, done, done, 0, problem=f"left out: {error.message}")
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
         """The documents of a batch, read here and now."""

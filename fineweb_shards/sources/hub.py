@@ -28,7 +28,7 @@ _PATHS_AT_ONCE = 500
 _API_SECONDS = 30
 # Row groups that lie next to each other are fetched with one request, other columns included, where those
 # are this small a part: the hub limits requests more than bytes.
-_MOST_OVERHEAD = 1.05
+_MOST_OVERHEAD = 1.08
 _LARGEST_FETCH_BYTES = 64 * 2**20
 _READ_BUFFER_BYTES = 8 * 2**20
 
@@ -112,6 +112,7 @@ class HubParquetFormat(ParquetFormat):
     def __init__(self, settings: ReadSettings) -> None:
         super().__init__(settings)
         self._open_files: dict[str, tuple[Any, RangeFile]] = {}
+        self._nearly_all_text: dict[str, bool] = {}
 
     def open(self, file: InputFile) -> Any:
         return self._opened(file)[0]
@@ -146,17 +147,27 @@ class HubParquetFormat(ParquetFormat):
                 remote.prefetch(start, stop)
 
     def _ranges(self, file: InputFile, metadata: Any, batch: Batch) -> list[tuple[int, int]]:
-        """What to fetch for a batch: all its row groups in one piece, or the text of each."""
-        column = self.text_column_index(file, metadata)
-        chunks = [metadata.row_group(i).column(column) for i in range(batch.position, batch.end)]
-        starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-        texts = [
-            (start, start + chunk.total_compressed_size) for start, chunk in zip(starts, chunks, strict=True)
-        ]
-        first, last = texts[0][0], texts[-1][1]
-        if last - first <= _MOST_OVERHEAD * sum(stop - start for start, stop in texts):
-            return [(first, last)]
+        """What to fetch for a batch: all its row groups in one piece, or only the text of each."""
+        groups = [_extents(metadata.row_group(i)) for i in range(batch.position, batch.end)]
+        texts = [group[self.settings.text_column] for group in groups]
+        if self._is_nearly_all_text(file):
+            return [(texts[0][0], max(groups[-1][name][1] for name in self.columns(file)))]
         return texts
+
+    def columns(self, file: InputFile) -> list[str]:
+        """Without FineWeb's claims where they would cost requests of their own."""
+        return super().columns(file) if self._is_nearly_all_text(file) else [self.settings.text_column]
+
+    def _is_nearly_all_text(self, file: InputFile) -> bool:
+        """Whether neighbouring row groups are best fetched in one piece, other columns and all."""
+        if file.path not in self._nearly_all_text:
+            metadata = self.open(file).metadata
+            groups = [_extents(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
+            texts = [group[self.settings.text_column] for group in groups]
+            everything = sum(stop - start for group in groups for start, stop in group.values())
+            only_text = sum(stop - start for start, stop in texts)
+            self._nearly_all_text[file.path] = everything <= _MOST_OVERHEAD * only_text
+        return self._nearly_all_text[file.path]
 
     def chunks(self, file: InputFile, batch: Batch) -> Any:
         parsed, remote = self._opened(file)
@@ -168,6 +179,16 @@ class HubParquetFormat(ParquetFormat):
             remote.close()
         self._open_files.clear()
         super().close()
+
+
+def _extents(group: Any) -> dict[str, tuple[int, int]]:
+    """Where the columns of a row group lie in the file."""
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+    return {
+        chunk.path_in_schema: (start, start + chunk.total_compressed_size)
+        for chunk, start in zip(chunks, starts, strict=True)
+    }
 
 
 class DownloadedFormat(ParquetFormat):
@@ -184,8 +205,8 @@ class DownloadedFormat(ParquetFormat):
                 self._downloads[file.path] = self._downloader.submit(self._download, file)
 
     def open_file(self, file: InputFile) -> Any:
-        if file.path in self._downloads:  # in the parent, which lists before any worker reads
-            self._downloads[file.path].result()
+        self.expect([file])  # where it is there already, nothing happens
+        self._downloads[file.path].result()
         return super().open_file(file)
 
     def _download(self, file: InputFile) -> None:

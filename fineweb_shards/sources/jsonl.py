@@ -76,7 +76,7 @@ class JsonLinesFormat(TextFormat):
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     raise
-                problems.append(error.message)
+                problems.append(f"left out: {error.message}")
                 counts += Counts(bad_parts=1)
             offset += len(line) + 1
         yield TextChunk(

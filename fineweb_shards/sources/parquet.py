@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text, read_error
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
-from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
+from fineweb_shards.types import Batch, Claim, Counts, Cursor, TextChunk
 
 # Rows are decoded a stretch at a time and encoded a chunk at a time: both small enough for a worker's
 # share of memory, whatever the row groups are like.
@@ -28,6 +28,9 @@ _STRETCH_BYTES = 512 * 1024
 _CHUNK_BYTES = 8 * 2**20
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _READ_BUFFER_BYTES = 2**20
+# FineWeb says of every document how many GPT-2 tokens it has, EOT not counted.
+CLAIM_COLUMNS = ["token_count", "id"]
+_FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
 _LONG_CELL_BYTES = 4 * 2**20
 _CUT_WINDOW_BYTES = 64 * 1024
 
@@ -71,8 +74,8 @@ class ParquetFormat(Format):
         chunk = TextChunk([], Cursor(batch.file, batch.position) if begins else None, None)
         for group in range(batch.position, batch.end):
             try:
-                for column in self._columns(file, group, batch.rows):
-                    for part in _split_column(column):
+                for rows in self._read_rows(file, group, batch.rows):
+                    for part in _split_rows(rows):
                         size_bytes = chunk.counts.text_bytes + part.counts.text_bytes
                         if chunk.documents and size_bytes > _CHUNK_BYTES:
                             yield chunk
@@ -87,7 +90,7 @@ class ParquetFormat(Format):
                 chunk = replace(
                     chunk,
                     counts=chunk.counts + Counts(bad_parts=1),
-                    problems=(*chunk.problems, error.message),
+                    problems=(*chunk.problems, f"left out: {error.message}"),
                 )
         ends = batch.rows is None or batch.rows[1] == self._group_rows(file, batch.position)
         yield replace(chunk, end=Cursor(batch.file, batch.end) if ends else None)
@@ -149,8 +152,13 @@ class ParquetFormat(Format):
         except (OSError, pa.ArrowException) as error:
             raise _damaged(file, error) from error
 
-    def _columns(self, file: InputFile, group: int, rows: tuple[int, int] | None) -> Iterator[Any]:
-        """The text column of a row group, or of some of its rows, a stretch at a time.
+    def columns(self, file: InputFile) -> list[str]:
+        """What is read of a file: the text, and in FineWeb's files what they say about its tokens."""
+        names = set(self.open(file).schema_arrow.names)
+        return [self.settings.text_column, *(CLAIM_COLUMNS if names >= _FINEWEB_COLUMNS else [])]
+
+    def _read_rows(self, file: InputFile, group: int, rows: tuple[int, int] | None) -> Iterator[Any]:
+        """The columns of a row group, or of some of its rows, a stretch at a time.
 
         A row group can only be read from its start. So the place reached is kept for the next stripe:
         every worker reads a large row group once, whichever stripes it gets.
@@ -159,7 +167,7 @@ class ParquetFormat(Format):
         first, end = rows or (0, self._group_rows(file, group))
         place = (file.path, group)
         if self._rows is None or self._rows.place != place or self._rows.next_row > first:
-            self._rows = _RowReader(place, opened, self.settings.text_column)
+            self._rows = _RowReader(place, opened, self.columns(file))
         try:
             yield from self._rows.read(first, end)
         except (OSError, pa.ArrowException) as error:
@@ -172,34 +180,32 @@ class ParquetFormat(Format):
 
 
 class _RowReader:
-    """Reads the text column of one row group from front to back."""
+    """Reads one row group from front to back."""
 
-    def __init__(self, place: tuple[str, int], file: Any, column: str) -> None:
+    def __init__(self, place: tuple[str, int], file: Any, columns: list[str]) -> None:
         self.place = place
         group = place[1]
         self.next_row = 0
         self._rest: Any = None  # rows that were read together with earlier ones
         self._stretches = file.iter_batches(
-            batch_size=_stretch_rows(file.metadata.row_group(group), column),
+            batch_size=_stretch_rows(file.metadata.row_group(group), columns[0]),
             row_groups=[group],
-            columns=[column],
+            columns=columns,
             use_threads=False,
         )
 
     def read(self, first: int, end: int) -> Iterator[Any]:
         while self.next_row < end:
-            column = self._rest
-            if column is None:
+            rows = self._rest
+            if rows is None:
                 rows = next(self._stretches, None)
                 if rows is None:
                     raise pa.ArrowInvalid(f"it ends after {self.next_row} rows")
-                column = rows.column(0)
-            wanted = column[max(0, first - self.next_row) : end - self.next_row]
-            used = min(len(column), end - self.next_row)
-            self._rest = column[used:] if used < len(column) else None
+            begin, used = max(0, first - self.next_row), min(len(rows), end - self.next_row)
+            self._rest = rows.slice(used) if used < len(rows) else None
             self.next_row += used
-            if len(wanted):
-                yield wanted
+            if begin < used:
+                yield rows.slice(begin, used - begin)
 
 
 def _stretch_rows(group: Any, column: str) -> int:
@@ -227,8 +233,10 @@ def _is_text(kind: Any) -> bool:
     return any(check(kind) for check in checks)
 
 
-def _split_column(column: Any) -> Iterator[TextChunk]:
+def _split_rows(rows: Any) -> Iterator[TextChunk]:
     """A stretch of rows as chunks without cursors: one for all, or several where a cell is huge."""
+    names = rows.schema.names
+    column = rows.column(next(i for i, name in enumerate(names) if name not in CLAIM_COLUMNS))
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
@@ -240,7 +248,11 @@ def _split_column(column: Any) -> Iterator[TextChunk]:
             yield from _split_cell(column[row])
         return
     texts, replaced = _to_texts(column)
-    yield TextChunk(texts, None, None, counts=Counts(size_bytes, column.null_count, replaced))
+    claims: tuple[Claim, ...] = ()
+    if "token_count" in names and len(texts) == len(rows):
+        counts = rows.column(names.index("token_count")).fill_null(-1).to_numpy(zero_copy_only=False)
+        claims = (Claim(0, counts, rows.column(names.index("id"))),)
+    yield TextChunk(texts, None, None, counts=Counts(size_bytes, column.null_count, replaced), claims=claims)
 
 
 def _to_texts(column: Any) -> tuple[list[str], int]:
@@ -297,6 +309,7 @@ def _append(chunk: TextChunk, part: TextChunk) -> TextChunk:
         seam=part.seam if empty else chunk.seam,
         unfinished=part.unfinished,
         counts=chunk.counts + part.counts,
+        claims=chunk.claims + tuple(replace(c, first=c.first + len(chunk.documents)) for c in part.claims),
     )
 
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx2
-from huggingface_hub import constants, get_session
+from huggingface_hub import constants, get_hf_file_metadata, get_session
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
@@ -27,7 +27,6 @@ from fineweb_shards.outage import Patience, Trouble
 _PASSING_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 # A connection that trickles never runs into a timeout.
 _SLOWEST_BYTES_PER_SECOND = 4096
-_TIMES_CHANGED = 3  # before a changed ETag is believed
 
 
 class RangeFile(io.RawIOBase):
@@ -39,7 +38,6 @@ class RangeFile(io.RawIOBase):
         self._size_bytes = size_bytes
         self._hash = content_hash
         self._etag: str | None = None
-        self._changed = 0
         self._patience = patience
         self._position = 0
         self._ahead: dict[tuple[int, int], Future[bytes]] = {}
@@ -88,20 +86,17 @@ class RangeFile(io.RawIOBase):
 
     def _check_same(self, response: Any) -> None:
         """The file must be the one that was listed. A CDN has ETags of its own: those are compared with
-        each other, and the hub's redirect with the listing."""
+        each other, and the hub's redirect with the listing. In doubt the hub is asked again."""
         etag = _strip(response.headers.get("ETag"))
         linked = [_strip(answer.headers.get("X-Linked-ETag")) for answer in response.history]
         known = self._hash if not response.history else self._etag or etag
         if etag == known and all(tag in (None, self._hash) for tag in linked):
             self._etag = etag
-            self._changed = 0
             return
-        self._changed += 1
-        if self._changed >= _TIMES_CHANGED:
-            raise ChangedError(
-                f"{_short(self._url)}: the file on the hub has changed (ETag {etag}, was {known})."
-            )
-        raise Trouble(f"another ETag for {_short(self._url)}")
+        now = get_hf_file_metadata(self._url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).etag
+        if now != self._hash:
+            raise ChangedError(f"{_short(self._url)}: the file on the hub was {self._hash} and is {now}.")
+        raise Trouble(f"an answer with another ETag for {_short(self._url)}")
 
     def readable(self) -> bool:
         return True

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,7 +23,7 @@ from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.tokenizers.ranks import EOT, load_ranks, token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.types import Cursor, EncodedBlock, TextChunk, Tokens
+from fineweb_shards.types import Counts, Cursor, EncodedBlock, TextChunk, Tokens
 
 PASSAGE_BYTES = 256 * 1024
 _CUT_WINDOW_BYTES = 64 * 1024
@@ -69,13 +70,14 @@ class Encoder:
         """The chunk's tokens; `where` names the file in case of a difference from tiktoken."""
         tokens, offsets = self.encode_documents(chunk.documents)
         self._check_sample(chunk, tokens, offsets, where)
+        wrong = list(_wrong_claims(chunk, offsets, where))
         return EncodedBlock(
             start=chunk.start,
             end=chunk.end,
             tokens=self._with_eot(chunk, tokens, offsets),
             seam=chunk.seam,
-            counts=chunk.counts,
-            problems=chunk.problems,
+            counts=chunk.counts + Counts(wrong_claims=len(wrong)),
+            problems=(*chunk.problems, *wrong),
         )
 
     def encode_documents(self, documents: list[str]) -> tuple[Ids, Offsets]:
@@ -158,6 +160,18 @@ class Encoder:
                     f"{self._engine.name} and tiktoken disagree about document {i + 1} of {where} "
                     f"({_describe(chunk.start)}), which begins {text[:60]!r}."
                 )
+
+
+def _wrong_claims(chunk: TextChunk, offsets: Offsets, where: str) -> Iterator[str]:
+    """The documents of which the source says another number of tokens, by their id."""
+    lengths = np.diff(offsets)
+    for claim in chunk.claims:
+        ours = lengths[claim.first : claim.first + len(claim.tokens)]
+        for i in np.flatnonzero((ours != claim.tokens) & (claim.tokens >= 0)).tolist():
+            yield (
+                f"{where}: document {claim.ids[i].as_py()} has {ours[i]:,} tokens, "
+                f"its token_count says {claim.tokens[i]:,}"
+            )
 
 
 def _sample(documents: int, chooser: random.Random) -> list[int]:
