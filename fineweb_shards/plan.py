@@ -137,6 +137,7 @@ def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
             for batch in _first_batches(job, file, position):
                 if batch.separator:
                     separators.add(batch.separator)
+                job.source.prefetch(batch)
                 for chunk in job.source.chunks(batch):
                     chunks.append(chunk)
                     taken += chunk.counts.text_bytes

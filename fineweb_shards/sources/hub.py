@@ -27,7 +27,7 @@ from fineweb_shards.types import Batch
 _PATHS_AT_ONCE = 500
 _API_SECONDS = 30
 # Row groups that lie next to each other are fetched with one request, other columns included, where those
-# are this small a part: the hub limits requests more than bytes.
+# are this small a part of them.
 _MOST_OVERHEAD = 1.08
 _LARGEST_FETCH_BYTES = 64 * 2**20
 _READ_BUFFER_BYTES = 8 * 2**20
@@ -108,6 +108,9 @@ def _resolve(dataset: str, name: str, split: str, commit: str) -> list[str]:
 
 class HubParquetFormat(ParquetFormat):
     """Row groups straight from the hub."""
+
+    # The hub allows an anonymous user ten requests a second: several row groups with each of them.
+    batches_at_once = 2
 
     def __init__(self, settings: ReadSettings) -> None:
         super().__init__(settings)

@@ -36,6 +36,8 @@ _CUT_WINDOW_BYTES = 64 * 1024
 
 
 class ParquetFormat(Format):
+    batches_at_once = 1  # larger ones where a request costs more than its bytes
+
     def __init__(self, settings: ReadSettings) -> None:
         super().__init__(settings)
         self._file: tuple[str, Any] | None = None
@@ -45,9 +47,10 @@ class ParquetFormat(Format):
         metadata = self.open(file).metadata
         column = self.text_column_index(file, metadata)
         first, size = position, 0
+        wanted = self.settings.batch_bytes * self.batches_at_once
         for group in range(position, metadata.num_row_groups):
             group_size = metadata.row_group(group).column(column).total_uncompressed_size
-            if group_size >= 2 * self.settings.batch_bytes:
+            if group_size >= 2 * wanted:
                 if size:
                     yield Batch(file.index, first, group, size)
                 rows = metadata.row_group(group).num_rows
@@ -55,7 +58,7 @@ class ParquetFormat(Format):
                 first, size = group + 1, 0
                 continue
             size += group_size
-            if size >= self.settings.batch_bytes:
+            if size >= wanted:
                 yield Batch(file.index, first, group + 1, size)
                 first, size = group + 1, 0
         if first < metadata.num_row_groups:

@@ -1,0 +1,59 @@
+"""`make bench-hub`: the same files from the disk, from a hub on loopback, and with 50 ms added to every
+request; all in one run, so that only the ratios count. The hub (tests/standin_hub.py) runs on the same cores.
+
+    python benchmarks/hub.py [--files FILE.parquet …] [--repeat 12]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from run import CORPUS, HERE, measure_speed, stdlib_parquet
+
+from fineweb_shards.units import show_count
+
+STAND_IN = HERE.parent / "tests" / "standin_hub.py"
+LATENCIES_MS = [0, 50]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", nargs="*", help="parquet files with a text column")
+    parser.add_argument("--repeat", type=int, default=12, help="how many copies of them are read")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=HERE) as folder:
+        scratch = Path(folder)
+        files = options.files or [str(path) for path in sorted(CORPUS.glob("*.parquet"))]
+        files = files or [str(stdlib_parquet(scratch / "stdlib.parquet"))]
+        served = scratch / "served"
+        served.mkdir()
+        for number, path in enumerate(files * options.repeat):
+            (served / f"{number:03d}_00000.parquet").symlink_to(Path(path).resolve())
+        local = measure_speed(scratch / "local", [str(served)])
+        print(f"| from the disk | {show_count(local)} tokens/s |")
+        for latency in LATENCIES_MS:
+            speed = measure_hub(scratch, served, latency)
+            print(f"| from the hub, {latency} ms | {show_count(speed)} tokens/s, {speed / local:.0%} |")
+
+
+def measure_hub(scratch: Path, served: Path, latency_ms: int) -> float:
+    words = [sys.executable, str(STAND_IN), str(served), "--latency-ms", str(latency_ms)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        endpoint = server.stdout.readline().strip().partition("=")[2]
+        os.environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(scratch / f"home{latency_ms}")}
+        os.environ["NO_PROXY"] = "127.0.0.1,localhost"
+        try:
+            flags = ["--dataset", "HuggingFaceFW/fineweb-edu", "--name", "sample-10BT"]
+            return measure_speed(scratch / f"hub{latency_ms}", [], *flags)
+        finally:
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()
