@@ -40,7 +40,7 @@ class RangeFile(io.RawIOBase):
         self._etag: str | None = None
         self._patience = patience
         self._position = 0
-        self._ahead: dict[tuple[int, int], Future[bytes]] = {}
+        self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
         self._fetcher = ThreadPoolExecutor(1, "fetch")
 
     def prefetch(self, start: int, stop: int) -> None:
@@ -53,11 +53,11 @@ class RangeFile(io.RawIOBase):
             if stop <= position:
                 del self._ahead[start, stop]
 
-    def fetch(self, start: int, stop: int) -> bytes:
+    def fetch(self, start: int, stop: int) -> memoryview:
         """The bytes of a range, however often it takes."""
         return self._patience.call(lambda: self._fetch_once(start, stop))
 
-    def _fetch_once(self, start: int, stop: int) -> bytes:
+    def _fetch_once(self, start: int, stop: int) -> memoryview:
         wanted = f"bytes {start}-{stop - 1}/{self._size_bytes}"
         headers = build_hf_headers() | {
             "Range": f"bytes={start}-{stop - 1}",
@@ -74,15 +74,16 @@ class RangeFile(io.RawIOBase):
             if response.status_code != 206 or response.headers.get("Content-Range") != wanted:
                 raise Trouble(f"status {response.status_code} for a range of {_short(self._url)}")
             self._check_same(response)
-            buffer, begin = bytearray(), time.monotonic()
+            buffer, received, begin = bytearray(stop - start), 0, time.monotonic()
             for chunk in response.iter_raw():
-                buffer += chunk
+                buffer[received : received + len(chunk)] = chunk
+                received += len(chunk)
                 seconds = time.monotonic() - begin
-                if seconds > timeout and len(buffer) < _SLOWEST_BYTES_PER_SECOND * seconds:
-                    raise Trouble(f"only {len(buffer):,} bytes in {seconds:.0f} s")
-        if len(buffer) != stop - start:
-            raise Trouble(f"{len(buffer):,} of {stop - start:,} bytes")
-        return bytes(buffer)
+                if seconds > timeout and received < _SLOWEST_BYTES_PER_SECOND * seconds:
+                    raise Trouble(f"only {received:,} bytes in {seconds:.0f} s")
+        if received != stop - start:
+            raise Trouble(f"{received:,} of {stop - start:,} bytes")
+        return memoryview(buffer)
 
     def _check_same(self, response: Any) -> None:
         """The file must be the one that was listed. A CDN has ETags of its own: those are compared with
@@ -111,11 +112,12 @@ class RangeFile(io.RawIOBase):
         self._position = offset + (0, self._position, self._size_bytes)[whence]
         return self._position
 
-    def read(self, length: int = -1) -> bytes:
+    def read(self, length: int = -1) -> memoryview:
+        """Without a copy: pyarrow takes anything with a buffer."""
         start = self._position
         stop = self._size_bytes if length is None or length < 0 else min(self._size_bytes, start + length)
         if stop <= start:
-            return b""
+            return memoryview(b"")
         self._position = stop
         for (first, last), future in list(self._ahead.items()):
             if first <= start and stop <= last:

@@ -82,10 +82,14 @@ class Encoder:
 
     def encode_documents(self, documents: list[str]) -> tuple[Ids, Offsets]:
         """Exactly `encode_ordinary` of every document, whatever its length and content."""
-        if all(len(document) * 4 <= PASSAGE_BYTES for document in documents):
+        if all(len(document) <= PASSAGE_BYTES for document in documents):
             return self._encode_texts(documents)
-        passages = [list(_passages(document)) for document in documents]
+        passages = [_passages(document) for document in documents]
         tokens, borders = self._encode_texts([p.text for parts in passages for p in parts])
+        if not any(p.seam for parts in passages for p in parts):
+            firsts = np.zeros(len(documents) + 1, np.int64)
+            np.cumsum([len(parts) for parts in passages], out=firsts[1:])
+            return tokens, borders[firsts]
         parts = iter(np.split(tokens, borders[1:-1]))
         whole = [self._join([(next(parts), p.seam) for p in group]) for group in passages]
         offsets = np.zeros(len(whole) + 1, np.int64)
@@ -196,7 +200,7 @@ def _sample_passage(document: str) -> str:
 
 def _passages(document: str) -> list[_Passage]:
     """A document in passages of at most PASSAGE_BYTES (a few bytes more in hopeless cases)."""
-    if len(document) * 4 <= PASSAGE_BYTES:
+    if len(document) <= PASSAGE_BYTES:
         return [_Passage(document, seam=False)]
     try:
         data = document.encode()
