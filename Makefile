@@ -10,12 +10,12 @@ BIN := .venv/bin
 FLAGS := $(if $(OUT),--out '$(OUT)') $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help shards plan test check bench clean
+.PHONY: help shards plan test check bench bench-hub clean
 
 help: ## list the targets
 	@echo "make shards [SAMPLE=name] [OUT=folder] [WORKERS=n] [ARGS='--flag value']"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  SAMPLE is one of: $(basename $(notdir $(wildcard configs/*.toml)))"
 
@@ -35,6 +35,9 @@ check: .venv/dev ## lint, format and types
 
 bench: .venv/dev ## speed and memory against the original's loop; writes benchmarks/results.md
 	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-hub: .venv/dev ## the same files from the disk and from a hub on loopback
+	@$(BIN)/python benchmarks/hub.py $(ARGS)
 
 clean: ## remove .venv and caches (never any shards)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

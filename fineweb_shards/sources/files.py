@@ -127,9 +127,11 @@ def _sample(path: str, size: int) -> str:
 
 
 def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
-    """For the manifest. Without paths: the same files may lie elsewhere on another machine."""
+    """For the manifest. Without paths: the same files may lie elsewhere on another machine. Without
+    formats: those follow from names and settings, and a file of the hub may be streamed or downloaded."""
     return [
-        {key: value for key, value in asdict(file).items() if key not in ("index", "path")} for file in files
+        {key: value for key, value in asdict(file).items() if key not in ("index", "path", "format")}
+        for file in files
     ]
 
 
