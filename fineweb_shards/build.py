@@ -19,7 +19,8 @@ from fineweb_shards.executors.worker import WorkerSpec
 from fineweb_shards.job import Job
 from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
 from fineweb_shards.packer import Packer
-from fineweb_shards.plan import check_disk, make_plan, short_lines
+from fineweb_shards.plan import check_disk, make_plan
+from fineweb_shards.plan_text import short_lines
 from fineweb_shards.progress import Progress
 from fineweb_shards.sources.files import check_same_files, files_to_json
 from fineweb_shards.stitcher import stitch

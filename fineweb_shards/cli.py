@@ -143,7 +143,8 @@ def run_build(options: argparse.Namespace) -> None:
 
 def run_plan(options: argparse.Namespace) -> None:
     from fineweb_shards.job import make_job, pinned_commit
-    from fineweb_shards.plan import make_plan, plan_lines
+    from fineweb_shards.plan import make_plan
+    from fineweb_shards.plan_text import plan_lines
 
     config = dataclasses.replace(_config_of(options), download=False)  # a plan needs no whole file
     job = make_job(config, commit=pinned_commit(config), tell=_say_waiting)

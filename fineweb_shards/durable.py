@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
@@ -81,12 +80,7 @@ class FolderLock:
         self._file = file
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         assert self._file is not None
         self._file.close()
 

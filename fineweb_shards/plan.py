@@ -18,11 +18,10 @@ from fineweb_shards.job import Job
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.sources.stream import expansion_of
-from fineweb_shards.terminal import safe_text
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Batch, Cursor, TextChunk
-from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.units import show_bytes
 
 _BEGINNING = Cursor(0, 0)
 TOKEN_COUNT_COLUMN = "token_count"
@@ -30,7 +29,7 @@ _SAMPLE_FILES = 64
 _SAMPLE_BYTES = 24 * 2**20
 _QUICK_SAMPLE_BYTES = 2**18
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
-_REMOTE_FOOTERS = 3
+REMOTE_FOOTERS = 3
 _CHEAP_ROW_GROUPS = 64  # a request for each, where token_count is on the hub
 # Measured: two workers on two cores share them with the parent, which packs, hashes and writes.
 _PARALLEL_EFFICIENCY = 0.7
@@ -226,7 +225,7 @@ def _parquet_extent(job: Job, measured: _Measured, start: Cursor, *, every_foote
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]
     if job.commit:
-        chosen = files[start.file :][: _REMOTE_FOOTERS if every_footer else 1] or files[-1:]
+        chosen = files[start.file :][: REMOTE_FOOTERS if every_footer else 1] or files[-1:]
     documents = text_bytes = counted = 0
     all_counted = True
     for file in chosen:
@@ -260,76 +259,3 @@ def _limit(extent: Extent, max_tokens: int | None) -> Extent:
     share = max_tokens / extent.tokens
     documents = None if extent.documents is None else round(extent.documents * share)
     return Extent(documents, max_tokens, extent.exact)
-
-
-def plan_lines(plan: Plan) -> list[str]:
-    """The whole plan, for `plan`."""
-    config, extent = plan.job.config, plan.extent
-    rows = [*_short_rows(plan)]
-    rows.insert(1, ("documents", _about(extent.documents, exact=_documents_are_exact(plan))))
-    if plan.separators:
-        rows.append(("separator", ", ".join(_show_separator(name) for name in plan.separators)))
-    if plan.tokens_per_second and extent.tokens:
-        speed = f"{show_count(plan.tokens_per_second)} tokens/s"
-        duration = show_seconds(extent.tokens / plan.tokens_per_second)
-        rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
-    lines = [f"{name:<10} {text}" for name, text in rows]
-    for number, text in enumerate(plan.first_documents, 1):
-        lines.append(f"{f'document {number}':<10} {safe_text(text, 66)}")
-    if config.input and any(file.is_standard_input for file in plan.job.source.files):
-        lines.append("           (standard input can only be read once: its content is not looked at)")
-    return lines
-
-
-def short_lines(plan: Plan) -> list[str]:
-    """The plan in four lines, for the beginning of a build."""
-    return [f"{name:<10} {text}" for name, text in _short_rows(plan)]
-
-
-def _short_rows(plan: Plan) -> list[tuple[str, str]]:
-    job, extent = plan.job, plan.extent
-    kinds = sorted({file.format.removeprefix("hub-") for file in job.source.files})
-    count = len(job.source.files)
-    size = show_bytes(job.source.size_bytes)
-    where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""
-    fetch = " to fetch" if job.commit else ""
-    rows = [("input", f"{where}{count:,} file{'s'[: count != 1]}, {size}{fetch} ({', '.join(kinds)})")]
-    how = "exact, from token_count" if extent.exact else "an estimate"
-    if extent.tokens is None:
-        rows.append(("tokens", "unknown before the end"))
-    else:
-        last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.config.shard_tokens
-        about, rest = ("", f", the last with {last:,}") if extent.exact else ("about ", "")
-        rows.append(("tokens", f"{_about(extent.tokens, exact=extent.exact)} ({how})"))
-        rows.append(
-            ("shards", f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens{rest}, in {job.folder}")
-        )  # fmt: skip
-        rows.append(
-            (
-                "disk",
-                f"{show_bytes(plan.output_bytes or 0)} needed, {show_bytes(plan.free_bytes)} free",
-            )
-        )
-    workers = f"{job.budget.workers} worker{'s'[: job.budget.workers != 1]}"
-    budget = show_bytes(job.budget.memory_bytes)
-    rows.append(("machine", f"{workers}, {job.engine.name} {job.engine.installed_version()}, "
-                 f"memory budget {budget}"))  # fmt: skip
-    return rows
-
-
-def _documents_are_exact(plan: Plan) -> bool:
-    limited = plan.job.config.max_tokens is not None
-    files = plan.job.source.files
-    seen = len(files) <= _REMOTE_FOOTERS or not plan.job.commit
-    return all(file.format.endswith("parquet") for file in files) and seen and not limited
-
-
-def _about(count: int | None, *, exact: bool) -> str:
-    if count is None:
-        return "unknown before the end"
-    return f"{count:,}" if exact else f"about {show_count(count)}"
-
-
-def _show_separator(name: str) -> str:
-    named = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
-    return named.get(name, repr(name))

@@ -10,7 +10,6 @@ import hashlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -48,12 +47,7 @@ class ShardWriter:
             raise output_error(self._temporary, error) from error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._syncer.shutdown(wait=True)
         self._file.close()
         self._temporary.unlink(missing_ok=True)  # gone already if it was committed

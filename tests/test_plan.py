@@ -12,7 +12,8 @@ import runs
 from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_parquet, write_text
 
-from fineweb_shards.plan import make_plan, plan_lines
+from fineweb_shards.plan import make_plan
+from fineweb_shards.plan_text import plan_lines
 
 DOCUMENTS = [text for text in make_documents(400, seed=61) if text and "<|endoftext|>" not in text]
 TOKENS = len(reference.stream(DOCUMENTS))

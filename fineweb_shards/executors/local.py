@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.producer import Producer
@@ -81,12 +80,7 @@ class LocalExecutor:
         self._workers = [self._start_worker() for _ in range(self._count)]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text, read_error
-from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
-from fineweb_shards.types import Batch, Claim, Counts, Cursor, TextChunk
+from fineweb_shards.sources.base import Format, InputFile, ReadSettings, read_error
+from fineweb_shards.sources.rows import CLAIM_COLUMNS, append_chunk, is_text, split_rows
+from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 # Rows are decoded a stretch at a time and encoded a chunk at a time: both small enough for a worker's
 # share of memory, whatever the row groups are like.
@@ -28,11 +28,7 @@ _STRETCH_BYTES = 512 * 1024
 _CHUNK_BYTES = 8 * 2**20
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _READ_BUFFER_BYTES = 2**20
-# FineWeb says of every document how many GPT-2 tokens it has, EOT not counted.
-CLAIM_COLUMNS = ["token_count", "id"]
 _FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
-_LONG_CELL_BYTES = 4 * 2**20
-_CUT_WINDOW_BYTES = 64 * 1024
 
 
 class ParquetFormat(Format):
@@ -78,12 +74,12 @@ class ParquetFormat(Format):
         for group in range(batch.position, batch.end):
             try:
                 for rows in self._read_rows(file, group, batch.rows):
-                    for part in _split_rows(rows):
+                    for part in split_rows(rows):
                         size_bytes = chunk.counts.text_bytes + part.counts.text_bytes
                         if chunk.documents and size_bytes > _CHUNK_BYTES:
                             yield chunk
                             chunk = TextChunk([], None, None)
-                        chunk = _append(chunk, part)
+                        chunk = append_chunk(chunk, part)
                         if part.unfinished:  # its rest comes in a chunk of its own
                             yield chunk
                             chunk = TextChunk([], None, None)
@@ -136,7 +132,7 @@ class ParquetFormat(Format):
                 "Name the one with the text: --text-column.",
             )
         kind = schema.field(wanted).type
-        if not _is_text(kind):
+        if not is_text(kind):
             raise BadFileError(
                 f"{file.path}: column {wanted!r} holds {kind}, not text.",
                 "Name the column with the text: --text-column.",
@@ -220,100 +216,6 @@ def _stretch_rows(group: Any, column: str) -> int:
     size = next(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
     average = size // max(1, group.num_rows) + 1
     return int(min(max(_STRETCH_BYTES // average, 1), _STRETCH_ROWS))
-
-
-def _is_text(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    checks = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_string_view,
-        pa.types.is_binary_view,
-    )
-    return any(check(kind) for check in checks)
-
-
-def _split_rows(rows: Any) -> Iterator[TextChunk]:
-    """A stretch of rows as chunks without cursors: one for all, or several where a cell is huge."""
-    names = rows.schema.names
-    column = rows.column(next(i for i, name in enumerate(names) if name not in CLAIM_COLUMNS))
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
-        column = column.cast(pa.large_binary())
-    size_bytes = pc.sum(pc.binary_length(column)).as_py() or 0
-    if size_bytes > 2 * _LONG_CELL_BYTES:
-        # Somewhere in it is a long cell, or many middling ones: row by row, without copying all.
-        for row in range(len(column)):
-            yield from _split_cell(column[row])
-        return
-    texts, replaced = _to_texts(column)
-    claims: tuple[Claim, ...] = ()
-    if "token_count" in names and len(texts) == len(rows):
-        counts = rows.column(names.index("token_count")).fill_null(-1).to_numpy(zero_copy_only=False)
-        claims = (Claim(0, counts, rows.column(names.index("id"))),)
-    yield TextChunk(texts, None, None, counts=Counts(size_bytes, column.null_count, replaced), claims=claims)
-
-
-def _to_texts(column: Any) -> tuple[list[str], int]:
-    """The texts of a column that are not null, and how many characters had to be replaced."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        try:
-            texts = column.to_pylist()
-        except UnicodeDecodeError:  # some writers don't check
-            column = column.cast(pa.large_binary())
-        else:
-            return ([text for text in texts if text is not None] if column.null_count else texts), 0
-    decoded = [decode_text(data) for data in column.to_pylist() if data is not None]
-    return [text for text, _ in decoded], sum(replaced for _, replaced in decoded)
-
-
-def _split_cell(cell: Any) -> Iterator[TextChunk]:
-    if not cell.is_valid:
-        yield TextChunk([], None, None, counts=Counts(skipped_documents=1))
-        return
-    data = memoryview(cell.as_buffer())
-    position, inside, seam = 0, False, False
-    while True:
-        end = position + _LONG_CELL_BYTES
-        if end + CONTEXT_BYTES >= len(data):
-            end, next_seam, last = len(data), False, True
-        else:
-            low = end - _CUT_WINDOW_BYTES
-            window = bytes(data[low - CONTEXT_BYTES : end + CONTEXT_BYTES])
-            cut = find_cut(window, CONTEXT_BYTES, len(window) - CONTEXT_BYTES)
-            assert cut is not None, "there is always a place to cut in a kilobyte"
-            end, next_seam, last = low - CONTEXT_BYTES + cut.position, cut.seam, False
-        text, replaced = decode_text(bytes(data[position:end]))
-        yield TextChunk(
-            [text],
-            None,
-            None,
-            inside=inside,
-            unfinished=not last,
-            seam=seam,
-            counts=Counts(end - position, 0, replaced),
-        )
-        if last:
-            return
-        position, inside, seam = end, True, next_seam
-
-
-def _append(chunk: TextChunk, part: TextChunk) -> TextChunk:
-    """`part` at the end of `chunk`, which is empty where `part` begins inside a document."""
-    empty = not chunk.documents
-    return replace(
-        chunk,
-        documents=chunk.documents + part.documents if chunk.documents else part.documents,
-        inside=part.inside if empty else chunk.inside,
-        seam=part.seam if empty else chunk.seam,
-        unfinished=part.unfinished,
-        counts=chunk.counts + part.counts,
-        claims=chunk.claims + tuple(replace(c, first=c.first + len(chunk.documents)) for c in part.claims),
-    )
 
 
 def _damaged(file: InputFile, error: Exception) -> BadFileError:

@@ -14,7 +14,7 @@ from documents import make_documents
 from inputs import write_parquet
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources import parquet
+from fineweb_shards.sources import parquet, rows
 
 DOCUMENTS = make_documents(200, seed=3)
 
@@ -93,8 +93,8 @@ def test_an_empty_text_is_a_document_and_null_is_not(tmp_path: Path) -> None:
 )
 def test_a_huge_cell_is_encoded_in_pieces(tmp_path: Path, long: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell longer than a chunk comes in several blocks, with exactly its tokens."""
-    monkeypatch.setattr(parquet, "_LONG_CELL_BYTES", 70_000 // 16)
-    monkeypatch.setattr(parquet, "_CUT_WINDOW_BYTES", 2000)
+    monkeypatch.setattr(rows, "_LONG_CELL_BYTES", 70_000 // 16)
+    monkeypatch.setattr(rows, "_CUT_WINDOW_BYTES", 2000)
     documents = ["before", long, "between", "", long, "after"]
     path = write_parquet(tmp_path / "a.parquet", documents, 4)
     runs.build_inline(tmp_path / "out", path, shard_tokens=1000)

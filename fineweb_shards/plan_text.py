@@ -1,0 +1,80 @@
+"""A plan in words: all of it for `plan`, the short form for the beginning of a build."""
+
+from __future__ import annotations
+
+from fineweb_shards.plan import REMOTE_FOOTERS, Plan
+from fineweb_shards.terminal import safe_text
+from fineweb_shards.units import show_bytes, show_count, show_seconds
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The whole plan, for `plan`."""
+    config, extent = plan.job.config, plan.extent
+    rows = [*_short_rows(plan)]
+    rows.insert(1, ("documents", _about(extent.documents, exact=_documents_are_exact(plan))))
+    if plan.separators:
+        rows.append(("separator", ", ".join(_show_separator(name) for name in plan.separators)))
+    if plan.tokens_per_second and extent.tokens:
+        speed = f"{show_count(plan.tokens_per_second)} tokens/s"
+        duration = show_seconds(extent.tokens / plan.tokens_per_second)
+        rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
+    lines = [f"{name:<10} {text}" for name, text in rows]
+    for number, text in enumerate(plan.first_documents, 1):
+        lines.append(f"{f'document {number}':<10} {safe_text(text, 66)}")
+    if config.input and any(file.is_standard_input for file in plan.job.source.files):
+        lines.append("           (standard input can only be read once: its content is not looked at)")
+    return lines
+
+
+def short_lines(plan: Plan) -> list[str]:
+    """The plan in four lines, for the beginning of a build."""
+    return [f"{name:<10} {text}" for name, text in _short_rows(plan)]
+
+
+def _short_rows(plan: Plan) -> list[tuple[str, str]]:
+    job, extent = plan.job, plan.extent
+    kinds = sorted({file.format.removeprefix("hub-") for file in job.source.files})
+    count = len(job.source.files)
+    size = show_bytes(job.source.size_bytes)
+    where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""
+    fetch = " to fetch" if job.commit else ""
+    rows = [("input", f"{where}{count:,} file{'s'[: count != 1]}, {size}{fetch} ({', '.join(kinds)})")]
+    how = "exact, from token_count" if extent.exact else "an estimate"
+    if extent.tokens is None:
+        rows.append(("tokens", "unknown before the end"))
+    else:
+        last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.config.shard_tokens
+        about, rest = ("", f", the last with {last:,}") if extent.exact else ("about ", "")
+        rows.append(("tokens", f"{_about(extent.tokens, exact=extent.exact)} ({how})"))
+        rows.append(
+            ("shards", f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens{rest}, in {job.folder}")
+        )  # fmt: skip
+        rows.append(
+            (
+                "disk",
+                f"{show_bytes(plan.output_bytes or 0)} needed, {show_bytes(plan.free_bytes)} free",
+            )
+        )
+    workers = f"{job.budget.workers} worker{'s'[: job.budget.workers != 1]}"
+    budget = show_bytes(job.budget.memory_bytes)
+    rows.append(("machine", f"{workers}, {job.engine.name} {job.engine.installed_version()}, "
+                 f"memory budget {budget}"))  # fmt: skip
+    return rows
+
+
+def _documents_are_exact(plan: Plan) -> bool:
+    limited = plan.job.config.max_tokens is not None
+    files = plan.job.source.files
+    seen = len(files) <= REMOTE_FOOTERS or not plan.job.commit
+    return all(file.format.endswith("parquet") for file in files) and seen and not limited
+
+
+def _about(count: int | None, *, exact: bool) -> str:
+    if count is None:
+        return "unknown before the end"
+    return f"{count:,}" if exact else f"about {show_count(count)}"
+
+
+def _show_separator(name: str) -> str:
+    named = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
+    return named.get(name, repr(name))
