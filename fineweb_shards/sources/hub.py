@@ -8,15 +8,17 @@ groups inside the workers (`HubParquetFormat`), or downloaded whole a few files 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
 
+from fineweb_shards.background import in_background
 from fineweb_shards.errors import HubError, ShardError
 from fineweb_shards.outage import Patience, Trouble
 from fineweb_shards.sources.base import InputFile, ReadSettings
@@ -26,11 +28,15 @@ from fineweb_shards.types import Batch
 
 _PATHS_AT_ONCE = 500
 _API_SECONDS = 30
+_LISTING_SECONDS = 180  # the clients try again on their own for up to 83 s
 # Row groups that lie next to each other are fetched with one request, other columns included, where those
 # are this small a part of them.
 _MOST_OVERHEAD = 1.08
 _LARGEST_FETCH_BYTES = 64 * 2**20
 _READ_BUFFER_BYTES = 8 * 2**20
+
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ def list_dataset(
 
     # First, because its errors are clean: `datasets` tells an outage as a missing file.
     commit = patience.call(commit_of)
-    urls = patience.call(lambda: _resolve(dataset, name, split, commit))
+    urls = patience.call(lambda: _in_time(lambda: _resolve(dataset, name, split, commit)))
     prefix = f"hf://datasets/{dataset}@{commit}/"
     paths = [url.removeprefix(prefix) for url in urls]
     if not all(path.endswith(".parquet") for path in paths):
@@ -65,7 +71,9 @@ def list_dataset(
 
     def describe(some: list[str]) -> list[Any]:
         with translated_errors(f"dataset {dataset}"):
-            return list(api.get_paths_info(dataset, some, repo_type="dataset", revision=commit))
+            return _in_time(
+                lambda: list(api.get_paths_info(dataset, some, repo_type="dataset", revision=commit))
+            )
 
     infos: dict[str, Any] = {}
     for first in range(0, len(paths), _PATHS_AT_ONCE):
@@ -82,6 +90,14 @@ def list_dataset(
         form = "hub-download" if download else "hub-parquet"
         files.append(InputFile(index, location, path, form, None, info.size, 0, digest))
     return Listing(commit, tuple(files))
+
+
+def _in_time(action: Callable[[], Result]) -> Result:
+    """The clients ask the hub for listings without a timeout, and would hang with a silent one."""
+    try:
+        return in_background(action).result(_LISTING_SECONDS)
+    except TimeoutError:
+        raise Trouble("the hub stays silent") from None
 
 
 def _resolve(dataset: str, name: str, split: str, commit: str) -> list[str]:
@@ -200,12 +216,11 @@ class DownloadedFormat(ParquetFormat):
     def __init__(self, settings: ReadSettings) -> None:
         super().__init__(settings)
         self._downloads: dict[str, Future[None]] = {}
-        self._downloader = ThreadPoolExecutor(1, "download")
 
     def expect(self, files: Sequence[InputFile]) -> None:
         for file in files:
             if file.path not in self._downloads:
-                self._downloads[file.path] = self._downloader.submit(self._download, file)
+                self._downloads[file.path] = in_background(partial(self._download, file))
 
     def open_file(self, file: InputFile) -> Any:
         self.expect([file])  # where it is there already, nothing happens

@@ -13,7 +13,7 @@ import email.utils
 import io
 import re
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import httpx2
@@ -21,6 +21,7 @@ from huggingface_hub import constants, get_hf_file_metadata, get_session
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
+from fineweb_shards.background import in_background
 from fineweb_shards.errors import ChangedError, HubError, ShardError
 from fineweb_shards.outage import Patience, Trouble
 
@@ -41,11 +42,10 @@ class RangeFile(io.RawIOBase):
         self._patience = patience
         self._position = 0
         self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
-        self._fetcher = ThreadPoolExecutor(1, "fetch")
 
     def prefetch(self, start: int, stop: int) -> None:
         """Begin to fetch a range. It is kept until `forget_before`."""
-        self._ahead[start, stop] = self._fetcher.submit(self.fetch, start, stop)
+        self._ahead[start, stop] = in_background(lambda: self.fetch(start, stop))
 
     def forget_before(self, position: int) -> None:
         """Let go of prefetched ranges that end before `position`."""
@@ -125,7 +125,6 @@ class RangeFile(io.RawIOBase):
         return self.fetch(start, stop)
 
     def close(self) -> None:
-        self._fetcher.shutdown(wait=False, cancel_futures=True)
         self._ahead.clear()
         super().close()
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -354,6 +355,16 @@ def test_a_file_replaced_while_it_is_read_is_noticed(
     with pytest.raises(ChangedError, match=r"was .* and is"):
         file.read(100)
     file.close()
+
+
+def test_a_silent_listing_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients would wait for ever."""
+    from fineweb_shards.outage import Trouble
+    from fineweb_shards.sources import hub as hub_module
+
+    monkeypatch.setattr(hub_module, "_LISTING_SECONDS", 0.1)
+    with pytest.raises(Trouble, match="silent"):
+        hub_module._in_time(lambda: time.sleep(5))
 
 
 def test_offline_mode_is_respected(hub: StandInHub, home: Path, tmp_path: Path) -> None:
