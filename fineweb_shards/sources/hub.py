@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow.parquet as pq
 from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
 
 from fineweb_shards.background import in_background
@@ -140,7 +139,7 @@ class HubParquetFormat(ParquetFormat):
         """Two files at most: the one being read and the one being prefetched from."""
         if file.path not in self._open_files:
             remote = self._remote(file)
-            parsed = pq.ParquetFile(remote, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False)
+            parsed = self.parse(file, remote, _READ_BUFFER_BYTES)
             for old in list(self._open_files)[:-1]:
                 self._open_files.pop(old)[1].close()
             self._open_files[file.path] = (parsed, remote)
@@ -222,10 +221,10 @@ class DownloadedFormat(ParquetFormat):
             if file.path not in self._downloads:
                 self._downloads[file.path] = in_background(partial(self._download, file))
 
-    def open_file(self, file: InputFile) -> Any:
+    def open(self, file: InputFile) -> Any:
         self.expect([file])  # where it is there already, nothing happens
         self._downloads[file.path].result()
-        return super().open_file(file)
+        return super().open(file)
 
     def _download(self, file: InputFile) -> None:
         path = Path(file.path)

@@ -1,4 +1,4 @@
-"""Parquet: batches are runs of row groups; only the text column is read.
+"""Parquet: batches are runs of row groups; only the text column is read (and FineWeb's token counts).
 
 Read with `ParquetFile`, never with a dataset scan: those abort or hang at exit when left half read
 (arrow#45214). A worker keeps its current file open and the footer parsed, because parsing the footer of
@@ -101,20 +101,19 @@ class ParquetFormat(Format):
         """The ParquetFile, kept open until another file is asked for."""
         if self._file is None or self._file[0] != file.path:
             self.close()
-            try:
-                opened = self.open_file(file)
-            except OSError as error:
-                if error.errno is not None:
-                    raise read_error(file, error) from error
-                raise _damaged(file, error) from error
-            except pa.ArrowException as error:
-                raise _damaged(file, error) from error
-            self._file = (file.path, opened)
+            self._file = (file.path, self.parse(file, file.path, _READ_BUFFER_BYTES))
         return self._file[1]
 
-    def open_file(self, file: InputFile) -> Any:
-        """Open it and parse its footer."""
-        return pq.ParquetFile(file.path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False)
+    def parse(self, file: InputFile, content: Any, buffer_bytes: int) -> Any:
+        """Parse the footer of `content`, a path or something that can be read like a file."""
+        try:
+            return pq.ParquetFile(content, buffer_size=buffer_bytes, pre_buffer=False)
+        except OSError as error:
+            if error.errno is not None:
+                raise read_error(file, error) from error
+            raise _damaged(file, error) from error
+        except pa.ArrowException as error:
+            raise _damaged(file, error) from error
 
     def close(self) -> None:
         if self._file is not None:

@@ -453,3 +453,16 @@ def test_leaving_after_a_part_is_clean(hub: StandInHub, home: Path, tmp_path: Pa
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
         assert "terminate" not in done.stderr
+
+
+def test_a_file_on_the_hub_that_is_no_parquet(home: Path, tmp_path: Path) -> None:
+    """Named, or left out with --on-bad-file skip."""
+    names = sorted(FILES)
+    with StandInHub([Repository(REPO, {names[0]: FILES[names[0]], names[1]: b"PAR1 garbage PAR1"})]) as hub:
+        done = build(hub, home, tmp_path / "out", *SAMPLE)
+        assert done.returncode == 3, done.stderr
+        assert names[1] in done.stderr
+        assert "Traceback" not in done.stderr
+        skipped = build(hub, home, tmp_path / "out", *SAMPLE, "--on-bad-file", "skip")
+        assert skipped.returncode == 0, skipped.stderr
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(DOCUMENTS[0]), 20_000)
