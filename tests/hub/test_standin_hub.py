@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import standin_hub
 from standin_faults import (
     ChangedETag,
     CutBody,
@@ -446,7 +447,7 @@ def test_standalone_server_streams_from_disk(tmp_path: Path) -> None:
     large = tmp_path / "000_00000.parquet"
     with large.open("wb") as file:
         file.truncate(300 << 20)
-    script = Path(__file__).with_name("standin_hub.py")
+    script = Path(standin_hub.__file__)
     command = [sys.executable, str(script), str(tmp_path), "--repo", "a/b"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
