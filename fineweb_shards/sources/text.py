@@ -33,15 +33,10 @@ class Separator(ABC):
     """What stands between documents."""
 
     lookback = 0  # bytes in front of a place that decide whether a border ends behind it
-    overlaps_itself = False  # so that only the start of a text tells where each one is
 
     @abstractmethod
     def find_border(self, window: bytes) -> int | None:
         """The offset just behind the first separator that ends after `lookback` bytes."""
-
-    def last_border(self, data: bytes) -> int | None:
-        """The offset behind the last separator of a range that is read from its start."""
-        raise NotImplementedError("only for separators that overlap themselves")
 
     @abstractmethod
     def split(self, data: bytes, inside: bool) -> list[bytes]:
@@ -99,6 +94,7 @@ class Literal(Separator):
         return None
 
     def last_border(self, data: bytes) -> int | None:
+        """The offset behind the last separator of a range that is read from its start."""
         return max((match.end() for match in self._pattern.finditer(data)), default=None)
 
     def split(self, data: bytes, inside: bool) -> list[bytes]:
@@ -253,7 +249,7 @@ def _find_end(view: ByteView, separator: Separator, start: int, batch_bytes: int
         if len(window) < lookback + _WINDOW_BYTES:
             return view.size_bytes, False, False
         offset += _WINDOW_BYTES
-    if separator.overlaps_itself:
+    if isinstance(separator, Literal) and separator.overlaps_itself:
         # In a run such as `-----` for `--` the first one decides where the others are.
         border = separator.last_border(view.read_at(start, offset - start))
         if border is not None and border >= batch_bytes:

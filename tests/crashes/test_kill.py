@@ -88,7 +88,7 @@ def test_twenty_kills_of_the_whole_group_at_random_moments(tmp_path: Path) -> No
         process = subprocess.Popen(
             words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
         )
-        pause_until_busy(out, len(before), process)
+        pause_until_busy(out, process)
         time.sleep(chooser.uniform(0, 0.4))
         ended = process.poll() is not None
         if not ended:
@@ -105,7 +105,7 @@ def test_twenty_kills_of_the_whole_group_at_random_moments(tmp_path: Path) -> No
     assert reference.digests(runs.shards_in(out)) == expected
 
 
-def pause_until_busy(out: Path, shards: int, process: subprocess.Popen[bytes]) -> None:
+def pause_until_busy(out: Path, process: subprocess.Popen[bytes]) -> None:
     """Until the run is at work on a shard; then a random moment is one that hurts."""
     while process.poll() is None and not (out / ".fineweb-shards" / "shard.tmp").exists():
         time.sleep(0.01)
@@ -133,7 +133,7 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(tmp_path: Path, number: in
     process = subprocess.Popen(
         words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    pause_until_busy(out, 0, process)
+    pause_until_busy(out, process)
     os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
