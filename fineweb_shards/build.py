@@ -5,28 +5,36 @@ source ──► executor ──► stitcher ──► packer ──► shard wr
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from fineweb_shards.disk import Disk
 from fineweb_shards.durable import WORK_FOLDER, FolderLock, output_error
-from fineweb_shards.errors import OutputError
+from fineweb_shards.errors import Interrupted, OutputError, ShardError
 from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
+from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.job import Job
+from fineweb_shards.journal import Journal
 from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
+from fineweb_shards.observer import Event
 from fineweb_shards.packer import Packer
 from fineweb_shards.plan import check_disk, make_plan
 from fineweb_shards.plan_text import short_lines
 from fineweb_shards.progress import Progress
+from fineweb_shards.quarantine import check_batch_bytes, describe, write_quarantine
 from fineweb_shards.sources.files import check_same_files, files_to_json
 from fineweb_shards.stitcher import stitch
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import Counts, EncodedBlock, ShardSlice, TokenBlock
-from fineweb_shards.units import show_count
+from fineweb_shards.types import Counts, EncodedBlock, Quarantined, ShardSlice, TokenBlock
+from fineweb_shards.units import show_bytes, show_count, show_seconds
 from fineweb_shards.writer import ShardWriter
 
 Say = Callable[[str], None]
@@ -50,30 +58,64 @@ def build(job: Job, *, fresh: bool, same_source: bool, say: Say) -> Outcome:
         manifest = open_ledger(job, same_source=same_source)
         if manifest.complete:
             return Outcome(manifest, 0, 0, 0.0)
-        begin = time.monotonic()
-        spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
-        # Workers take a second or two to load, in which the plan is made.
-        with LocalExecutor(spec, job.budget.workers, job.budget.window_bytes) as executor:
-            plan = make_plan(job, trial_seconds=0, start=manifest.end)
-            for line in short_lines(plan):
-                say(line)
-            if manifest.shards:
-                finished = f"{len(manifest.shards):,} shards, {show_count(manifest.tokens)} tokens"
-                say(f"{'resuming':<10} {finished} are finished")
-            check_disk(plan, manifest.tokens)
-            with Progress(plan.extent.tokens, manifest.tokens) as progress:
-                result = run(job, manifest, executor, progress)
-        return Outcome(
-            result,
-            len(result.shards) - len(manifest.shards),
-            result.tokens - manifest.tokens,
-            time.monotonic() - begin,
-        )
+        journal = Journal(job.folder)
+        with accounted(journal, job):
+            return build_rest(job, manifest, journal, say)
 
 
-def run(job: Job, manifest: Manifest, executor: LocalExecutor, progress: Progress) -> Manifest:
+def build_rest(job: Job, manifest: Manifest, journal: Journal, say: Say) -> Outcome:
+    """From where the ledger ends."""
+    begin = time.monotonic()
+    spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
+    guard = MemoryGuard(job.budget.worker_bytes)
+    # Workers take a second or two to load, in which the plan is made.
+    with LocalExecutor(
+        spec, job.budget.workers, job.budget.window_bytes, guard, manifest.quarantined
+    ) as executor:
+        plan = make_plan(job, trial_seconds=0, start=manifest.end)
+        lines = short_lines(plan)
+        if manifest.shards:
+            finished = f"{len(manifest.shards):,} shards, {show_count(manifest.tokens)} tokens"
+            lines.append(f"{'resuming':<10} {finished} are finished")
+        for line in lines:
+            say(line)
+            journal.write(Event("plan", line))
+        check_disk(plan, manifest.tokens)
+        with Progress(journal, plan.extent.tokens, manifest.tokens) as progress:
+            result = run(job, manifest, executor, guard, progress)
+    seconds = time.monotonic() - begin
+    new_tokens = result.tokens - manifest.tokens
+    journal.write(Event("end", f"complete: {result.tokens:,} tokens in {len(result.shards):,} shards; "
+                        f"{new_tokens:,} of them in {show_seconds(seconds)}, "
+                        f"peak memory {show_bytes(guard.peak_bytes)}"))  # fmt: skip
+    return Outcome(result, len(result.shards) - len(manifest.shards), new_tokens, seconds)
+
+
+@contextlib.contextmanager
+def accounted(journal: Journal, job: Job) -> Iterator[None]:
+    """The log's first line, and its last if the run does not come to its end."""
+    versions = ", ".join(f"{name} {version}" for name, version in job.versions().items())
+    settings = ", ".join(f"{name}={value!r}" for name, value in job.config.told().items())
+    journal.write(Event("start", f"process {os.getpid()}: {versions}; {settings}"))
+    try:
+        yield
+    except Interrupted as stop:
+        journal.write(Event("end", f"{stop.message} Everything finished is kept"))
+        raise
+    except ShardError as error:
+        journal.write(Event("end", f"stopped with exit code {error.exit_code}: {error.message}"))
+        raise
+    except BaseException as error:
+        journal.write(Event("end", f"stopped by a mistake of this program: {type(error).__name__}: {error}"))
+        raise
+
+
+def run(
+    job: Job, manifest: Manifest, executor: LocalExecutor, guard: MemoryGuard, progress: Progress
+) -> Manifest:
     """All stages, from the ledger's cursor to the end of the stream."""
-    manifest.save(job.folder)  # first of all: from now on the folder is ours
+    disk = Disk(job.folder, job.config.max_outage, progress)
+    disk.attempt(lambda: manifest.save(job.folder))  # first of all: from now on the folder is ours
     start = manifest.end
     limit = job.config.max_tokens
     packer = Packer(
@@ -81,18 +123,27 @@ def run(job: Job, manifest: Manifest, executor: LocalExecutor, progress: Progres
         skip_tokens=start.skip_tokens,
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
-    executor.tell_waits_to(progress.show_waiting)
-    job.source.tell_waits_to(progress.show_waiting)
-    encoded = executor.encode(job.source.batches(start), progress.say)
-    blocks = stitch(report_problems(encoded, progress.say), make_mender, start)
-    return write_shards(job, manifest, pack(packer, blocks), progress)
+    executor.observe(progress)
+    job.source.report_to(progress)
+    lost = list(manifest.quarantined)
+    encoded = report_problems(executor.encode(job.source.batches(start)), job, lost, disk, progress)
+    slices = pack(packer, stitch(encoded, make_mender, start))
+    return write_shards(job, manifest, slices, Bookkeeper(guard, lost, manifest), disk, progress)
 
 
-def report_problems(blocks: Iterable[EncodedBlock], say: Say) -> Iterator[EncodedBlock]:
-    """Pass blocks on; say what was wrong in their input."""
+def report_problems(
+    blocks: Iterable[EncodedBlock], job: Job, lost: list[Quarantined], disk: Disk, progress: Progress
+) -> Iterator[EncodedBlock]:
+    """Pass blocks on; tell what was wrong in their input, and collect what had to be left out."""
+    names = [file.name for file in job.source.files]
     for block in blocks:
         for problem in block.problems:
-            say(f"note: {problem}")
+            progress.tell(Event("note", f"note: {problem}"))
+        for document in block.quarantined:
+            lost.append(document)
+            progress.tell(Event("quarantine", f"quarantined: {describe(document, names)}"))
+        if block.quarantined:
+            disk.attempt(lambda: write_quarantine(job.folder, lost, names))
         yield block
 
 
@@ -106,12 +157,41 @@ def pack(packer: Packer, blocks: Iterable[TokenBlock]) -> Iterator[ShardSlice]:
             return
 
 
-def write_shards(job: Job, manifest: Manifest, slices: Iterator[ShardSlice], progress: Progress) -> Manifest:
+class Bookkeeper:
+    """What the ledger says about the work itself: time, memory, documents left out."""
+
+    def __init__(self, guard: MemoryGuard, lost: list[Quarantined], before: Manifest) -> None:
+        self._guard = guard
+        self._lost = lost
+        self._before = before
+        self._began = time.monotonic()
+
+    def sign(self, manifest: Manifest) -> Manifest:
+        """The ledger with the account up to now."""
+        return replace(
+            manifest,
+            quarantined=tuple(self._lost),
+            seconds=self._before.seconds + time.monotonic() - self._began,
+            peak_memory_bytes=max(self._before.peak_memory_bytes, self._guard.peak_bytes),
+        )
+
+
+def write_shards(
+    job: Job,
+    manifest: Manifest,
+    slices: Iterator[ShardSlice],
+    books: Bookkeeper,
+    disk: Disk,
+    progress: Progress,
+) -> Manifest:
     """Write slices to shards and enter each finished one in the ledger."""
     loose = Counts()  # of a rest of the stream that holds no token
     for first in slices:
         index = len(manifest.shards)
-        with ShardWriter(job.folder, job.layout, index, job.config.shard_tokens) as writer:
+        left = progress.expected_left()
+        if left is not None:  # of an unknown stream the last shard may be tiny
+            disk.wait_for(2 * min(left, job.config.shard_tokens))
+        with ShardWriter(job.folder, job.layout, index, job.config.shard_tokens, disk) as writer:
             part = first
             for part in itertools.chain([first], slices):
                 writer.write(part.tokens, part.counts)
@@ -121,16 +201,21 @@ def write_shards(job: Job, manifest: Manifest, slices: Iterator[ShardSlice], pro
             if writer.tokens == 0:
                 loose = writer.counts
                 break
-            manifest = manifest.append(writer.commit(part.end))
-        manifest.save(job.folder)
+            record = writer.commit(part.end)
+        manifest = books.sign(manifest.append(record))
+        disk.attempt(partial(manifest.save, job.folder))
+        progress.tell(Event("shard", f"{record.name}: {record.tokens:,} tokens, {record.documents:,} "
+                            f"documents, SHA-256 {record.sha256}", loud=False))  # fmt: skip
         job.source.release_before(manifest.end.file)
+    manifest = books.sign(manifest)
     totals = {
+        "shards": len(manifest.shards),
         "tokens": manifest.tokens,
         "documents": manifest.documents,
         **asdict(manifest.counts + loose),
     }
     manifest = replace(manifest, complete=True, totals=totals)
-    manifest.save(job.folder)
+    disk.attempt(lambda: manifest.save(job.folder))
     job.source.release_before(len(job.source.files))
     return manifest
 
@@ -149,6 +234,7 @@ def open_ledger(job: Job, *, same_source: bool) -> Manifest:
         return Manifest(settings, files, job.versions(), job.commit)
     check_settings(manifest, settings)
     check_same_files(job.source.files, manifest.files, trust_times=same_source)
+    check_batch_bytes(manifest.quarantined, job.config.batch_bytes)
     return replace(trim(manifest, job.folder), versions=job.versions())
 
 

@@ -15,7 +15,9 @@ from typing import Any, NoReturn
 
 from fineweb_shards import __version__
 from fineweb_shards.config import Config, load_config, parse_value
-from fineweb_shards.errors import DamageError, Interrupted, ShardError, UsageError
+from fineweb_shards.errors import DamageError, Interrupted, QuarantineError, ShardError, UsageError
+from fineweb_shards.machine import be_nice
+from fineweb_shards.observer import Observer
 from fineweb_shards.terminal import printable
 
 
@@ -126,19 +128,44 @@ def _config_of(options: argparse.Namespace) -> Config:
 
 
 def run_build(options: argparse.Namespace) -> None:
-    # Imported here, so that `--help` is quick and a worker's import of this module light.
-    from fineweb_shards.build import build
-    from fineweb_shards.job import make_job, pinned_commit
-    from fineweb_shards.summary import summary_lines
+    """Build, and tell the user's own command how it ended."""
+    from fineweb_shards.farewell import run_command
 
     catch_signals()
+    be_nice()
     config = _config_of(options)
+    ending: BaseException | None = None
+    try:
+        make_shards(config, options)
+    except BaseException as error:
+        ending = error
+        raise
+    finally:
+        if config.on_finish and config.out:
+            complaint = run_command(config.on_finish, Path(config.out).expanduser(), ending)
+            if complaint:
+                _say(complaint)
+
+
+def make_shards(config: Config, options: argparse.Namespace) -> None:
+    # Imported here, so that `--help` is quick and a worker's import of this module light.
+    from fineweb_shards.build import build
+    from fineweb_shards.durable import WORK_FOLDER
+    from fineweb_shards.job import make_job, pinned_commit
+    from fineweb_shards.quarantine import FILE_NAME as QUARANTINE
+    from fineweb_shards.summary import summary_lines
+
     commit = None if options.fresh else pinned_commit(config)
-    job = make_job(config, commit=commit, tell=_say_waiting)
+    job = make_job(config, commit=commit, observer=Console())
     outcome = build(job, fresh=options.fresh, same_source=options.same_source, say=_say)
     if job.config.verify and outcome.new_shards:
         check_folder(job.folder)
     print("\n".join(summary_lines(job, outcome)))
+    if outcome.manifest.quarantined:
+        raise QuarantineError(
+            f"{len(outcome.manifest.quarantined):,} documents could not be encoded and were left out; "
+            f"they are named in {job.folder / WORK_FOLDER / QUARANTINE}."
+        )
 
 
 def run_plan(options: argparse.Namespace) -> None:
@@ -147,7 +174,7 @@ def run_plan(options: argparse.Namespace) -> None:
     from fineweb_shards.plan_text import plan_lines
 
     config = dataclasses.replace(_config_of(options), download=False)  # a plan needs no whole file
-    job = make_job(config, commit=pinned_commit(config), tell=_say_waiting)
+    job = make_job(config, commit=pinned_commit(config), observer=Console())
     print("\n".join(plan_lines(make_plan(job, trial_seconds=1.0))))
 
 
@@ -187,8 +214,11 @@ def catch_signals() -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-def _say_waiting(reason: str | None) -> None:
-    _say(reason or "the network is back")
+class Console(Observer):
+    """Waits, on the screen, before there is a run with its own way of showing them."""
+
+    def wait(self, cause: str, reason: str | None) -> None:
+        _say(reason or f"the wait for the {cause} is over")
 
 
 def _say(line: str) -> None:

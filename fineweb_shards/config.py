@@ -58,7 +58,7 @@ class Config:
     download: bool = _setting(False, "fetch whole files ahead instead of streaming row groups")
     keep_downloads: bool = _setting(False, "with --download: don't delete files after use")
     max_outage: int = _setting(
-        3600, "how long to wait for the network before giving up, such as 1h or 90min",
+        3600, "how long to wait for the network, or for space on a full disk, such as 1h or 90min",
         parse=parse_seconds, metavar="TIME",
     )  # fmt: skip
     text_column: str = _setting(
@@ -106,6 +106,16 @@ class Config:
         parse=parse_count,
         metavar="N",
     )
+
+    on_finish: str = _setting(
+        "", "command to run at the end, however it ends; it finds the outcome in its environment",
+        metavar="COMMAND",
+    )  # fmt: skip
+
+    def told(self) -> dict[str, Any]:
+        """The settings that were set, for the log. A command may hold a secret."""
+        fields = (field for field in dataclasses.fields(self) if field.name != "on_finish")
+        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
 
     def fingerprint(self) -> dict[str, Any]:
         """The settings that change bytes, for the manifest."""

@@ -11,8 +11,9 @@
     ├── LockedError                 6   another run holds the output folder
     ├── DamageError                 7   `verify` found damaged files
     ├── ExactnessError              8   tokens differ from tiktoken's
-    ├── WorkerError                 9   a batch killed its worker again and again
+    ├── WorkerError                 9   workers end again and again, and no document is to blame
     ├── NetworkError               10   the hub could not be reached for longer than --max-outage
+    ├── QuarantineError            11   everything is done, but some documents had to be left out
     └── Interrupted               130   Ctrl-C (143 for SIGTERM)
 
 A user sees `message`, then `hint`. Only a bare exception, never one of these, shows a traceback.
@@ -105,7 +106,7 @@ class ExactnessError(ShardError):
 
 
 class WorkerError(ShardError):
-    """A batch took its worker down every time it was tried."""
+    """Workers end again and again, and no single document is to blame."""
 
     exit_code = 9
     hint = "Everything finished is kept; the same command tries again. See --max-memory and --workers."
@@ -116,6 +117,13 @@ class NetworkError(ShardError):
 
     exit_code = 10
     hint = "Everything finished is kept; run the same command again when the network is back."
+
+
+class QuarantineError(ShardError):
+    """The shards are complete, but for documents that nobody could encode."""
+
+    exit_code = 11
+    hint = "The shards can be used. Please report the documents, so that this can be mended."
 
 
 class Interrupted(ShardError):  # noqa: N818 - it is no error, but it ends the run like one

@@ -1,16 +1,28 @@
-"""What this machine allows: cores, memory, disk, and good manners towards whoever sits at it.
+"""Memory: divided before the start, watched during the run.
 
-Does not watch a run; it divides the memory budget before the start.
+The guard looks at the whole machine, not only at us: whoever sits at it comes first. It gives advice;
+the supervisor (executors/local.py) follows it. It does not limit what a single batch takes: that is bounded
+by how batches are cut.
 """
 
 from __future__ import annotations
 
+import enum
 import os
-import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.machine import (
+    Room,
+    available_memory_bytes,
+    memory_rooms,
+    memory_stall_percent,
+    process_memory_bytes,
+    usable_cores,
+)
+from fineweb_shards.outage import Clock
+from fineweb_shards.units import show_bytes
 
 # Allowances. Measured together: two workers, the parent and what is in flight peak at 730 MB (PSS).
 WORKER_BYTES = 240 * 2**20
@@ -21,6 +33,20 @@ MAXIMUM_WINDOW_BYTES = 192 * 2**20
 MAXIMUM_BUDGET_BYTES = 4 * 2**30
 BUDGET_SHARE = 4  # of what is available, one part in so many
 
+LOOK_EVERY_SECONDS = 1.0
+# Memory is short when less than this is available, in a small place less than a twentieth of it.
+SHORT_BYTES = 512 * 2**20
+SHORT_SHARE = 20
+# ... and no longer short when twice that is: on the brink, pausing and going on would alternate.
+RELIEF = 2
+# It is also short when everybody waits for it, however much the kernel says is there.
+STALL_PERCENT = 20.0
+STALL_RELIEF_PERCENT = 5.0
+# When it stays short, workers go, one at a time, the largest first.
+RETIRE_AFTER_SECONDS = 10.0
+# A worker beyond its share of the budget is renewed, but not all the time.
+RENEW_EVERY_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -29,6 +55,11 @@ class Budget:
     workers: int
     memory_bytes: int
     window_bytes: int  # of text in flight
+
+    @property
+    def worker_bytes(self) -> int:
+        """A worker's share of the memory, with its part of what is in flight."""
+        return (self.memory_bytes - PARENT_BYTES) // self.workers
 
 
 def plan_budget(workers: int | None, max_memory: int | None, batch_bytes: int) -> Budget:
@@ -49,105 +80,84 @@ def plan_budget(workers: int | None, max_memory: int | None, batch_bytes: int) -
     return Budget(fitting, memory, min(window, max(MAXIMUM_WINDOW_BYTES, least_window)))
 
 
-def usable_cores() -> int:
-    """The cores this process may use, by affinity and by the quota of its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_cores()
-    return max(1, min(cores, int(quota))) if quota else cores
+class Advice(enum.Enum):
+    """What to do about memory."""
+
+    GO = "go on"
+    PAUSE = "give out no more work"
+    RETIRE = "end the largest worker"
+    RENEW = "end the largest worker when it has nothing to do, and start another"
 
 
-def available_memory_bytes() -> int:
-    """Memory that can be had without swapping, inside the control group's limit."""
-    available = _meminfo("MemAvailable")
-    if available is None:  # not Linux: half of what is built in is a cautious guess
-        available = _physical_memory_bytes() // 2
-    limits = [limit - used for limit, used in _cgroup_memory()]
-    return max(0, min([available, *limits]))
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the guard looks at."""
+
+    rooms: Sequence[Room]
+    stall_percent: float
 
 
-def free_disk_bytes(folder: Path) -> int:
-    """Free space where `folder` is or will be."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+def read_memory() -> Reading:
+    return Reading(memory_rooms(), memory_stall_percent())
 
 
-def be_nice() -> None:
-    """Leave the machine to the person who uses it: lowest priority, first for the OOM killer."""
-    if hasattr(os, "nice"):
-        os.nice(19)
-    try:
-        Path("/proc/self/oom_score_adj").write_text("800")
-    except OSError:
-        return  # not Linux, or not allowed: a courtesy, not a need
+class MemoryGuard:
+    """Watches memory for one run. Looks at most once a second, however often it is asked."""
 
+    def __init__(
+        self,
+        worker_bytes: int,
+        read: Callable[[], Reading] = read_memory,
+        measure: Callable[[int], int | None] = process_memory_bytes,
+        clock: Clock | None = None,
+    ) -> None:
+        self.used_bytes = 0  # by the parent and all workers, where it can be measured
+        self.peak_bytes = 0
+        self.shortage: str | None = None  # while memory is short: what is short
+        self._sizes: dict[int, int] = {}
+        self._worker_bytes = worker_bytes
+        self._read = read
+        self._measure = measure
+        self._clock = clock or Clock()
+        self._next_look = self._clock.now()
+        self._next_retirement = 0.0
+        self._next_renewal = self._next_look
 
-def _physical_memory_bytes() -> int:
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 8 * 2**30  # Windows tells only through ctypes; --max-memory says it better
+    def look(self, workers: Sequence[int]) -> Advice:
+        """What to do now; `workers` are process ids."""
+        now = self._clock.now()
+        if now < self._next_look:
+            return Advice.PAUSE if self.shortage else Advice.GO
+        self._next_look = now + LOOK_EVERY_SECONDS
+        self._weigh(workers)
+        before, self.shortage = self.shortage, self._find_shortage()
+        if self.shortage:
+            if before is None:
+                self._next_retirement = now + RETIRE_AFTER_SECONDS
+            if now >= self._next_retirement and workers:
+                self._next_retirement = now + RETIRE_AFTER_SECONDS
+                return Advice.RETIRE
+            return Advice.PAUSE
+        if now >= self._next_renewal and any(self._sizes.get(w, 0) > self._worker_bytes for w in workers):
+            self._next_renewal = now + RENEW_EVERY_SECONDS
+            return Advice.RENEW
+        return Advice.GO
 
+    def size_bytes(self, worker: int) -> int:
+        """How large a worker was at the last look."""
+        return self._sizes.get(worker, 0)
 
-def _meminfo(name: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
+    def _weigh(self, workers: Sequence[int]) -> None:
+        self._sizes = {pid: self._measure(pid) or 0 for pid in (os.getpid(), *workers)}
+        self.used_bytes = sum(self._sizes.values())
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    def _find_shortage(self) -> str | None:
+        reading = self._read()
+        factor = RELIEF if self.shortage else 1
+        for room in reading.rooms:
+            if room.available_bytes < factor * min(SHORT_BYTES, room.total_bytes // SHORT_SHARE):
+                return f"{room.name} has {show_bytes(max(0, room.available_bytes))} of memory left"
+        if reading.stall_percent > (STALL_RELIEF_PERCENT if self.shortage else STALL_PERCENT):
+            return f"programs wait for memory {reading.stall_percent:.0f} % of the time"
         return None
-    for line in lines:
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _cgroup_folders(controller: str) -> list[Path]:
-    """This process's control group and all above it; limits of any of them count."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root = Path("/sys/fs/cgroup")
-        elif controller in controllers.split(","):
-            root = Path("/sys/fs/cgroup") / controller
-        else:
-            continue
-        group = root / path.lstrip("/")
-        folders += [group, *(parent for parent in group.parents if parent.is_relative_to(root))]
-    return folders
-
-
-def _cgroup_cores() -> float | None:
-    cores = []
-    for folder in _cgroup_folders("cpu"):
-        if (two := _read_words(folder / "cpu.max")) and two[0] != "max":
-            cores.append(int(two[0]) / int(two[1]))
-        quota, period = (
-            _read_words(folder / "cpu.cfs_quota_us"),
-            _read_words(folder / "cpu.cfs_period_us"),
-        )
-        if quota and period and int(quota[0]) > 0:
-            cores.append(int(quota[0]) / int(period[0]))
-    return min(cores, default=None)
-
-
-def _cgroup_memory() -> list[tuple[int, int]]:
-    found = []
-    for folder in _cgroup_folders("memory"):
-        for limit_name, used_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = _read_words(folder / limit_name), _read_words(folder / used_name)
-            if limit and used and limit[0] != "max":
-                found.append((int(limit[0]), int(used[0])))
-    return found
-
-
-def _read_words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []

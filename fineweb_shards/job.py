@@ -15,7 +15,8 @@ from fineweb_shards.guard import Budget, plan_budget
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.manifest import FILE_NAME, load_manifest
-from fineweb_shards.outage import Patience, Tell
+from fineweb_shards.observer import Observer
+from fineweb_shards.outage import Patience
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, ReadSettings, Source
 from fineweb_shards.sources.files import find_files
@@ -45,7 +46,7 @@ class Job:
         }
 
 
-def make_job(config: Config, *, commit: str | None = None, tell: Tell = lambda _: None) -> Job:
+def make_job(config: Config, *, commit: str | None = None, observer: Observer | None = None) -> Job:
     """Resolve names, find the files, divide the memory; a mistake in any of them is told here.
 
     `commit` is the one that a resumed run was begun with.
@@ -62,7 +63,7 @@ def make_job(config: Config, *, commit: str | None = None, tell: Tell = lambda _
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
     folder = Path(config.out).expanduser()
     if config.dataset:
-        commit, source = _open_hub(config, settings, folder, commit, tell)
+        commit, source = _open_hub(config, settings, folder, commit, observer or Observer())
     else:
         commit, source = None, _open_local(config, settings, folder, layout)
     return Job(config, folder, layout, engine, source, budget, commit)
@@ -83,12 +84,12 @@ def _open_local(config: Config, settings: ReadSettings, folder: Path, layout: La
 
 
 def _open_hub(
-    config: Config, settings: ReadSettings, folder: Path, commit: str | None, tell: Tell
+    config: Config, settings: ReadSettings, folder: Path, commit: str | None, observer: Observer
 ) -> tuple[str, Source]:
     from fineweb_shards.sources.hub import list_dataset  # loads the hub's clients
 
     patience = Patience(config.max_outage)
-    patience.tell = tell
+    patience.observer = observer
     downloads = folder / WORK_FOLDER / "downloads"
     listing = list_dataset(
         config.dataset,
@@ -108,5 +109,5 @@ def _open_hub(
         keep_downloads=config.keep_downloads,
     )
     source = open_source(listing.files, replace(settings, hub=hub))
-    source.tell_waits_to(tell)
+    source.report_to(observer)
     return listing.commit, source

@@ -14,7 +14,7 @@ from typing import Any
 
 from fineweb_shards.durable import WORK_FOLDER, output_error, write_file
 from fineweb_shards.errors import ChangedError, DamageError
-from fineweb_shards.types import Counts, Cursor, ShardRecord
+from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 1
@@ -31,6 +31,9 @@ class Manifest:
     shards: tuple[ShardRecord, ...] = ()
     complete: bool = False
     totals: dict[str, Any] = field(default_factory=dict)
+    quarantined: tuple[Quarantined, ...] = ()  # left out; a resume must leave them out again
+    seconds: float = 0.0  # of work in these shards, over all runs
+    peak_memory_bytes: int = 0
 
     @property
     def tokens(self) -> int:
@@ -60,6 +63,12 @@ class Manifest:
             "commit": self.commit,
             "versions": self.versions,
             "totals": self.totals,
+            "effort": {
+                "seconds": round(self.seconds, 3),
+                "tokens_per_second": round(self.tokens / max(self.seconds, 1e-3)),
+                "peak_memory_bytes": self.peak_memory_bytes,
+            },
+            "quarantined": [asdict(document) for document in self.quarantined],
             "shards": [asdict(shard) for shard in self.shards],
             "files": self.files,
             "complete": self.complete,  # last, so that the end of the file tells
@@ -90,6 +99,7 @@ def load_manifest(folder: Path) -> Manifest | None:
                 f"{path}: format {found}; this version of fineweb-shards reads {FORMAT_VERSION}.",
                 "Use the version that made it, another --out, or --fresh.",
             )
+        effort = data.get("effort", {})  # not in the first version's manifests
         return Manifest(
             settings=data["settings"],
             files=data["files"],
@@ -98,6 +108,9 @@ def load_manifest(folder: Path) -> Manifest | None:
             shards=tuple(_record_from_json(record) for record in data["shards"]),
             complete=data["complete"],
             totals=data["totals"],
+            quarantined=tuple(Quarantined(**document) for document in data.get("quarantined", ())),
+            seconds=float(effort.get("seconds", 0)),
+            peak_memory_bytes=int(effort.get("peak_memory_bytes", 0)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, error) from error

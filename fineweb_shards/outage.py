@@ -1,7 +1,7 @@
-"""Patience with a network: what to do again, when, and for how long.
+"""Patience with a network or a full disk: what to do again, when, and for how long.
 
-Nothing here knows HTTP. An action that fails in a way that may pass raises `Trouble`; everything else it
-raises is final.
+Nothing here knows HTTP or files. An action that fails in a way that may pass raises `Trouble`; everything
+else it raises is final.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from fineweb_shards.errors import NetworkError
+from fineweb_shards.errors import NetworkError, ShardError
+from fineweb_shards.observer import Event, Observer
 from fineweb_shards.units import show_seconds
 
 Result = TypeVar("Result")
-Tell = Callable[[str | None], None]
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 120.0
@@ -48,14 +48,25 @@ class Clock:
 class Patience:
     """Does an action again until it succeeds, with growing pauses, up to an outage's length."""
 
-    def __init__(self, max_outage_seconds: float, clock: Clock | None = None) -> None:
-        self.tell: Tell = lambda _: None
+    def __init__(
+        self,
+        max_outage_seconds: float,
+        clock: Clock | None = None,
+        *,
+        cause: str = "network",
+        longest_wait_seconds: float = LONGEST_WAIT_SECONDS,
+        error: type[ShardError] = NetworkError,
+    ) -> None:
+        self.observer = Observer()
         self._max_outage_seconds = max_outage_seconds
         self._clock = clock or Clock()
+        self._cause = cause
+        self._longest_wait_seconds = longest_wait_seconds
+        self._error = error
         self._chooser = random.Random()
 
     def call(self, action: Callable[[], Result]) -> Result:
-        """The action's result. NetworkError once it has been in trouble for too long."""
+        """The action's result; an error once it has been in trouble for too long."""
         began: float | None = None
         since = ""
         tries = 0
@@ -68,22 +79,24 @@ class Patience:
                 if began is None:
                     began, since = now, self._clock.wall()
                 if now - began >= self._max_outage_seconds:
-                    raise NetworkError(
-                        f"No luck with the network for {show_seconds(now - began)}, since {since}: "
+                    raise self._error(
+                        f"No luck with the {self._cause} for {show_seconds(now - began)}, since {since}: "
                         f"{trouble.reason}."
                     ) from None
                 wait = self._pause(tries, trouble.retry_after_seconds)
+                self.observer.tell(Event("retry", f"{trouble.reason}; again in {wait:.1f} s", loud=False))
                 if now - began + wait >= TELL_AFTER_SECONDS:
                     told = True
-                    self.tell(f"waiting for the network since {since} ({trouble.reason})")
+                    waiting = f"waiting for the {self._cause} since {since} ({trouble.reason})"
+                    self.observer.wait(self._cause, waiting)
                 self._clock.sleep(min(wait, began + self._max_outage_seconds - now))
                 tries += 1
             else:
                 if told:
-                    self.tell(None)
+                    self.observer.wait(self._cause, None)
                 return result
 
     def _pause(self, tries: int, asked_seconds: float) -> float:
         """Doubling, with jitter, so that many workers don't come back at once."""
-        longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(tries, 30))
+        longest = min(self._longest_wait_seconds, FIRST_WAIT_SECONDS * 2.0 ** min(tries, 30))
         return max(asked_seconds, longest * self._chooser.uniform(0.5, 1.0))

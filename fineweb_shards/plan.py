@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from fineweb_shards.errors import BadFileError, DiskFullError
-from fineweb_shards.guard import free_disk_bytes
 from fineweb_shards.job import Job
+from fineweb_shards.machine import free_disk_bytes
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.sources.stream import expansion_of

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar in a terminal, a line a minute elsewhere."""
+"""What a person sees while a run goes on: a bar in a terminal, a line a minute elsewhere; and the log."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import time
 
 from tqdm import tqdm
 
+from fineweb_shards.journal import Journal
+from fineweb_shards.observer import Event, Observer
 from fineweb_shards.terminal import printable
 from fineweb_shards.units import show_count, show_seconds
 
 _LINE_EVERY_SECONDS = 60.0
 
 
-class Progress:
+class Progress(Observer):
     """Tokens done of those expected. `expected_tokens` may be an estimate, and is None if unknown."""
 
-    def __init__(self, expected_tokens: int | None, done_tokens: int) -> None:
+    def __init__(self, journal: Journal, expected_tokens: int | None, done_tokens: int) -> None:
+        self._journal = journal
         self._expected = expected_tokens
         self._start_tokens = self._tokens = done_tokens
         self._started = self._last_line = time.monotonic()
         self._bar = None
-        self._waiting: str | None = None
+        self._waits: dict[str, str] = {}  # cause to reason
         if sys.stderr.isatty():
             self._bar = tqdm(
                 total=expected_tokens,
@@ -52,17 +55,30 @@ class Progress:
             self._last_line = time.monotonic()
             print(self._line(shard_index), file=sys.stderr, flush=True)
 
-    def show_waiting(self, reason: str | None) -> None:
-        """What the run is waiting for; None: it goes on. From any thread."""
-        if reason == self._waiting:
-            return
-        if self._bar is not None:
-            self._bar.set_postfix_str(printable(reason or ""))
-        elif reason is not None or self._waiting is not None:
-            self.say(reason or "the network is back")
-        self._waiting = reason
+    def expected_left(self) -> int | None:
+        """Tokens still to come, as well as it is known."""
+        return None if self._expected is None else max(0, self._expected - self._tokens)
 
-    def say(self, message: str) -> None:
+    def tell(self, event: Event) -> None:
+        self._journal.write(event)
+        if event.loud:
+            self._say(event.text)
+
+    def wait(self, cause: str, reason: str | None) -> None:
+        begun = cause not in self._waits
+        if reason is None:
+            if not begun:
+                del self._waits[cause]
+                # In a terminal the bar shows it.
+                self.tell(Event("wait", f"the wait for the {cause} is over", loud=self._bar is None))
+        else:
+            self._waits[cause] = reason
+            if begun:
+                self.tell(Event("wait", reason, loud=self._bar is None))
+        if self._bar is not None:
+            self._bar.set_postfix_str(printable("; ".join(self._waits.values())))
+
+    def _say(self, message: str) -> None:
         """A line of its own, above the bar."""
         message = printable(message)
         if self._bar is not None:

@@ -47,11 +47,12 @@ def mend_seams(
         assert held is not None, "a stream can't begin with a seam"
         left_start = _last_document_start(held.tokens)
         whole = left_start > 0 or not held.seam  # the left side begins where a piece begins
-        mend = get_mender().mend(
-            held.tokens[left_start:],
-            block.tokens[: _first_document_end(block.tokens)],
-            left_is_whole=whole,
-        )
+        left, right = held.tokens[left_start:], block.tokens[: _first_document_end(block.tokens)]
+        if not len(left) or not len(right):  # one side is in quarantine: there is nothing to mend
+            yield replace(held, end=None)
+            held = replace(block, start=None, seam=False)
+            continue
+        mend = get_mender().mend(left, right, left_is_whole=whole)
         keep = len(held.tokens) - mend.left_tokens
         whole = whole and keep == left_start
         yield replace(held, tokens=held.tokens[:keep], end=None)

@@ -6,6 +6,7 @@ source    worker reads  worker encodes   stitcher       packer         writer, l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,7 @@ class Counts:
     replaced_characters: int = 0  # invalid UTF-8 that became U+FFFD
     bad_parts: int = 0  # damaged files, row groups or lines left out by --on-bad-file skip
     wrong_claims: int = 0  # documents whose token_count in the source is not ours
+    quarantined_documents: int = 0  # left out because they end whoever encodes them
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -51,6 +53,7 @@ class Counts:
             self.replaced_characters + other.replaced_characters,
             self.bad_parts + other.bad_parts,
             self.wrong_claims + other.wrong_claims,
+            self.quarantined_documents + other.quarantined_documents,
         )
 
 
@@ -88,16 +91,55 @@ class TextChunk:
     seam: bool = False
     counts: Counts = Counts()
     problems: tuple[str, ...] = ()  # what a person should know of, for the log
-    claims: tuple[Claim, ...] = ()
+    origins: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """How many tokens the source says some documents of a chunk have, beginning with document `first`."""
+class Origin:
+    """Where some documents of a chunk, beginning with document `first`, come from, as far as it is known.
+
+    Looked at only where something is wrong with one of them, apart from `tokens`.
+    """
 
     first: int
-    tokens: NDArray[np.int64]
-    ids: Any  # an Arrow array of their names, looked at only where a claim is wrong
+    count: int
+    rows: NDArray[np.int64] | None = None  # in their file
+    ids: Sequence[Any] | None = None
+    tokens: NDArray[np.int64] | None = None  # how many the source says they have; -1: it does not say
+
+
+def id_of(chunk: TextChunk, document: int) -> str | None:
+    """What the source calls a document."""
+    for origin in chunk.origins:
+        if origin.ids is not None and 0 <= document - origin.first < origin.count:
+            name = origin.ids[document - origin.first]
+            name = name.as_py() if hasattr(name, "as_py") else name  # from Arrow or from JSON
+            return None if name is None else str(name)
+    return None
+
+
+def row_of(chunk: TextChunk, document: int) -> int | None:
+    """A document's row in its file."""
+    for origin in chunk.origins:
+        if origin.rows is not None and 0 <= document - origin.first < origin.count:
+            return int(origin.rows[document - origin.first])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A document that was left out, and why. In a long document it may be one piece of it."""
+
+    file: int
+    position: int  # of the batch it was read with
+    document: int  # its number in that batch's chunk, from 0
+    row: int | None  # in the file, where there are rows
+    id: str | None
+    text_bytes: int
+    sha256: str  # of the text: how it is known again
+    begins: str
+    cause: str = ""
+    piece_of_bytes: int = 0  # a piece of a long document: the batch size it was cut with
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +152,7 @@ class EncodedBlock:
     seam: bool = False
     counts: Counts = Counts()
     problems: tuple[str, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from fineweb_shards.errors import OutputError
-from fineweb_shards.guard import usable_cores
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
+from fineweb_shards.machine import usable_cores
 from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
 from fineweb_shards.tokenizers.ranks import EOT, VOCABULARY_SIZE
 from fineweb_shards.types import ShardRecord

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from fineweb_shards.disk import Disk
 from fineweb_shards.durable import WORK_FOLDER, output_error, publish
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.tokenizers.ranks import EOT
@@ -26,10 +28,11 @@ _SYNC_EVERY_BYTES = 32 * 2**20
 class ShardWriter:
     """Writes one shard. Without `commit` nothing but a temporary file, then removed, was there."""
 
-    def __init__(self, folder: Path, layout: Layout, index: int, shard_tokens: int) -> None:
+    def __init__(self, folder: Path, layout: Layout, index: int, shard_tokens: int, disk: Disk) -> None:
         self.index = index
         self.tokens = 0
         self._layout = layout
+        self._disk = disk
         self._documents = 0
         self.counts = Counts()
         self._expected_tokens = shard_tokens
@@ -98,9 +101,12 @@ class ShardWriter:
 
     def _put(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
+        while view:  # an unbuffered write may be short
+            view = view[self._disk.attempt(partial(self._write_some, view)) :]
+
+    def _write_some(self, view: memoryview) -> int:
         try:
-            while view:  # an unbuffered write may be short
-                view = view[self._file.write(view) :]
+            return self._file.write(view)
         except OSError as error:
             raise output_error(self._final, error) from error
 

@@ -6,7 +6,10 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 
+from fineweb_shards.executors.messages import Order
 from fineweb_shards.executors.worker import encode_batch
+from fineweb_shards.observer import Event, Observer
+from fineweb_shards.outage import Clock
 from fineweb_shards.sources.base import Source
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.types import Batch, EncodedBlock
@@ -19,15 +22,50 @@ class InlineExecutor:
         self._source = source
         self._encoder = encoder
 
-    def tell_waits_to(self, tell: Callable[[str | None], None]) -> None:
+    def observe(self, observer: Observer) -> None:
         pass
 
-    def encode(self, batches: Iterator[Batch], notify: Callable[[str], None]) -> Iterator[EncodedBlock]:
+    def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
         try:
             for batch in batches:
-                yield from encode_batch(self._source, self._encoder, batch)
+                yield from encode_batch(self._source, self._encoder, Order(batch), lambda document: None)
         finally:
             self._source.close()
+
+
+class Listener(Observer):
+    """Remembers everything it is told, from any thread."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.waits: list[tuple[str, str | None]] = []
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+
+    def wait(self, cause: str, reason: str | None) -> None:
+        self.waits.append((cause, reason))
+
+    def texts(self, kind: str) -> list[str]:
+        return [event.text for event in self.events if event.kind == kind]
+
+
+class FakeClock(Clock):
+    """Time passes only in sleep."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.waits: list[float] = []
+
+    def now(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.seconds += seconds
+
+    def wall(self) -> str:
+        return "02:13"
 
 
 class FailingCall:

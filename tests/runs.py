@@ -9,12 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import reference
 from doubles import InlineExecutor
 
 from fineweb_shards.build import open_ledger, run
 from fineweb_shards.config import Config
 from fineweb_shards.durable import FolderLock
+from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.job import Job, make_job
+from fineweb_shards.journal import Journal
 from fineweb_shards.manifest import Manifest
 from fineweb_shards.progress import Progress
 from fineweb_shards.tokenizers import resolve_engine
@@ -38,15 +41,20 @@ def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
 def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
     """A build without worker processes; everything else is the real thing."""
     job = job_of(out, *inputs, **settings)
-    with FolderLock(job.folder), Progress(None, 0) as progress:
+    with FolderLock(job.folder), Progress(Journal(job.folder), None, 0) as progress:
         manifest = open_ledger(job, same_source=False)
         executor = InlineExecutor(job.source, encoder(settings.get("engine", "auto")))
-        return run(job, manifest, executor, progress)  # type: ignore[arg-type]
+        return run(job, manifest, executor, MemoryGuard(2**40), progress)  # type: ignore[arg-type]
 
 
 def shards_in(folder: Path) -> dict[str, bytes]:
     """Every shard in a folder: name to bytes."""
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.npy"))}
+
+
+def decode(tokens: list[int]) -> str:
+    """The text of a stream, EOT included."""
+    return reference.encoding().decode(tokens)
 
 
 def command(*words: Path | str) -> list[str]:

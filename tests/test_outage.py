@@ -5,27 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from doubles import FakeClock, Listener
 
 from fineweb_shards.errors import HubError, NetworkError
-from fineweb_shards.outage import LONGEST_WAIT_SECONDS, Clock, Patience, Trouble
-
-
-class FakeClock(Clock):
-    """Time passes only in sleep."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.waits: list[float] = []
-
-    def now(self) -> float:
-        return self.seconds
-
-    def sleep(self, seconds: float) -> None:
-        self.waits.append(seconds)
-        self.seconds += seconds
-
-    def wall(self) -> str:
-        return "02:13"
+from fineweb_shards.outage import LONGEST_WAIT_SECONDS, Patience, Trouble
 
 
 def failing_for(seconds: float, clock: FakeClock, trouble: Trouble) -> Callable[[], str]:
@@ -42,11 +25,11 @@ def test_an_outage_shorter_than_the_limit_is_survived(minutes: int) -> None:
     """With growing pauses of minutes at most, told once it lasts, and told when it is over."""
     clock = FakeClock()
     patience = Patience(3600, clock)
-    said: list[str | None] = []
-    patience.tell = said.append
+    patience.observer = listener = Listener()
     assert patience.call(failing_for(minutes * 60, clock, Trouble("status 503"))) == "done"
-    assert said[0] == "waiting for the network since 02:13 (status 503)"
-    assert said[-1] is None
+    assert listener.waits[0] == ("network", "waiting for the network since 02:13 (status 503)")
+    assert listener.waits[-1] == ("network", None)
+    assert len(listener.texts("retry")) == len(clock.waits)
     assert max(clock.waits) <= LONGEST_WAIT_SECONDS
     assert len(clock.waits) < 60
 
@@ -69,13 +52,13 @@ def test_retry_after_is_honoured() -> None:
 
 
 def test_a_short_trouble_is_nobodys_business() -> None:
-    """Nothing is said of a reset that heals at once."""
+    """A reset that heals at once is in the log, and nowhere else."""
     clock = FakeClock()
-    said: list[str | None] = []
     patience = Patience(3600, clock)
-    patience.tell = said.append
+    patience.observer = listener = Listener()
     patience.call(failing_for(0.1, clock, Trouble("reset")))
-    assert said == []
+    assert listener.waits == []
+    assert not any(event.loud for event in listener.events)
 
 
 def test_what_is_final_is_not_tried_again() -> None:

@@ -13,9 +13,11 @@ import pytest
 from doubles import FailingCall
 
 from fineweb_shards import writer as writer_module
+from fineweb_shards.disk import Disk
 from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
+from fineweb_shards.observer import Observer
 from fineweb_shards.types import Counts, Cursor
 from fineweb_shards.writer import ShardWriter
 
@@ -38,7 +40,7 @@ def numpy_bytes(tokens: np.ndarray) -> bytes:
 @pytest.mark.parametrize("shard_tokens", [6, 100])
 def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: int) -> None:
     """Byte for byte, with the record to match."""
-    with ShardWriter(folder, LAYOUT, 0, shard_tokens) as writer:
+    with ShardWriter(folder, LAYOUT, 0, shard_tokens, Disk(folder, 0, Observer())) as writer:
         writer.write(TOKENS[:2], Counts(1))
         writer.write(TOKENS[2:], Counts(2))
         record = writer.commit(Cursor(1, 2, 3))
@@ -52,7 +54,7 @@ def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: 
 
 def test_without_commit_nothing_is_left(folder: Path) -> None:
     """A shard given up in the middle leaves neither a file nor a temporary one."""
-    with ShardWriter(folder, LAYOUT, 0, 6) as writer:
+    with ShardWriter(folder, LAYOUT, 0, 6, Disk(folder, 0, Observer())) as writer:
         writer.write(TOKENS, Counts())
     assert [path.name for path in folder.rglob("*")] == [WORK_FOLDER]
 
@@ -65,7 +67,7 @@ def test_the_shard_is_synced_then_named_then_the_folder_synced(
     for name in ("fsync", "replace"):
         real = getattr(os, name)
         monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
-    with ShardWriter(folder, LAYOUT, 0, 6) as writer:
+    with ShardWriter(folder, LAYOUT, 0, 6, Disk(folder, 0, Observer())) as writer:
         writer.write(TOKENS, Counts())
         assert calls == []
         writer.commit(Cursor(0, 0))
@@ -77,7 +79,7 @@ def test_an_fsync_error_in_the_background_is_fatal(folder: Path, monkeypatch: py
     monkeypatch.setattr(writer_module, "_SYNC_EVERY_BYTES", 4)
     failing = FailingCall(os.fsync, failing=1)
     monkeypatch.setattr(os, "fsync", failing)
-    with ShardWriter(folder, LAYOUT, 0, 6) as writer:
+    with ShardWriter(folder, LAYOUT, 0, 6, Disk(folder, 0, Observer())) as writer:
         writer.write(TOKENS, Counts())
         with pytest.raises(OutputError, match="Input/output error"):
             writer.commit(Cursor(0, 0))
@@ -88,7 +90,7 @@ def test_an_fsync_error_in_the_background_is_fatal(folder: Path, monkeypatch: py
 def test_a_full_disk_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the final fsync, too."""
     monkeypatch.setattr(os, "fsync", FailingCall(os.fsync, failing=1, code=errno.ENOSPC))
-    with ShardWriter(folder, LAYOUT, 0, 6) as writer:
+    with ShardWriter(folder, LAYOUT, 0, 6, Disk(folder, 0, Observer())) as writer:
         writer.write(TOKENS, Counts())
         with pytest.raises(DiskFullError):
             writer.commit(Cursor(0, 0))

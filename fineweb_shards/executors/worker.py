@@ -6,27 +6,29 @@ happens: a thread watches for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 
-import numpy as np
-
 from fineweb_shards.errors import ShardError
-from fineweb_shards.guard import be_nice
+from fineweb_shards.executors.careful import encode_carefully, holds_any
+from fineweb_shards.executors.messages import Done, Failed, Order, Outbox, Ready, Trying
+from fineweb_shards.machine import be_nice, offer_to_oom_killer
 from fineweb_shards.sources.base import Source
 from fineweb_shards.tokenizers import resolve_engine
-from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.selftest import check_engine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.types import Batch, EncodedBlock
+from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 
-_NO_TOKENS = np.empty(0, np.uint16)
+# How a worker ends that has run out of memory: it is not known which document asked for too much.
+OUT_OF_MEMORY_EXIT_CODE = 112
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,115 +40,76 @@ class WorkerSpec:
     eot_first: bool
     seed: int
 
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The engine is loaded and has passed its self-test."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """All blocks of the batch are sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The batch can't be done, here or anywhere."""
-
-    error: ShardError
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The network is being waited for; None: no longer."""
-
-    reason: str | None
-
-
-Message = Ready | Done | Failed | Waiting | EncodedBlock
-
-
-class Outbox:
-    """The way to the parent. Several threads use it, and a block is two messages."""
-
-    def __init__(self, pipe: connection.Connection) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def send(self, message: Message) -> None:
-        """A message; a block's tokens follow as raw bytes, which is faster than a pickle."""
-        with self._lock:
-            if isinstance(message, EncodedBlock):
-                self._pipe.send(replace(message, tokens=_NO_TOKENS))
-                self._pipe.send_bytes(message.tokens.data.cast("B") if len(message.tokens) else b"")
-            else:
-                self._pipe.send(message)
-
-
-def receive(pipe: connection.Connection) -> Message:
-    """The other end of an outbox."""
-    message: Message = pipe.recv()
-    if isinstance(message, EncodedBlock):
-        return replace(message, tokens=np.frombuffer(pipe.recv_bytes(), np.uint16))
-    return message
+    def make_encoder(self) -> Encoder:
+        """The worker's encoder, once it has passed its self-test."""
+        reference = TiktokenEngine()
+        engine_class = resolve_engine(self.engine)
+        engine = reference if engine_class is TiktokenEngine else engine_class()
+        encoder = Encoder(engine, reference, eot_first=self.eot_first, seed=self.seed)
+        check_engine(encoder, engine.name, reference)
+        return encoder
 
 
 def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
     """The main function of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     be_nice()
+    offer_to_oom_killer()
     threading.Thread(target=_die_with_parent, daemon=True).start()
     outbox = Outbox(pipe)
-    spec.source.tell_waits_to(lambda reason: outbox.send(Waiting(reason)))
+    spec.source.report_to(outbox)
     try:
-        encoder = _make_encoder(spec)
+        encoder = spec.make_encoder()
     except ShardError as error:
         outbox.send(Failed(error))
         return
     outbox.send(Ready())
-    inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-    threading.Thread(target=_receive_batches, args=(pipe, spec.source, inbox), daemon=True).start()
-    while (batch := inbox.get()) is not None:
+    inbox: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive_orders, args=(pipe, spec.source, inbox), daemon=True).start()
+    while (order := inbox.get()) is not None:
         try:
-            for block in encode_batch(spec.source, encoder, batch):
+            for block in encode_batch(spec.source, encoder, order, lambda one: outbox.send(Trying(one))):
                 outbox.send(block)
             outbox.send(Done())
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY_EXIT_CODE)
         except ShardError as error:
             outbox.send(Failed(error))
         except (BrokenPipeError, ConnectionResetError):
             return  # the parent is gone
         except Exception as error:
-            outbox.send(Failed(_unexpected(spec, batch, error)))
+            outbox.send(Failed(_unexpected(spec, order.batch, error)))
 
 
-def _receive_batches(
-    pipe: connection.Connection, source: Source, inbox: queue.SimpleQueue[Batch | None]
+def _receive_orders(
+    pipe: connection.Connection, source: Source, inbox: queue.SimpleQueue[Order | None]
 ) -> None:
-    """Take batches as they come, so that the next one is fetched while this one is encoded."""
+    """Take orders as they come, so that the next batch is fetched while this one is encoded."""
     while True:
         try:
-            batch: Batch = pipe.recv()
+            order: Order = pipe.recv()
         except (EOFError, OSError):
             inbox.put(None)
             return
-        source.prefetch(batch)  # first, or the batch would be read before its bytes are asked for
-        inbox.put(batch)
+        source.prefetch(order.batch)  # first, or it would be read before its bytes are asked for
+        inbox.put(order)
 
 
-def encode_batch(source: Source, encoder: Encoder, batch: Batch) -> Iterator[EncodedBlock]:
-    """The work itself, the same for every executor."""
-    name = source.files[batch.file].name
-    for chunk in source.chunks(batch):
-        yield encoder.encode(chunk, name)
-
-
-def _make_encoder(spec: WorkerSpec) -> Encoder:
-    reference = TiktokenEngine()
-    engine_class = resolve_engine(spec.engine)
-    engine = reference if engine_class is TiktokenEngine else engine_class()
-    encoder = Encoder(engine, reference, eot_first=spec.eot_first, seed=spec.seed)
-    check_engine(encoder, engine.name, reference)
-    return encoder
+def encode_batch(
+    source: Source, encoder: Encoder, order: Order, announce: Callable[[Quarantined], None]
+) -> Iterator[EncodedBlock]:
+    """The work itself, the same for every executor: a block for each chunk."""
+    name = source.files[order.batch.file].name
+    for number, chunk in enumerate(source.chunks(order.batch)):
+        if number < order.first_block:
+            continue
+        block = None
+        if not order.careful and not holds_any(chunk, order.left_out):
+            with contextlib.suppress(UnencodableError):  # a document at a time will show which one it is
+                block = encoder.encode(chunk, name)
+        if block is None:
+            block = encode_carefully(chunk, name, encoder, order, announce, source.settings.batch_bytes)
+        yield block
 
 
 def _die_with_parent() -> None:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.outage import Patience, Tell
+from fineweb_shards.observer import Observer
+from fineweb_shards.outage import Patience
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 STANDARD_INPUT = "-"
@@ -87,9 +88,9 @@ class Format(ABC):
     def close(self) -> None:
         """Let go of files that were kept open for the next batch."""
 
-    def tell_waits_to(self, tell: Tell) -> None:
-        """Where to say that the network is being waited for (None: no longer)."""
-        self.patience.tell = tell
+    def report_to(self, observer: Observer) -> None:
+        """Who is told that the network is being waited for."""
+        self.patience.observer = observer
 
     def expect(self, files: Sequence[InputFile]) -> None:
         """In the parent: these files come next."""
@@ -140,9 +141,9 @@ class Source:
             file = self.files[batch.file]
             self.formats[file.format].prefetch(file, batch)
 
-    def tell_waits_to(self, tell: Tell) -> None:
+    def report_to(self, observer: Observer) -> None:
         for format_ in self.formats.values():
-            format_.tell_waits_to(tell)
+            format_.report_to(observer)
 
     def release_before(self, index: int) -> None:
         """Everything from the files before `index` is in finished shards."""

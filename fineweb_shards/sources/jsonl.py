@@ -9,7 +9,7 @@ from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, decode_text
 from fineweb_shards.sources.stream import FileView, StreamView, open_view
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
-from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
+from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
 # Longer lines would have to be parsed in pieces; such a document belongs in a text file.
 MAX_LINE_BYTES = 64 * 2**20
@@ -58,6 +58,7 @@ class JsonLinesFormat(TextFormat):
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         data = self.read_range(file, batch)
         documents: list[str] = []
+        ids: list[str | None] = []
         counts = Counts(len(data))
         problems: list[str] = []
         offset = batch.position
@@ -69,10 +70,11 @@ class JsonLinesFormat(TextFormat):
         for line in lines:
             try:
                 if line.strip():  # an empty line is no row
-                    text, replaced = self._parse_line(file, line, offset)
+                    text, name, replaced = self._parse_line(file, line, offset)
                     counts += Counts(skipped_documents=text is None, replaced_characters=replaced)
                     if text is not None:
                         documents.append(text)
+                        ids.append(name)
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     raise
@@ -85,10 +87,11 @@ class JsonLinesFormat(TextFormat):
             Cursor(batch.file, batch.end),
             counts=counts,
             problems=tuple(problems),
+            origins=(Origin(0, len(ids), ids=ids),),
         )
 
-    def _parse_line(self, file: InputFile, line: bytes, offset: int) -> tuple[str | None, int]:
-        """The text of a line (None where it is null) and how many characters were replaced."""
+    def _parse_line(self, file: InputFile, line: bytes, offset: int) -> tuple[str | None, str | None, int]:
+        """The text of a line (None where it is null), its id, and how many characters were replaced."""
         place = f"{file.path}: the line at byte {offset:,}"
         source, replaced = decode_text(line)
         try:
@@ -111,4 +114,5 @@ class JsonLinesFormat(TextFormat):
             raise BadFileError(
                 f"{place}: {column!r} is not a text but a {type(text).__name__.strip('_').lower()}."
             )
-        return text, replaced
+        name = row.get("id")
+        return text, name if isinstance(name, str) else None, replaced

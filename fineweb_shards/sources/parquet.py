@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ class ParquetFormat(Format):
         super().__init__(settings)
         self._file: tuple[str, Any] | None = None
         self._rows: _RowReader | None = None
+        self._first_rows: dict[str, list[int]] = {}
 
     def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
         metadata = self.open(file).metadata
@@ -73,8 +74,8 @@ class ParquetFormat(Format):
         chunk = TextChunk([], Cursor(batch.file, batch.position) if begins else None, None)
         for group in range(batch.position, batch.end):
             try:
-                for rows in self._read_rows(file, group, batch.rows):
-                    for part in split_rows(rows):
+                for row, rows in self._read_rows(file, group, batch.rows):
+                    for part in split_rows(rows, row):
                         size_bytes = chunk.counts.text_bytes + part.counts.text_bytes
                         if chunk.documents and size_bytes > _CHUNK_BYTES:
                             yield chunk
@@ -103,6 +104,14 @@ class ParquetFormat(Format):
             self.close()
             self._file = (file.path, self.parse(file, file.path, _READ_BUFFER_BYTES))
         return self._file[1]
+
+    def _first_row(self, file: InputFile, group: int) -> int:
+        """The row of the file with which a row group begins."""
+        if file.path not in self._first_rows:
+            metadata = self.open(file).metadata
+            sizes = (metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+            self._first_rows = {file.path: [0, *accumulate(sizes)]}
+        return self._first_rows[file.path][group]
 
     def parse(self, file: InputFile, content: Any, buffer_bytes: int) -> Any:
         """Parse the footer of `content`, a path or something that can be read like a file."""
@@ -155,19 +164,23 @@ class ParquetFormat(Format):
         names = set(self.open(file).schema_arrow.names)
         return [self.settings.text_column, *(CLAIM_COLUMNS if names >= _FINEWEB_COLUMNS else [])]
 
-    def _read_rows(self, file: InputFile, group: int, rows: tuple[int, int] | None) -> Iterator[Any]:
-        """The columns of a row group, or of some of its rows, a stretch at a time.
+    def _read_rows(
+        self, file: InputFile, group: int, rows: tuple[int, int] | None
+    ) -> Iterator[tuple[int, Any]]:
+        """The columns of a row group, or of some of its rows, a stretch at a time, each with its first row.
 
         A row group can only be read from its start. So the place reached is kept for the next stripe:
         every worker reads a large row group once, whichever stripes it gets.
         """
         opened = self.open(file)
+        start = self._first_row(file, group)
         first, end = rows or (0, self._group_rows(file, group))
         place = (file.path, group)
         if self._rows is None or self._rows.place != place or self._rows.next_row > first:
             self._rows = _RowReader(place, opened, self.columns(file))
         try:
-            yield from self._rows.read(first, end)
+            for row, stretch in self._rows.read(first, end):
+                yield start + row, stretch
         except (OSError, pa.ArrowException) as error:
             broken_row, self._rows = self._rows.next_row, None
             if broken_row < first:
@@ -192,7 +205,7 @@ class _RowReader:
             use_threads=False,
         )
 
-    def read(self, first: int, end: int) -> Iterator[Any]:
+    def read(self, first: int, end: int) -> Iterator[tuple[int, Any]]:
         while self.next_row < end:
             rows = self._rest
             if rows is None:
@@ -201,9 +214,9 @@ class _RowReader:
                     raise pa.ArrowInvalid(f"it ends after {self.next_row} rows")
             begin, used = max(0, first - self.next_row), min(len(rows), end - self.next_row)
             self._rest = rows.slice(used) if used < len(rows) else None
-            self.next_row += used
+            row, self.next_row = self.next_row + begin, self.next_row + used
             if begin < used:
-                yield rows.slice(begin, used - begin)
+                yield row, rows.slice(begin, used - begin)
 
 
 def _stretch_rows(group: Any, column: str) -> int:

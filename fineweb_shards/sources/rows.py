@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fineweb_shards.sources.base import decode_text
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
-from fineweb_shards.types import Claim, Counts, TextChunk
+from fineweb_shards.types import Counts, Origin, TextChunk
 
 # FineWeb says of every document how many GPT-2 tokens it has, EOT not counted.
 CLAIM_COLUMNS = ["token_count", "id"]
@@ -33,8 +34,11 @@ def is_text(kind: Any) -> bool:
     return any(check(kind) for check in checks)
 
 
-def split_rows(rows: Any) -> Iterator[TextChunk]:
-    """A stretch of rows as chunks without cursors: one for all, or several where a cell is huge."""
+def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
+    """A stretch of rows as chunks without cursors: one for all, or several where a cell is huge.
+
+    `first_row` is where in the file the stretch begins.
+    """
     names = rows.schema.names
     column = rows.column(next(i for i, name in enumerate(names) if name not in CLAIM_COLUMNS))
     if pa.types.is_dictionary(column.type):
@@ -45,30 +49,34 @@ def split_rows(rows: Any) -> Iterator[TextChunk]:
     if size_bytes > 2 * _LONG_CELL_BYTES:
         # Somewhere in it is a long cell, or many middling ones: row by row, without copying all.
         for row in range(len(column)):
-            yield from _split_cell(column[row])
+            yield from _split_cell(column[row], first_row + row)
         return
+    skipped, places = column.null_count, np.arange(first_row, first_row + len(rows))
+    if skipped:
+        valid = column.is_valid()
+        rows, column, places = rows.filter(valid), column.filter(valid), places[valid.to_numpy(False)]
     texts, replaced = _to_texts(column)
-    claims: tuple[Claim, ...] = ()
-    if "token_count" in names and len(texts) == len(rows):
-        counts = rows.column(names.index("token_count")).fill_null(-1).to_numpy(zero_copy_only=False)
-        claims = (Claim(0, counts, rows.column(names.index("id"))),)
-    yield TextChunk(texts, None, None, counts=Counts(size_bytes, column.null_count, replaced), claims=claims)
+    ids = tokens = None
+    if "token_count" in names:
+        ids = rows.column(names.index("id"))
+        tokens = rows.column(names.index("token_count")).fill_null(-1).to_numpy(zero_copy_only=False)
+    origin = Origin(0, len(texts), places, ids, tokens)
+    counts = Counts(size_bytes, skipped, replaced)
+    yield TextChunk(texts, None, None, counts=counts, origins=(origin,))
 
 
 def _to_texts(column: Any) -> tuple[list[str], int]:
-    """The texts of a column that are not null, and how many characters had to be replaced."""
+    """The texts of a column without nulls, and how many characters had to be replaced."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         try:
-            texts = column.to_pylist()
+            return column.to_pylist(), 0
         except UnicodeDecodeError:  # some writers don't check
             column = column.cast(pa.large_binary())
-        else:
-            return ([text for text in texts if text is not None] if column.null_count else texts), 0
-    decoded = [decode_text(data) for data in column.to_pylist() if data is not None]
+    decoded = [decode_text(data) for data in column.to_pylist()]
     return [text for text, _ in decoded], sum(replaced for _, replaced in decoded)
 
 
-def _split_cell(cell: Any) -> Iterator[TextChunk]:
+def _split_cell(cell: Any, row: int) -> Iterator[TextChunk]:
     if not cell.is_valid:
         yield TextChunk([], None, None, counts=Counts(skipped_documents=1))
         return
@@ -93,6 +101,7 @@ def _split_cell(cell: Any) -> Iterator[TextChunk]:
             unfinished=not last,
             seam=seam,
             counts=Counts(end - position, 0, replaced),
+            origins=(Origin(0, 1, np.array([row])),),
         )
         if last:
             return
@@ -109,5 +118,5 @@ def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:
         seam=part.seam if empty else chunk.seam,
         unfinished=part.unfinished,
         counts=chunk.counts + part.counts,
-        claims=chunk.claims + tuple(replace(c, first=c.first + len(chunk.documents)) for c in part.claims),
+        origins=chunk.origins + tuple(replace(o, first=o.first + len(chunk.documents)) for o in part.origins),
     )

@@ -4,7 +4,7 @@
 - A long document is encoded in passages, cut where it can't change the tokens (cuts.py, seams.py):
   memory stays bounded, and no engine meets a text that is beyond it (tiktoken panics on a million
   spaces, tiktoken#400).
-- What the engine can't encode, tiktoken does.
+- What the engine raises on is an UnencodableError, and `other` may be asked.
 - A seeded sample is encoded again with tiktoken, and any difference stops the run.
 """
 
@@ -13,17 +13,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
 from fineweb_shards.errors import ExactnessError
 from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
+from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.ranks import EOT, load_ranks, token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.types import Counts, Cursor, EncodedBlock, TextChunk, Tokens
+from fineweb_shards.types import Counts, Cursor, EncodedBlock, TextChunk, Tokens, id_of
 
 PASSAGE_BYTES = 256 * 1024
 _CUT_WINDOW_BYTES = 64 * 1024
@@ -51,6 +52,13 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+class UnencodableError(Exception):
+    """The engine raised something about a text: another engine, or another text, may do better."""
+
+    def __init__(self, engine: str, error: BaseException) -> None:
+        super().__init__(f"{engine} raised {type(error).__name__}: {str(error)[:200]}")
+
+
 @dataclass(frozen=True, slots=True)
 class _Passage:
     text: str
@@ -66,8 +74,22 @@ class Encoder:
         self._eot_first = eot_first
         self._seed = seed
 
+    @cached_property
+    def other(self) -> Encoder | None:
+        """One with the other engine, for what this one can't do; None where only tiktoken is installed."""
+        if not isinstance(self._engine, TiktokenEngine):
+            engine: Engine = self._reference
+        elif FastokensEngine.installed_version():
+            engine = FastokensEngine()
+        else:
+            return None
+        return Encoder(engine, self._reference, eot_first=self._eot_first, seed=self._seed)
+
     def encode(self, chunk: TextChunk, where: str) -> EncodedBlock:
-        """The chunk's tokens; `where` names the file in case of a difference from tiktoken."""
+        """The chunk's tokens; `where` names the file in case of a difference from tiktoken.
+
+        UnencodableError where the engine raises on one of the documents.
+        """
         tokens, offsets = self.encode_documents(chunk.documents)
         self._check_sample(chunk, tokens, offsets, where)
         wrong = list(_wrong_claims(chunk, offsets, where))
@@ -118,10 +140,8 @@ class Encoder:
             return self._encode_texts([replace_surrogates(text) for text in texts])
         except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
             raise
-        except BaseException:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
-            if isinstance(self._engine, TiktokenEngine):
-                raise
-            tokens, offsets = self._reference.encode(texts)
+        except BaseException as error:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
+            raise UnencodableError(self._engine.name, error) from error
         if len(tokens) and int(tokens.max()) >= EOT:
             raise ExactnessError(
                 f"{self._engine.name} made token {int(tokens.max())}, which no text can have."
@@ -169,12 +189,14 @@ class Encoder:
 def _wrong_claims(chunk: TextChunk, offsets: Offsets, where: str) -> Iterator[str]:
     """The documents of which the source says another number of tokens, by their id."""
     lengths = np.diff(offsets)
-    for claim in chunk.claims:
-        ours = lengths[claim.first : claim.first + len(claim.tokens)]
-        for i in np.flatnonzero((ours != claim.tokens) & (claim.tokens >= 0)).tolist():
+    for origin in chunk.origins:
+        if origin.tokens is None:
+            continue
+        ours = lengths[origin.first : origin.first + origin.count]
+        for i in np.flatnonzero((ours != origin.tokens) & (origin.tokens >= 0)).tolist():
             yield (
-                f"{where}: document {claim.ids[i].as_py()} has {ours[i]:,} tokens, "
-                f"its token_count says {claim.tokens[i]:,}"
+                f"{where}: document {id_of(chunk, origin.first + i)} has {ours[i]:,} tokens, "
+                f"its token_count says {origin.tokens[i]:,}"
             )
 
 

@@ -12,14 +12,14 @@ import pytest
 import reference
 import runs
 from documents import make_documents
-from doubles import InlineExecutor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
-from fineweb_shards.build import pack
+from fineweb_shards.build import build, pack
 from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
+from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.packer import Packer
 from fineweb_shards.sources.base import Source
 from fineweb_shards.stitcher import stitch
@@ -38,10 +38,11 @@ def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, e
         write_parquet(tmp_path / f"{number}.parquet", documents[200 * number :][:200], 16)
     whole = reference.stream(documents)
     job = runs.job_of(tmp_path / "out", tmp_path)
-    with LocalExecutor(WorkerSpec(job.source, engine, eot_first=True, seed=0), workers, 10**6) as executor:
+    spec = WorkerSpec(job.source, engine, eot_first=True, seed=0)
+    with LocalExecutor(spec, workers, 10**6, MemoryGuard(2**40)) as executor:
         for batch_bytes in (1024, 10_000, 10**8):
             source = _with_batches(job.source, batch_bytes)
-            encoded = list(executor.encode(source.batches(runs.START), lambda _: None))
+            encoded = list(executor.encode(source.batches(runs.START)))
             blocks = list(stitch(encoded, make_mender, runs.START))
             for shard_tokens in SMALL_SHARD_SIZES:
                 shards = [[]]
@@ -153,6 +154,15 @@ def test_max_tokens_ends_the_stream_exactly_there(tmp_path: Path, limit: int) ->
         assert manifest.tokens == len(whole)
 
 
-def test_inline_and_local_executors_do_the_same_work() -> None:
-    """The double used all over these tests calls the worker's own function."""
-    assert InlineExecutor.encode.__code__.co_names.count("encode_batch") == 1
+@pytest.mark.parametrize("shard_tokens", SMALL_SHARD_SIZES)
+def test_a_build_with_processes_and_one_without_leave_the_same_folder(
+    tmp_path: Path, shard_tokens: int
+) -> None:
+    """The double used all over these tests stands for the real thing, in every byte and every cursor."""
+    path = write_parquet(tmp_path / "a.parquet", make_documents(120, seed=24), 16)
+    settings = {"shard_tokens": shard_tokens, "batch_bytes": 4096}
+    inline = runs.build_inline(tmp_path / "inline", path, **settings)
+    job = runs.job_of(tmp_path / "local", path, workers=2, **settings)
+    local = build(job, fresh=False, same_source=False, say=lambda _: None).manifest
+    assert runs.shards_in(tmp_path / "local") == runs.shards_in(tmp_path / "inline")
+    assert local.shards == inline.shards

@@ -16,11 +16,13 @@ import pytest
 import reference
 import runs
 from documents import make_documents
+from doubles import Listener
 from inputs import write_parquet
 
 from fineweb_shards.errors import BadFileError, WorkerError
 from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
+from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.types import Batch, EncodedBlock, TextChunk
@@ -39,8 +41,8 @@ def spec_of(source: Source) -> WorkerSpec:
     return WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
 
 
-def ignore(message: str) -> None:
-    pass
+def executor_of(source: Source, workers: int, window: int = WINDOW) -> LocalExecutor:
+    return LocalExecutor(spec_of(source), workers, window, MemoryGuard(2**40))
 
 
 def tokens_of(blocks: list[EncodedBlock]) -> list[int]:
@@ -52,37 +54,37 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 def test_blocks_come_in_order(source: Source) -> None:
     """Three workers finish in any order; the stream is the reference's. And again with the same workers."""
-    with LocalExecutor(spec_of(source), 3, WINDOW) as executor:
+    with executor_of(source, 3) as executor:
         for _ in range(2):
-            assert tokens_of(list(executor.encode(source.batches(runs.START), ignore))) == EXPECTED
+            assert tokens_of(list(executor.encode(source.batches(runs.START)))) == EXPECTED
 
 
 def test_every_worker_killed_in_turn(source: Source) -> None:
     """The run goes on with the same tokens, and says what happened."""
-    said: list[str] = []
     blocks = []
-    with LocalExecutor(spec_of(source), 2, WINDOW) as executor:
-        for number, block in enumerate(executor.encode(source.batches(runs.START), said.append)):
+    with executor_of(source, 2) as executor:
+        executor.observe(listener := Listener())
+        for number, block in enumerate(executor.encode(source.batches(runs.START))):
             blocks.append(block)
             if number in (3, 9, 15, 21):
                 worker = executor._workers[number // 6 % 2]
-                os.kill(worker.process.pid or 0, signal.SIGKILL)
+                os.kill(worker.pid, signal.SIGKILL)
     assert tokens_of(blocks) == EXPECTED
     # A kill is noticed at the latest when the worker's answer is missing; the last may come too late.
-    assert len(said) >= 3
-    assert all("killed by signal 9; replaced" in line for line in said)
+    assert len(listener.texts("worker")) >= 3
+    assert all("killed by signal 9; replaced" in line for line in listener.texts("worker"))
 
 
 def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
     """Before they are ready and in the middle of the work."""
     blocks = []
-    with LocalExecutor(spec_of(source), 2, WINDOW) as executor:
-        os.kill(executor._workers[0].process.pid or 0, signal.SIGKILL)
-        for number, block in enumerate(executor.encode(source.batches(runs.START), ignore)):
+    with executor_of(source, 2) as executor:
+        os.kill(executor._workers[0].pid, signal.SIGKILL)
+        for number, block in enumerate(executor.encode(source.batches(runs.START))):
             blocks.append(block)
             if number == 5:
                 for worker in executor._workers:
-                    os.kill(worker.process.pid or 0, signal.SIGKILL)
+                    os.kill(worker.pid, signal.SIGKILL)
     assert tokens_of(blocks) == EXPECTED
 
 
@@ -105,12 +107,14 @@ class Raising(ParquetFormat):
 
 
 def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Source) -> None:
-    """After three deaths, and only after everything in front of it has come out."""
+    """After three deaths and three more in careful mode, and everything in front of it has come out."""
     deadly = Source(source.files, {**source.formats, "parquet": Deadly(source.settings)}, source.settings)
     blocks = []
-    with LocalExecutor(spec_of(deadly), 2, WINDOW) as executor:
-        stream = executor.encode(deadly.batches(runs.START), ignore)
-        with pytest.raises(WorkerError, match=r"a\.parquet: the batch at position 20 ended 3 workers"):
+    with executor_of(deadly, 2) as executor:
+        stream = executor.encode(deadly.batches(runs.START))
+        with pytest.raises(
+            WorkerError, match=r"a\.parquet: the batch at position 20 ended 6 workers while it was read"
+        ):
             blocks.extend(stream)
     assert tokens_of(blocks) == reference.stream(DOCUMENTS[:200]).tolist()
 
@@ -118,8 +122,8 @@ def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Sourc
 def test_a_bug_in_a_worker_is_told_with_its_traceback(source: Source) -> None:
     """It is an error of ours, not of the user."""
     buggy = Source(source.files, {**source.formats, "parquet": Raising(source.settings)}, source.settings)
-    with LocalExecutor(spec_of(buggy), 1, WINDOW) as executor:
-        stream = executor.encode(buggy.batches(runs.START), ignore)
+    with executor_of(buggy, 1) as executor:
+        stream = executor.encode(buggy.batches(runs.START))
         with pytest.raises(Exception, match=r"(?s)position 20: ZeroDivisionError: a bug.*Traceback"):
             list(stream)
 
@@ -134,8 +138,8 @@ def test_an_error_of_the_listing_comes_in_its_turn(source: Source) -> None:
             yield batch
 
     blocks = []
-    with LocalExecutor(spec_of(source), 2, WINDOW) as executor:
-        stream = executor.encode(failing(), ignore)
+    with executor_of(source, 2) as executor:
+        stream = executor.encode(failing())
         with pytest.raises(BadFileError, match="broken"):
             blocks.extend(stream)
     assert len(blocks) == 12
@@ -146,8 +150,8 @@ def test_what_is_in_flight_is_bounded_in_bytes(source: Source) -> None:
     batches = list(source.batches(runs.START))
     largest = max(batch.size_bytes for batch in batches)
     window = 3 * largest
-    with LocalExecutor(spec_of(source), 3, window) as executor:
-        for number, _ in enumerate(executor.encode(iter(batches), ignore)):
+    with executor_of(source, 3, window) as executor:
+        for number, _ in enumerate(executor.encode(iter(batches))):
             in_flight = sum(task.batch.size_bytes for task in executor._tasks)
             assert in_flight <= window + largest
             if number < 3:
@@ -164,12 +168,14 @@ def test_no_orphans(tmp_path: Path, source: Source) -> None:
         from pathlib import Path
         from fineweb_shards.executors.local import LocalExecutor
         from fineweb_shards.executors.worker import WorkerSpec
+        from fineweb_shards.guard import MemoryGuard
 
         if __name__ == "__main__":
             source = runs.job_of(Path(sys.argv[2]), sys.argv[1], batch_bytes=1024).source
-            with LocalExecutor(WorkerSpec(source, "tiktoken", True, 0), 2, 10**6) as executor:
-                for _ in executor.encode(source.batches(runs.START), print):
-                    print(*[worker.process.pid for worker in executor._workers], flush=True)
+            spec = WorkerSpec(source, "tiktoken", True, 0)
+            with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40)) as executor:
+                for _ in executor.encode(source.batches(runs.START)):
+                    print(*[worker.pid for worker in executor._workers], flush=True)
                     sys.stdin.readline()
         """
     )

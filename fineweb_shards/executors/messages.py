@@ -1,0 +1,91 @@
+"""What the supervisor and a worker say to each other, and the pipe it goes through."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from multiprocessing import connection
+
+import numpy as np
+
+from fineweb_shards.errors import ShardError
+from fineweb_shards.observer import Event, Observer
+from fineweb_shards.types import Batch, EncodedBlock, Quarantined
+
+_NO_TOKENS = np.empty(0, np.uint16)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """To a worker: encode this batch."""
+
+    batch: Batch
+    first_block: int = 0  # the ones before it have arrived already
+    left_out: frozenset[str] = frozenset()  # documents in quarantine, by the SHA-256 of their text
+    careful: bool = False  # one document at a time: something in here ends workers
+    spared: frozenset[str] = frozenset()  # documents to be tried with the other engine
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine is loaded and has passed its self-test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trying:
+    """If this is the last that is heard of the worker, it was this document."""
+
+    document: Quarantined
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All blocks of the batch are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The batch can't be done, here or anywhere."""
+
+    error: ShardError
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The network is being waited for; None: no longer."""
+
+    reason: str | None
+
+
+Message = Ready | Trying | Done | Failed | Waiting | Event | EncodedBlock
+
+
+class Outbox(Observer):
+    """The way to the parent. Several threads use it, and a block is two messages."""
+
+    def __init__(self, pipe: connection.Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """A message; a block's tokens follow as raw bytes, which is faster than a pickle."""
+        with self._lock:
+            if isinstance(message, EncodedBlock):
+                self._pipe.send(replace(message, tokens=_NO_TOKENS))
+                self._pipe.send_bytes(message.tokens.data.cast("B") if len(message.tokens) else b"")
+            else:
+                self._pipe.send(message)
+
+    def tell(self, event: Event) -> None:
+        self.send(event)
+
+    def wait(self, cause: str, reason: str | None) -> None:
+        self.send(Waiting(reason))
+
+
+def receive(pipe: connection.Connection) -> Message:
+    """The other end of an outbox."""
+    message: Message = pipe.recv()
+    if isinstance(message, EncodedBlock):
+        return replace(message, tokens=np.frombuffer(pipe.recv_bytes(), np.uint16))
+    return message

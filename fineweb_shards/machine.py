@@ -1,0 +1,167 @@
+"""What this machine has and how full it is: cores, memory, pressure, disk; and good manners on it.
+
+Linux tells everything. Elsewhere what can't be had is None, and nobody is worse off than without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+# ioprio_set(2) has no name in Python; its number depends on the processor.
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_CLASS_IDLE = 3 << 13
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A place that memory is taken from: the machine, or a control group with a limit."""
+
+    name: str
+    available_bytes: int  # without swapping
+    total_bytes: int
+
+
+def usable_cores() -> int:
+    """The cores this process may use, by affinity and by the quota of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_cores()
+    return max(1, min(cores, int(quota))) if quota else cores
+
+
+def memory_rooms() -> list[Room]:
+    """The machine, and every control group around this process that has a limit."""
+    total = _physical_memory_bytes()
+    available = _meminfo("MemAvailable")
+    # Not Linux: half of what is built in is a cautious guess.
+    machine = Room("the machine", total // 2 if available is None else available, total)
+    return [machine, *(room for room in _limited_groups() if room.total_bytes < total)]
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be had without swapping, inside every limit."""
+    return max(0, min(room.available_bytes for room in memory_rooms()))
+
+
+def memory_stall_percent() -> float:
+    """How much of the last ten seconds everybody here waited for memory; 0 where it is not known."""
+    stalls = [0.0]
+    for path in (Path("/proc/pressure/memory"), *(f / "memory.pressure" for f in _cgroup_folders("memory"))):
+        for line in _read_lines(path):
+            if line.startswith("full avg10="):
+                stalls.append(float(line.split()[1].removeprefix("avg10=")))
+    return max(stalls)
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Free space where `folder` is or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def be_nice() -> None:
+    """Leave the machine to the person who uses it: lowest priority for cores, and idle for disks."""
+    if hasattr(os, "nice"):
+        os.nice(19)
+    number = _IOPRIO_SET.get(platform.machine()) if platform.system() == "Linux" else None
+    if number is not None:  # a refusal is no harm: it is a courtesy, not a need
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)
+
+
+def offer_to_oom_killer() -> None:
+    """If the kernel must kill somebody, let it be this process: it is replaced."""
+    with contextlib.suppress(OSError):  # not Linux, or not allowed
+        Path("/proc/self/oom_score_adj").write_text("800")
+
+
+def process_memory_bytes(pid: int) -> int | None:
+    """What a process has to itself, and its share of what it shares (PSS); None if nobody can tell."""
+    for line in _read_lines(Path(f"/proc/{pid}/smaps_rollup")):
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _physical_memory_bytes() -> int:
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 8 * 2**30  # Windows tells only through ctypes; --max-memory says it better
+
+
+def _meminfo(name: str) -> int | None:
+    for line in _read_lines(Path("/proc/meminfo")):
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_folders(controller: str) -> list[Path]:
+    """This process's control group and all above it; limits of any of them count."""
+    folders = []
+    for line in _read_lines(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root = Path("/sys/fs/cgroup")
+        elif controller in controllers.split(","):
+            root = Path("/sys/fs/cgroup") / controller
+        else:
+            continue
+        group = root / path.lstrip("/")
+        folders += [group, *(parent for parent in group.parents if parent.is_relative_to(root))]
+    return folders
+
+
+def _cgroup_cores() -> float | None:
+    cores = []
+    for folder in _cgroup_folders("cpu"):
+        if (two := _read_words(folder / "cpu.max")) and two[0] != "max":
+            cores.append(int(two[0]) / int(two[1]))
+        quota, period = (
+            _read_words(folder / "cpu.cfs_quota_us"),
+            _read_words(folder / "cpu.cfs_period_us"),
+        )
+        if quota and period and int(quota[0]) > 0:
+            cores.append(int(quota[0]) / int(period[0]))
+    return min(cores, default=None)
+
+
+def _limited_groups() -> list[Room]:
+    """Control groups with a memory limit, versions 2 and 1."""
+    found = []
+    for folder in _cgroup_folders("memory"):
+        for limit_name, used_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, used = _read_words(folder / limit_name), _read_words(folder / used_name)
+            if limit and used and limit[0] != "max":
+                taken = max(0, int(used[0]) - _cached_bytes(folder))
+                found.append(Room("the control group", int(limit[0]) - taken, int(limit[0])))
+    return found
+
+
+def _cached_bytes(folder: Path) -> int:
+    """Files in the page cache count as used, but the kernel gives them up before anything else."""
+    wanted = {"inactive_file", "active_file"}
+    stat = dict(line.split()[:2] for line in _read_lines(folder / "memory.stat"))
+    names = {name.removeprefix("total_"): name for name in stat}  # version 1 counts its children apart
+    return sum(int(stat[names[name]]) for name in wanted if name in names)
+
+
+def _read_words(path: Path) -> list[str]:
+    return " ".join(_read_lines(path)).split()
+
+
+def _read_lines(path: Path) -> list[str]:
+    """The lines of a small file of the kernel's; none where there is no such file."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,60 @@
+"""Documents that are poison, and engines that die of them. Importable by worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from fineweb_shards.executors.worker import WorkerSpec
+from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
+from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+
+DEADLY = "This document is deadly."
+DEADLY_FOR_FIRST = "This one is deadly for the first engine only."
+RAISING = "On this one both engines raise."
+RAISING_FIRST = "On this one only the first engine raises."
+OUT_OF_MEMORY = "For this one there is never enough memory."
+
+
+class Panic(BaseException):
+    """As pyo3 raises it for a panic in Rust."""
+
+
+class PoisonedEngine(Engine):
+    """tiktoken, but some documents end the process, or raise."""
+
+    name = "poisoned"
+
+    def __init__(self, *, first: bool) -> None:
+        self._first = first
+        self._right = TiktokenEngine()
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        whole = "\n".join(texts)
+        if DEADLY in whole or (self._first and DEADLY_FOR_FIRST in whole):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if OUT_OF_MEMORY in whole:
+            raise MemoryError
+        if RAISING in whole or (self._first and RAISING_FIRST in whole):
+            raise Panic("index out of bounds")
+        return self._right.encode(texts)
+
+
+class PoisonedEncoder(Encoder):
+    """With two engines that don't die of the same documents."""
+
+    @property
+    def other(self) -> Encoder:  # type: ignore[override]
+        return Encoder(PoisonedEngine(first=False), self._reference, eot_first=self._eot_first, seed=0)
+
+
+class PoisonedSpec(WorkerSpec):
+    """A worker whose engines can be poisoned."""
+
+    __slots__ = ()
+
+    def make_encoder(self) -> Encoder:
+        return PoisonedEncoder(
+            PoisonedEngine(first=True), TiktokenEngine(), eot_first=self.eot_first, seed=self.seed
+        )

@@ -1,0 +1,16 @@
+"""The command `fineweb-shards`, with engines that can be poisoned: python poison_driver.py build …"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import poison
+
+from fineweb_shards import build, cli
+
+if __name__ == "__main__":
+    build.WorkerSpec = poison.PoisonedSpec  # type: ignore[misc]
+    sys.exit(cli.main(sys.argv[1:]))

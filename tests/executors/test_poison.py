@@ -1,0 +1,144 @@
+"""Poison: the one document that ends workers is found, left out and counted; the run goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import runs
+from documents import make_documents
+from doubles import Listener
+from inputs import write_jsonl, write_parquet, write_text
+
+sys.path.insert(0, str(Path(__file__).parent))
+import poison
+
+from fineweb_shards.errors import ChangedError, WorkerError
+from fineweb_shards.executors import local
+from fineweb_shards.executors.local import LocalExecutor
+from fineweb_shards.guard import MemoryGuard
+from fineweb_shards.quarantine import check_batch_bytes
+from fineweb_shards.sources.base import Source
+from fineweb_shards.stitcher import stitch
+from fineweb_shards.tokenizers.encoder import make_mender
+from fineweb_shards.types import EncodedBlock
+
+HEALTHY = [text for text in make_documents(60, seed=51) if text]
+DRIVER = Path(__file__).parent / "poison_driver.py"
+
+
+def with_poison(*poisons: str) -> list[str]:
+    """Healthy documents, with each poison somewhere among them."""
+    documents = list(HEALTHY)
+    for number, text in enumerate(poisons):
+        documents.insert(17 + 13 * number, text)
+    return documents
+
+
+def encode(source: Source, workers: int = 2) -> tuple[list[EncodedBlock], Listener]:
+    spec = poison.PoisonedSpec(source, "tiktoken", eot_first=True, seed=0)
+    with LocalExecutor(spec, workers, 10**6, MemoryGuard(2**40)) as executor:
+        executor.observe(listener := Listener())
+        return list(executor.encode(source.batches(runs.START))), listener
+
+
+def stream_of(blocks: list[EncodedBlock]) -> list[int]:
+    return np.concatenate([block.tokens for block in stitch(blocks, make_mender, runs.START)]).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("text", [poison.DEADLY, poison.OUT_OF_MEMORY, poison.RAISING])
+def test_poison_is_narrowed_down_to_its_document(tmp_path: Path, text: str) -> None:
+    """Whatever it does to its worker: only it is missing, it is named by its row, and counted."""
+    documents = with_poison(text)
+    path = write_parquet(tmp_path / "a.parquet", documents, 10)
+    blocks, _ = encode(runs.job_of(tmp_path / "out", path, batch_bytes=5000).source)
+    assert stream_of(blocks) == reference.stream([d for d in documents if d != text]).tolist()
+    (lost,) = [document for block in blocks for document in block.quarantined]
+    assert lost.row == documents.index(text)
+    assert lost.begins == text
+    assert sum(block.counts.quarantined_documents for block in blocks) == 1
+    assert lost.cause
+
+
+@pytest.mark.parametrize("text", [poison.DEADLY_FOR_FIRST, poison.RAISING_FIRST])
+def test_what_one_engine_cannot_do_the_other_does(tmp_path: Path, text: str) -> None:
+    """A document that ends, or makes raise, only one of the engines is not lost."""
+    documents = with_poison(text)
+    path = write_parquet(tmp_path / "a.parquet", documents, 10)
+    blocks, _ = encode(runs.job_of(tmp_path / "out", path, batch_bytes=5000).source)
+    assert stream_of(blocks) == reference.stream(documents).tolist()
+    assert not any(block.quarantined for block in blocks)
+
+
+def test_several_poisons_and_copies_of_one(tmp_path: Path) -> None:
+    """Each is found; a copy shares its fate; everything between them is there."""
+    documents = with_poison(poison.DEADLY, poison.DEADLY_FOR_FIRST, poison.RAISING, poison.DEADLY)
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    blocks, listener = encode(runs.job_of(tmp_path / "out", path, batch_bytes=5000).source)
+    healthy = [d for d in documents if d not in (poison.DEADLY, poison.RAISING)]
+    assert stream_of(blocks) == reference.stream(healthy).tolist()
+    assert sum(block.counts.quarantined_documents for block in blocks) == 3
+    assert len(listener.texts("worker")) >= 5
+
+
+def test_a_poisoned_piece_of_a_long_document(tmp_path: Path) -> None:
+    """Only the piece is missing: the document keeps its one EOT, and those around it are whole."""
+    filler = "Plain words and more of them. " * 400
+    long = filler + poison.DEADLY + filler
+    path = write_text(tmp_path / "a.txt", ["Before.", long, "After."])
+    blocks, _ = encode(runs.job_of(tmp_path / "out", path, batch_bytes=4096).source)
+    found = stream_of(blocks)
+    texts = runs.decode(found).split("<|endoftext|>")
+    assert [texts[1].strip(), texts[3].strip()] == ["Before.", "After."]
+    assert len(texts) == 4
+    (lost,) = [document for block in blocks for document in block.quarantined]
+    assert lost.piece_of_bytes == 4096
+    assert poison.DEADLY not in texts[2]
+    assert len(texts[2].encode()) == len(long.encode()) + 1 - lost.text_bytes
+    with pytest.raises(ChangedError, match="batch-bytes"):
+        check_batch_bytes([lost], 8192)
+
+
+def test_too_many_deaths_are_not_the_documents_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which everything dies must not end in an empty result that says it is complete."""
+    monkeypatch.setattr(local, "MAXIMUM_QUARANTINED", 2)
+    path = write_jsonl(tmp_path / "a.jsonl", [f"{i} {poison.DEADLY}" for i in range(4)])
+    with pytest.raises(WorkerError, match="More than 2 documents"):
+        encode(runs.job_of(tmp_path / "out", path).source, workers=1)
+
+
+def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None:
+    """The file names file, row, id and cause; a resume, and a second start, come to the same end."""
+    documents = with_poison(poison.DEADLY)
+    path = write_parquet(tmp_path / "a.parquet", documents, 10)
+    out = tmp_path / "out"
+
+    def drive() -> subprocess.CompletedProcess[str]:
+        words = ["build", "--input", path, "--out", out, "--shard-tokens", "4000", "--batch-bytes", "5000"]
+        return subprocess.run(
+            [sys.executable, DRIVER, *map(str, words)], capture_output=True, text=True, check=False
+        )
+
+    expected = reference.shard_files(reference.stream(HEALTHY), 4000)
+    for _ in range(2):
+        done = drive()
+        assert done.returncode == 11, done.stderr
+        assert "1 documents could not be encoded" in done.stderr
+        assert runs.shards_in(out) == expected
+    (line,) = (out / ".fineweb-shards" / "quarantine.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert (record["file"], record["row"], record["id"]) == ("a.parquet", 17, None)
+    assert "killed by signal 9" in record["cause"]
+    log = (out / ".fineweb-shards" / "log.txt").read_text()
+    assert "quarantined: a.parquet: a document of 24 bytes at row 17" in log
+    for name in sorted(expected)[1:]:  # the shards after the first again, from the ledger's cursor
+        (out / name).unlink()
+    # With the real engine the document is harmless, but the shards that are kept were cut without it.
+    again = runs.run_command("build", "--input", path, "--out", out, "--shard-tokens", "4000")
+    assert again.returncode == 11, again.stderr
+    assert runs.shards_in(out) == expected
