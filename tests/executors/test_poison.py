@@ -86,20 +86,18 @@ def test_several_poisons_and_copies_of_one(tmp_path: Path) -> None:
     assert len(listener.texts("worker")) >= 5
 
 
-def test_a_poisoned_piece_of_a_long_document(tmp_path: Path) -> None:
+@pytest.mark.parametrize("filler", ["Plain words and more of them. " * 10_000, "没有空格的文字" * 15_000])
+def test_a_poisoned_piece_of_a_long_document(tmp_path: Path, filler: str) -> None:
     """Only the piece is missing: the document keeps its one EOT, and those around it are whole."""
-    filler = "Plain words and more of them. " * 400
     long = filler + poison.DEADLY + filler
     path = write_text(tmp_path / "a.txt", ["Before.", long, "After."])
-    blocks, _ = encode(runs.job_of(tmp_path / "out", path, batch_bytes=4096).source)
-    found = stream_of(blocks)
-    texts = runs.decode(found).split("<|endoftext|>")
-    assert [texts[1].strip(), texts[3].strip()] == ["Before.", "After."]
-    assert len(texts) == 4
+    blocks, _ = encode(runs.job_of(tmp_path / "out", path, batch_bytes=65536).source)
     (lost,) = [document for block in blocks for document in block.quarantined]
-    assert lost.piece_of_bytes == 4096
-    assert poison.DEADLY not in texts[2]
-    assert len(texts[2].encode()) == len(long.encode()) + 1 - lost.text_bytes
+    assert lost.piece_of_bytes == 65536
+    _, before, rest, after = runs.decode(stream_of(blocks)).split("<|endoftext|>")
+    assert (before, after) == ("Before.", "After.")
+    assert poison.DEADLY not in rest
+    assert len(rest.encode()) == len(long.encode()) - lost.text_bytes
     with pytest.raises(ChangedError, match="batch-bytes"):
         check_batch_bytes([lost], 8192)
 
