@@ -59,6 +59,7 @@ def test_one_run_per_folder(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.promise(22)
 def test_the_lock_of_a_killed_run_is_free_at_once(tmp_path: Path) -> None:
     """kill -9 leaves no lock behind."""
     code = (
