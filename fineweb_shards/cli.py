@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.run(options)
     except Interrupted as stop:
         print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
-        print(f"resume with: fineweb-shards {shlex.join(words)}", file=sys.stderr)
+        _say(f"resume with: fineweb-shards {shlex.join(words)}")
         return stop.exit_code
     except ShardError as error:
         print(f"fineweb-shards: {printable(error.message)}", file=sys.stderr)
@@ -160,7 +160,7 @@ def make_shards(config: Config, options: argparse.Namespace) -> None:
     outcome = build(job, fresh=options.fresh, same_source=options.same_source, say=_say)
     if job.config.verify and outcome.new_shards:
         check_folder(job.folder)
-    print("\n".join(summary_lines(job, outcome)))
+    _show(summary_lines(job, outcome))
     if outcome.manifest.quarantined:
         raise QuarantineError(
             f"{len(outcome.manifest.quarantined):,} documents could not be encoded and were left out; "
@@ -175,13 +175,15 @@ def run_plan(options: argparse.Namespace) -> None:
 
     config = dataclasses.replace(_config_of(options), download=False)  # a plan needs no whole file
     job = make_job(config, commit=pinned_commit(config), observer=Console())
-    print("\n".join(plan_lines(make_plan(job, trial_seconds=1.0))))
+    _show(plan_lines(make_plan(job, trial_seconds=1.0)))
 
 
 def run_verify(options: argparse.Namespace) -> None:
     manifest = check_folder(options.folder)
     state = "complete" if manifest.complete else "so far: the build is not finished"
-    print(f"{options.folder}: {len(manifest.shards):,} shards, {manifest.tokens:,} tokens verified, {state}.")
+    _show(
+        [f"{options.folder}: {len(manifest.shards):,} shards, {manifest.tokens:,} tokens verified, {state}."]
+    )
 
 
 def check_folder(folder: Path) -> Any:
@@ -199,7 +201,7 @@ def check_folder(folder: Path) -> Any:
 def run_status(options: argparse.Namespace) -> None:
     from fineweb_shards.status import read_status, status_lines
 
-    print("\n".join(status_lines(read_status(options.folder))))
+    _show(status_lines(read_status(options.folder)))
 
 
 def catch_signals() -> None:
@@ -219,6 +221,11 @@ class Console(Observer):
 
     def wait(self, cause: str, reason: str | None) -> None:
         _say(reason or f"the wait for the {cause} is over")
+
+
+def _show(lines: list[str]) -> None:
+    """The result, on standard output. File names are data too."""
+    print(printable("\n".join(lines)))
 
 
 def _say(line: str) -> None:

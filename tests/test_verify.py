@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import runs
 from documents import make_documents
@@ -89,6 +91,30 @@ def test_a_doctored_manifest_is_found(out: Path, field: str) -> None:
     record[field] = "edufineweb_val_000000.npy" if field == "name" else "0" * 64 if field == "sha256" else 7
     path.write_text(json.dumps(data))
     assert verify_folder(out).damages
+
+
+@pytest.mark.promise(23)
+def test_nothing_in_a_shard_is_executed_or_believed(out: Path) -> None:
+    """A pickle in place of a shard is damage and not run; a header that claims terabytes is not believed."""
+    path = out / "edufineweb_train_000001.npy"
+    good = path.read_bytes()
+    flag = out / "executed"
+
+    class Payload:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (flag,)  # type: ignore[return-value]
+
+    for claim in ("object", "terabytes"):
+        if claim == "object":
+            buffer = io.BytesIO()
+            np.save(buffer, np.array([Payload()], dtype=object), allow_pickle=True)
+            data = buffer.getvalue()
+        else:
+            data = good.replace(b"'shape': (", b"'shape': (9999999", 1)
+        path.write_bytes(data[: len(good)].ljust(len(good), b"\0"))
+        (damage,) = verify_folder(out).damages
+        assert damage.startswith(path.name)
+        assert not flag.exists()
 
 
 @pytest.mark.promise(21)

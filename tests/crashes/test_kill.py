@@ -179,7 +179,8 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     process = subprocess.Popen(
         words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
     )
-    pause_until_busy(out, process)
+    while not (out / ".fineweb-shards" / "lock").exists():
+        time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
     while not (tmp_path / "begun").exists():
         time.sleep(0.01)
