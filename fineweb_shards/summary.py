@@ -27,7 +27,8 @@ def summary_lines(job: Job, outcome: Outcome) -> list[str]:
         f"{'documents':<10} {manifest.documents:,}",
     ]
     if manifest.peak_memory_bytes:  # only Linux tells
-        lines.append(f"{'memory':<10} {show_bytes(manifest.peak_memory_bytes)} at most, all processes together")
+        peak = show_bytes(manifest.peak_memory_bytes)
+        lines.append(f"{'memory':<10} {peak} at most, all processes together")
     lines += _notes(job, outcome)
     if manifest.shards:
         lines += ["", "To train on them:", ""]
