@@ -5,11 +5,10 @@ source ──► executor ──► stitcher ──► packer ──► shard wr
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fineweb_shards.durable import WORK_FOLDER, FolderLock, output_error
@@ -18,6 +17,7 @@ from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
 from fineweb_shards.job import Job
 from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
+from fineweb_shards.output import Output
 from fineweb_shards.packer import Packer
 from fineweb_shards.plan import check_disk, make_plan
 from fineweb_shards.plan_text import short_lines
@@ -25,9 +25,8 @@ from fineweb_shards.progress import Progress
 from fineweb_shards.sources.files import check_same_files, files_to_json
 from fineweb_shards.stitcher import stitch
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import Counts, EncodedBlock, ShardSlice, TokenBlock
+from fineweb_shards.types import EncodedBlock, ShardSlice, TokenBlock
 from fineweb_shards.units import show_count
-from fineweb_shards.writer import ShardWriter
 
 Say = Callable[[str], None]
 
@@ -78,6 +77,10 @@ def run(job: Job, manifest: Manifest, executor: LocalExecutor, progress: Progres
     limit = job.config.max_tokens
     packer = Packer(
         job.config.shard_tokens,
+        split=job.output.split,
+        one_file=job.layout.one_file,
+        eot_first=job.layout.eot_first,
+        done=manifest.done,
         skip_tokens=start.skip_tokens,
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
@@ -108,28 +111,13 @@ def pack(packer: Packer, blocks: Iterable[TokenBlock]) -> Iterator[ShardSlice]:
 
 def write_shards(job: Job, manifest: Manifest, slices: Iterator[ShardSlice], progress: Progress) -> Manifest:
     """Write slices to shards and enter each finished one in the ledger."""
-    loose = Counts()  # of a rest of the stream that holds no token
-    for first in slices:
-        index = len(manifest.shards)
-        with ShardWriter(job.folder, job.layout, index, job.config.shard_tokens) as writer:
-            part = first
-            for part in itertools.chain([first], slices):
-                writer.write(part.tokens, part.counts)
-                progress.advance(len(part.tokens), index)
-                if part.fills_shard:
-                    break
-            if writer.tokens == 0:
-                loose = writer.counts
-                break
-            manifest = manifest.append(writer.commit(part.end))
-        manifest.save(job.folder)
-        job.source.release_before(manifest.end.file)
-    totals = {
-        "tokens": manifest.tokens,
-        "documents": manifest.documents,
-        **asdict(manifest.counts + loose),
-    }
-    manifest = replace(manifest, complete=True, totals=totals)
+    with Output(job.output, manifest) as output:
+        for part in slices:
+            progress.advance(len(part.tokens), len(output.manifest.shards))
+            output.add(part)
+            if part.checkpoint:
+                job.source.release_before(part.end.file)
+        manifest = output.finish()
     manifest.save(job.folder)
     job.source.release_before(len(job.source.files))
     return manifest

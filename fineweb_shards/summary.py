@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fineweb_shards.build import Outcome
+from fineweb_shards.files import list_files
 from fineweb_shards.job import Job
-from fineweb_shards.layouts.build_nanogpt import MINIMUM_SHARD_TOKENS
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 
 
@@ -26,8 +26,9 @@ def summary_lines(job: Job, outcome: Outcome) -> list[str]:
     ]
     lines += _notes(job, outcome)
     if manifest.shards:
+        names = [file.name for file in list_files(manifest.shards)]
         lines += ["", "To train on them:", ""]
-        lines += [f"    {line}" for line in job.layout.loader_lines(str(job.folder))]
+        lines += [f"    {line}" for line in job.layout.loader_lines(str(job.folder), names)]
     return lines
 
 
@@ -45,12 +46,9 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         notes.append(f"{totals['wrong_claims']:,} documents have another token_count than ours; see above.")
     if not manifest.shards:
         notes.append("The input holds no document, so there is no shard.")
-    elif (last := manifest.shards[-1].tokens) < job.config.shard_tokens:
-        note = f"The last shard holds the rest, {last:,} tokens: that is expected, nothing is missing."
-        if len(manifest.shards) > 1 and last < MINIMUM_SHARD_TOKENS:
-            note += (
-                f" It is shorter than the {MINIMUM_SHARD_TOKENS:,} tokens that build-nanogpt's loader "
-                "needs at its default batch on 8 GPUs: with a large batch, leave it out."
-            )
-        notes.append(note)
+    elif totals["dropped_tokens"]:
+        notes.append(f"The last {totals['dropped_tokens']:,} tokens do not fill a shard and were left out.")
+    elif not job.layout.one_file and (last := manifest.shards[-1].tokens) < job.config.shard_tokens:
+        notes.append(f"The last shard holds the rest, {last:,} tokens: that is expected, nothing is missing.")
+    notes += job.layout.warnings(manifest.shards, job.config.shard_tokens)
     return [f"{'note':<10} {note}" for note in notes]

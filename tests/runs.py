@@ -26,9 +26,9 @@ START = Cursor(0, 0)
 
 
 @cache
-def encoder(engine: str = "auto", seed: int = 0) -> Encoder:
+def encoder(engine: str = "auto", seed: int = 0, *, eot_first: bool = True) -> Encoder:
     """One encoder for all tests: loading it takes a second."""
-    return Encoder(resolve_engine(engine)(), TiktokenEngine(), eot_first=True, seed=seed)
+    return Encoder(resolve_engine(engine)(), TiktokenEngine(), eot_first=eot_first, seed=seed)
 
 
 def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
@@ -40,13 +40,21 @@ def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
     job = job_of(out, *inputs, **settings)
     with FolderLock(job.folder), Progress(None, 0) as progress:
         manifest = open_ledger(job, same_source=False)
-        executor = InlineExecutor(job.source, encoder(settings.get("engine", "auto")))
+        executor = InlineExecutor(
+            job.source, encoder(settings.get("engine", "auto"), eot_first=job.layout.eot_first)
+        )
         return run(job, manifest, executor, progress)  # type: ignore[arg-type]
 
 
 def shards_in(folder: Path) -> dict[str, bytes]:
     """Every shard in a folder: name to bytes."""
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.npy"))}
+
+
+def outputs_in(folder: Path) -> dict[str, bytes]:
+    """Every file of any layout in a folder: name to bytes."""
+    paths = (path for path in sorted(folder.iterdir()) if path.suffix in (".npy", ".bin", ".idx"))
+    return {path.name: path.read_bytes() for path in paths}
 
 
 def command(*words: Path | str) -> list[str]:
