@@ -118,7 +118,6 @@ def write_shards(job: Job, manifest: Manifest, slices: Iterator[ShardSlice], pro
             if part.checkpoint:
                 job.source.release_before(part.end.file)
         manifest = output.finish()
-    manifest.save(job.folder)
     job.source.release_before(len(job.source.files))
     return manifest
 

@@ -140,6 +140,8 @@ def trim(manifest: Manifest, folder: Path) -> Manifest:
     kept = manifest.shards[: min((ends.index(record.end) for record in lost), default=len(ends))]
     if whole and len(kept) == len(ends):
         return manifest
+    if manifest.settings["val_ratio"] and manifest.totals.get("dropped_tokens"):
+        kept = ()  # what was dropped was in checkpoints, together with what was not
     return replace(manifest, shards=kept, complete=False, totals={})
 
 

@@ -36,7 +36,6 @@ class Output:
         self.manifest = manifest
         self._spec = spec
         self._writers: dict[Side, ShardWriter] = {}
-        self._dropped_tokens = 0
         self._counts = Counts()  # since the last checkpoint
         self._end = manifest.end
 
@@ -58,10 +57,12 @@ class Output:
             self.manifest.save(self._spec.folder)
 
     def finish(self) -> Manifest:
-        """Give every file its name. Returns the complete ledger, which the caller saves."""
+        """Give every file its name and save the ledger as complete."""
         self._reopen_growing()
-        if self._spec.drop_short and "train" in self._writers:
-            self._drop(self._writers.pop("train"))
+        dropped = self._writers.pop("train", None) if self._spec.drop_short else None
+        if dropped is not None:
+            kept = tuple(record for record in self.manifest.shards if record.name != dropped.final.name)
+            self.manifest = replace(self.manifest, shards=kept)
         self._enter(self._commit(set(SIDES)))
         if self._spec.layout.has_index:
             for file in list_files(self.manifest.shards):
@@ -70,10 +71,15 @@ class Output:
         totals = {
             "tokens": manifest.tokens,
             "documents": manifest.documents,
-            "dropped_tokens": self._dropped_tokens,
+            "dropped_tokens": dropped.tokens if dropped else 0,
             **asdict(manifest.counts + self._counts),  # those of a rest that holds no token, too
         }
-        return replace(manifest, complete=True, totals=totals)
+        self.manifest = replace(manifest, complete=True, totals=totals)
+        self.manifest.save(self._spec.folder)
+        if dropped is not None:  # not before: the ledger may still have named a part of it
+            dropped.close()
+            dropped.discard()
+        return self.manifest
 
     def _enter(self, records: list[ShardRecord]) -> None:
         if records:
@@ -116,11 +122,3 @@ class Output:
         for file in list_files(self.manifest.shards):
             if growing_path(self._spec.folder / file.name).is_file():
                 self._writer(file.side)
-
-    def _drop(self, writer: ShardWriter) -> None:
-        """Forget a training shard that is not full."""
-        self._dropped_tokens = writer.tokens
-        kept = tuple(record for record in self.manifest.shards if record.name != writer.final.name)
-        self.manifest = replace(self.manifest, shards=kept)
-        writer.close()
-        writer.discard()

@@ -40,6 +40,8 @@ def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
     job = job_of(out, *inputs, **settings)
     with FolderLock(job.folder), Progress(None, 0) as progress:
         manifest = open_ledger(job, same_source=False)
+        if manifest.complete:
+            return manifest
         executor = InlineExecutor(
             job.source, encoder(settings.get("engine", "auto"), eot_first=job.layout.eot_first)
         )

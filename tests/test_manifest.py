@@ -17,7 +17,11 @@ RECORD = ShardRecord(
     "edufineweb_val_000000.npy", "val", 0, 10, 2, 148, "ab" * 32, Cursor(0, 3, 7, True), Counts(5, 1)
 )
 MANIFEST = Manifest(
-    {"layout": "build-nanogpt", "shard_tokens": 10}, [{"name": "a"}], {"python": "3"}, "c0ffee", (RECORD,)
+    {"layout": "build-nanogpt", "shard_tokens": 10, "val_ratio": None},
+    [{"name": "a"}],
+    {"python": "3"},
+    "c0ffee",
+    (RECORD,),
 )
 
 
