@@ -16,6 +16,7 @@ from fineweb_shards.errors import OutputError
 from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
 from fineweb_shards.job import Job
+from fineweb_shards.layouts.base import Layout
 from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
 from fineweb_shards.output import Output
 from fineweb_shards.packer import Packer
@@ -45,7 +46,7 @@ def build(job: Job, *, fresh: bool, same_source: bool, say: Say) -> Outcome:
     """Make the shards, or the rest of them."""
     with FolderLock(job.folder):
         if fresh:
-            delete_output(job, say)
+            delete_output(job.folder, job.layout, say)
         manifest = open_ledger(job, same_source=same_source)
         if manifest.complete:
             return Outcome(manifest, 0, 0, 0.0)
@@ -127,34 +128,35 @@ def open_ledger(job: Job, *, same_source: bool) -> Manifest:
     manifest = load_manifest(job.folder)
     settings, files = job.config.fingerprint(), files_to_json(job.source.files)
     if manifest is None:
-        strangers = sorted(path.name for path in job.folder.iterdir() if job.layout.owns(path.name))
-        if strangers:
-            raise OutputError(
-                f"{job.folder}: {len(strangers)} shards are here ({strangers[0]} …) but no {FILE_NAME}.",
-                "Choose another --out, or delete them with --fresh.",
-            )
+        check_no_strangers(job.folder, job.layout)
         return Manifest(settings, files, job.versions(), job.commit)
     check_settings(manifest, settings)
     check_same_files(job.source.files, manifest.files, trust_times=same_source)
     return replace(trim(manifest, job.folder), versions=job.versions())
 
 
-def delete_output(job: Job, say: Say) -> None:
+def check_no_strangers(folder: Path, layout: Layout) -> None:
+    """Refuse a folder with shards that no ledger knows."""
+    strangers = sorted(path.name for path in folder.iterdir() if layout.owns(path.name))
+    if strangers:
+        raise OutputError(
+            f"{folder}: {len(strangers)} shards are here ({strangers[0]} …) but no {FILE_NAME}.",
+            "Choose another --out, or delete them with --fresh.",
+        )
+
+
+def delete_output(folder: Path, layout: Layout, say: Say) -> None:
     """--fresh: everything this program may have written into the folder, and nothing else."""
-    doomed = [path for path in sorted(job.folder.iterdir()) if _is_ours(job, path)]
+    doomed = [p for p in sorted(folder.iterdir()) if p.name == FILE_NAME or layout.owns(p.name)]
     if not doomed:
         return
-    say(f"--fresh: deleting {len(doomed)} files in {job.folder}: {', '.join(p.name for p in doomed[:5])}"
+    say(f"--fresh: deleting {len(doomed)} files in {folder}: {', '.join(p.name for p in doomed[:5])}"
         + (" …" if len(doomed) > 5 else ""))  # fmt: skip
     try:
         for path in doomed:
             path.unlink()
-        for path in (job.folder / WORK_FOLDER).iterdir():
+        for path in (folder / WORK_FOLDER).iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     except OSError as error:
-        raise output_error(job.folder, error) from error
-
-
-def _is_ours(job: Job, path: Path) -> bool:
-    return path.name == FILE_NAME or job.layout.owns(path.name)
+        raise output_error(folder, error) from error

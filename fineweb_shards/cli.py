@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -47,6 +47,17 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}.", f"See `{self.prog} --help`.")
 
 
+def add_shard_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    """What is done with finished shards."""
+    from fineweb_shards import cli_shards
+
+    export = verbs.add_parser("export", help="copy finished shards into another layout, without tokenizing")
+    export.add_argument("folder", metavar="DIR", type=Path)
+    add_setting_flags(export, cli_shards.EXPORT_SETTINGS)
+    export.add_argument("--fresh", action="store_true", help="delete what is in --out and start over")
+    export.set_defaults(run=cli_shards.run_export)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """All verbs and flags. The flags of `build` and `plan` are the fields of Config."""
     parser = _Parser(
@@ -79,13 +90,19 @@ def make_parser() -> argparse.ArgumentParser:
     status = verbs.add_parser("status", help="show what is in a folder and whether a run is at work")
     status.add_argument("folder", metavar="DIR", type=Path)
     status.set_defaults(run=run_status)
+    add_shard_verbs(verbs)
     return parser
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """--config, and a flag for every field of Config."""
     parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file; flags override it")
-    for field in dataclasses.fields(Config):
+    add_setting_flags(parser, [field.name for field in dataclasses.fields(Config)])
+
+
+def add_setting_flags(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """A flag for each of these fields of Config."""
+    for field in (field for field in dataclasses.fields(Config) if field.name in names):
         flag = "--" + field.name.replace("_", "-")
         if isinstance(field.default, bool):
             parser.add_argument(

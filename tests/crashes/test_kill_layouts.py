@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
 import layout_reference
 import pytest
 import reference
+import runs
 from documents import make_documents
 from inputs import write_jsonl
 from layout_reference import Wanted
 
-DRIVER = Path(__file__).parent / "crash_every_point.py"
 DOCUMENTS = make_documents(36, seed=95)
-
-
-def crash_everywhere(job: dict[str, object]) -> int:
-    """How often it was killed and resumed."""
-    done = subprocess.run(
-        [sys.executable, str(DRIVER)], input=json.dumps(job), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +30,7 @@ def crash_everywhere(job: dict[str, object]) -> int:
 def test_a_kill_at_every_file_operation(tmp_path: Path, wanted: Wanted) -> None:
     """Nothing the ledger names is lost, no reader sees half a file, and the next run has the same bytes."""
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
-    tries = crash_everywhere(
+    tries = runs.crash_everywhere(
         {
             "kind": "build",
             "input": str(path),

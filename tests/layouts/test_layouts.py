@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from fractions import Fraction
 from pathlib import Path
@@ -42,16 +41,6 @@ def name_of(wanted: Wanted) -> str:
     return " ".join(str(value) for value in given.values())
 
 
-def forget_after(out: Path, records: int) -> None:
-    """The folder as a crash leaves it that comes after so many records were in the ledger."""
-    data = json.loads((out / "manifest.json").read_text())
-    ends = [record["end"] for record in data["shards"]]
-    while 0 < records < len(ends) and ends[records] == ends[records - 1]:
-        records -= 1  # the records of a checkpoint come together
-    data["shards"], data["complete"] = data["shards"][:records], False
-    (out / "manifest.json").write_text(json.dumps(data))
-
-
 @pytest.mark.parametrize("wanted", WANTED, ids=name_of)
 def test_a_build_is_the_reference_resumed_or_not(tmp_path: Path, wanted: Wanted) -> None:
     """Every file equals a plain loop's, the folder verifies; the same after resuming from checkpoints."""
@@ -63,7 +52,7 @@ def test_a_build_is_the_reference_resumed_or_not(tmp_path: Path, wanted: Wanted)
     assert verify_folder(out).damages == []
     assert manifest.complete
     for records in range(0, len(manifest.shards), max(1, len(manifest.shards) // 4)):
-        forget_after(out, records)
+        runs.forget_after(out, records)
         runs.build_inline(out, path, batch_bytes=1024 + 37 * records, **wanted.settings())
         assert runs.outputs_in(out) == expected
     assert verify_folder(out).damages == []
@@ -89,7 +78,7 @@ def test_long_documents_cut_in_pieces(tmp_path: Path, layout: str, form: str) ->
     manifest = runs.build_inline(out, path, batch_bytes=1024, **wanted.settings())
     assert runs.outputs_in(out) == expected
     for records in range(0, len(manifest.shards), 12):
-        forget_after(out, records)
+        runs.forget_after(out, records)
         runs.build_inline(out, path, batch_bytes=1024 + 700 * records, **wanted.settings())
         assert runs.outputs_in(out) == expected
 
