@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 
 from fineweb_shards import __version__
 from fineweb_shards.config import Config, load_config, parse_value
-from fineweb_shards.errors import DamageError, Interrupted, ShardError, UsageError
+from fineweb_shards.errors import DamageError, Interrupted, NoMatch, ShardError, UsageError
 from fineweb_shards.terminal import printable
+from fineweb_shards.units import parse_count
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,6 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
         print(f"resume with: fineweb-shards {shlex.join(words)}", file=sys.stderr)
         return stop.exit_code
+    except NoMatch as nothing:
+        return nothing.exit_code
     except ShardError as error:
         print(f"fineweb-shards: {printable(error.message)}", file=sys.stderr)
         if error.hint:
@@ -56,6 +59,16 @@ def add_shard_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     add_setting_flags(export, cli_shards.EXPORT_SETTINGS)
     export.add_argument("--fresh", action="store_true", help="delete what is in --out and start over")
     export.set_defaults(run=cli_shards.run_export)
+
+    inspect = verbs.add_parser("inspect", help="look into shards: figures, documents, a search")
+    inspect.add_argument("path", metavar="FILE|DIR", type=Path)
+    what = inspect.add_mutually_exclusive_group()
+    what.add_argument("--document", metavar="N", type=_count, help="show the N-th document, from 0")
+    what.add_argument("--random", action="store_true", help="show a document chosen by chance")
+    what.add_argument("--grep", metavar="TEXT", type=_text, help="list the documents that contain TEXT")
+    inspect.add_argument("--seed", metavar="N", type=_count, help="with --random: the same one each time")
+    inspect.add_argument("--json", action="store_true", help="for programs")
+    inspect.set_defaults(run=cli_shards.run_inspect)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -133,6 +146,19 @@ def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return read
+
+
+def _count(text: str) -> int:
+    try:
+        return parse_count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("there is nothing to look for")
+    return text
 
 
 def _config_of(options: argparse.Namespace) -> Config:

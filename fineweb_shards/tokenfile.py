@@ -41,12 +41,12 @@ class TokenFile:
             return np.empty(0, "<u2")
         return np.memmap(self.path, "<u2", "r", self.header_bytes, (self.tokens,))
 
-    def blocks(self, block_tokens: int = BLOCK_TOKENS) -> Iterator[Tokens]:
+    def blocks(self) -> Iterator[Tokens]:
         """The tokens a block at a time, in constant memory."""
         with open(self.path, "rb") as file:
             file.seek(self.header_bytes)
             left = self.tokens
-            while left and len(block := np.fromfile(file, "<u2", min(left, block_tokens))):
+            while left and len(block := np.fromfile(file, "<u2", min(left, BLOCK_TOKENS))):
                 left -= len(block)
                 yield block
 
