@@ -70,6 +70,13 @@ def add_shard_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     inspect.add_argument("--json", action="store_true", help="for programs")
     inspect.set_defaults(run=cli_shards.run_inspect)
 
+    upload = verbs.add_parser("upload", help="put finished shards into a dataset on the Hugging Face hub")
+    upload.add_argument("folder", metavar="DIR", type=Path)
+    upload.add_argument("--repo", metavar="USER/NAME", required=True, help="the dataset; made if needed")
+    upload.add_argument("--private", action="store_true", help="make it a private one, if it is made")
+    add_setting_flags(upload, ["max_outage"])
+    upload.set_defaults(run=cli_shards.run_upload)
+
 
 def make_parser() -> argparse.ArgumentParser:
     """All verbs and flags. The flags of `build` and `plan` are the fields of Config."""

@@ -79,5 +79,24 @@ def _run_grep(options: argparse.Namespace, target: Target) -> None:
         raise NoMatch
 
 
+def run_upload(options: argparse.Namespace) -> None:
+    from fineweb_shards.cli import catch_signals, check_folder
+    from fineweb_shards.config import load_config
+    from fineweb_shards.outage import Patience
+    from fineweb_shards.upload import Uploader, disable_progress_bars
+
+    catch_signals()
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    config = load_config(None, {"max_outage": options.max_outage})
+    patience = Patience(config.max_outage)
+    patience.tell = lambda reason: _say(reason or "the network is back")
+    uploader = Uploader(options.repo, patience, _say)
+    manifest = check_folder(options.folder)
+    done = uploader.upload(options.folder, manifest, private=options.private)
+    sent = f"{done.sent:,} of {done.files:,} files sent" if done.sent else "Nothing to send"
+    print(f"{sent}; all are verified and at {done.url}")
+
+
 def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
