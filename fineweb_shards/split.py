@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.tokenizers.ranks import EOT
-from fineweb_shards.types import Tokens
+from fineweb_shards.types import EOT, Tokens
 
 Side = Literal["val", "train"]
 SIDES: tuple[Side, Side] = ("val", "train")

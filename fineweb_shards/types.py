@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.uint16]
+EOT = 50256  # `<|endoftext|>`: between documents, and never made from text
 
 
 @dataclass(frozen=True, slots=True)
