@@ -48,6 +48,7 @@ class ShardWriter:
         self._layout = layout
         self._expected_tokens = shard_tokens
         self._temporary = growing_path(self.final)
+        self._hasher = ThreadPoolExecutor(1, "hash")
         self._syncer = ThreadPoolExecutor(1, "sync")
         self._syncing: Future[None] | None = None
         self._unsynced_bytes = 0
@@ -70,6 +71,7 @@ class ShardWriter:
 
     def close(self) -> None:
         """Let go of the file, and of what was written if the ledger needs nothing of it."""
+        self._hasher.shutdown(wait=True)
         self._syncer.shutdown(wait=True)
         self._file.close()
         if not self._begin:
@@ -86,8 +88,9 @@ class ShardWriter:
             self._digest.update(header)
             self._put(header)
         data = np.ascontiguousarray(tokens, "<u2").data.cast("B")
-        self._digest.update(data)
+        hashing = self._hasher.submit(self._digest.update, data)  # while the disk takes the same bytes
         self._put(data)
+        hashing.result()
         self.tokens += len(tokens)
         self._documents += int(np.count_nonzero(tokens == EOT))
         self._sync_in_background(len(data))
