@@ -63,9 +63,8 @@ def start_build(out: Path, inputs: list[str], *flags: str) -> subprocess.Popen[b
 
 def measure_speed(out: Path, inputs: list[str], *flags: str) -> float:
     """Tokens a second, from the first token to the end of the process."""
-    temporary = out / ".fineweb-shards" / "shard.tmp"
     process = start_build(out, inputs, *flags)
-    while process.poll() is None and not temporary.exists():
+    while process.poll() is None and not list(out.glob(".fineweb-shards/*.npy.tmp")):
         time.sleep(0.01)
     begin = time.monotonic()
     if process.wait():

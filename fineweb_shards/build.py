@@ -6,13 +6,11 @@ source ──► executor ──► stitcher ──► packer ──► shard wr
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fineweb_shards.disk import Disk
@@ -23,8 +21,10 @@ from fineweb_shards.executors.worker import WorkerSpec
 from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.job import Job
 from fineweb_shards.journal import Journal
+from fineweb_shards.layouts.base import Layout
 from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
 from fineweb_shards.observer import Event
+from fineweb_shards.output import Output
 from fineweb_shards.packer import Packer
 from fineweb_shards.plan import check_disk, make_plan
 from fineweb_shards.plan_text import short_lines
@@ -33,9 +33,8 @@ from fineweb_shards.quarantine import check_batch_bytes, describe, write_quarant
 from fineweb_shards.sources.files import check_same_files, files_to_json
 from fineweb_shards.stitcher import stitch
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import Counts, EncodedBlock, Quarantined, ShardSlice, TokenBlock
+from fineweb_shards.types import EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_seconds
-from fineweb_shards.writer import ShardWriter
 
 Say = Callable[[str], None]
 
@@ -54,7 +53,7 @@ def build(job: Job, *, fresh: bool, same_source: bool, say: Say) -> Outcome:
     """Make the shards, or the rest of them."""
     with FolderLock(job.folder):
         if fresh:
-            delete_output(job, say)
+            delete_output(job.folder, job.layout, say)
         manifest = open_ledger(job, same_source=same_source)
         if manifest.complete:
             return Outcome(manifest, 0, 0, 0.0)
@@ -120,6 +119,10 @@ def run(
     limit = job.config.max_tokens
     packer = Packer(
         job.config.shard_tokens,
+        split=job.output.split,
+        one_file=job.layout.one_file,
+        eot_first=job.layout.eot_first,
+        done=manifest.done,
         skip_tokens=start.skip_tokens,
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
@@ -185,39 +188,35 @@ def write_shards(
     progress: Progress,
 ) -> Manifest:
     """Write slices to shards and enter each finished one in the ledger."""
-    loose = Counts()  # of a rest of the stream that holds no token
-    for first in slices:
-        index = len(manifest.shards)
-        left = progress.expected_left()
-        if left is not None:  # of an unknown stream the last shard may be tiny
-            disk.wait_for(2 * min(left, job.config.shard_tokens))
-        with ShardWriter(job.folder, job.layout, index, job.config.shard_tokens, disk) as writer:
-            part = first
-            for part in itertools.chain([first], slices):
-                writer.write(part.tokens, part.counts)
-                progress.advance(len(part.tokens), index)
-                if part.fills_shard:
-                    break
-            if writer.tokens == 0:
-                loose = writer.counts
-                break
-            record = writer.commit(part.end)
-        manifest = books.sign(manifest.append(record))
-        disk.attempt(partial(manifest.save, job.folder))
-        progress.tell(Event("shard", f"{record.name}: {record.tokens:,} tokens, {record.documents:,} "
-                            f"documents, SHA-256 {record.sha256}", loud=False))  # fmt: skip
-        job.source.release_before(manifest.end.file)
-    manifest = books.sign(manifest)
-    totals = {
-        "shards": len(manifest.shards),
-        "tokens": manifest.tokens,
-        "documents": manifest.documents,
-        **asdict(manifest.counts + loose),
-    }
-    manifest = replace(manifest, complete=True, totals=totals)
-    disk.attempt(lambda: manifest.save(job.folder))
+    needed = 2 * job.config.shard_tokens
+    with Output(job.output, manifest, disk, books.sign) as output:
+        wait_for_room(disk, progress, needed)
+        for part in slices:
+            known = len(output.manifest.shards)
+            progress.advance(len(part.tokens), known)
+            output.add(part)
+            if part.checkpoint:
+                tell_records(output.manifest.shards[known:], progress)
+                job.source.release_before(part.end.file)
+                wait_for_room(disk, progress, needed)
+        known = len(output.manifest.shards)
+        manifest = output.finish()
+    tell_records(manifest.shards[known:], progress)
     job.source.release_before(len(job.source.files))
     return manifest
+
+
+def wait_for_room(disk: Disk, progress: Progress, shard_bytes: int) -> None:
+    """Room for the next shard. Of a stream of unknown length it may be tiny: then the disk will tell."""
+    left = progress.expected_left()
+    if left is not None:
+        disk.wait_for(min(2 * left, shard_bytes))
+
+
+def tell_records(records: Iterable[ShardRecord], progress: Progress) -> None:
+    for record in records:
+        counted = f"{record.tokens:,} tokens, {record.documents:,} documents"
+        progress.tell(Event("shard", f"{record.name}: {counted}, SHA-256 {record.sha256}", loud=False))
 
 
 def open_ledger(job: Job, *, same_source: bool) -> Manifest:
@@ -225,12 +224,7 @@ def open_ledger(job: Job, *, same_source: bool) -> Manifest:
     manifest = load_manifest(job.folder)
     settings, files = job.config.fingerprint(), files_to_json(job.source.files)
     if manifest is None:
-        strangers = sorted(path.name for path in job.folder.iterdir() if job.layout.owns(path.name))
-        if strangers:
-            raise OutputError(
-                f"{job.folder}: {len(strangers)} shards are here ({strangers[0]} …) but no {FILE_NAME}.",
-                "Choose another --out, or delete them with --fresh.",
-            )
+        check_no_strangers(job.folder, job.layout)
         return Manifest(settings, files, job.versions(), job.commit)
     check_settings(manifest, settings)
     check_same_files(job.source.files, manifest.files, trust_times=same_source)
@@ -238,22 +232,28 @@ def open_ledger(job: Job, *, same_source: bool) -> Manifest:
     return replace(trim(manifest, job.folder), versions=job.versions())
 
 
-def delete_output(job: Job, say: Say) -> None:
+def check_no_strangers(folder: Path, layout: Layout) -> None:
+    """Refuse a folder with shards that no ledger knows."""
+    strangers = sorted(path.name for path in folder.iterdir() if layout.owns(path.name))
+    if strangers:
+        raise OutputError(
+            f"{folder}: {len(strangers)} shards are here ({strangers[0]} …) but no {FILE_NAME}.",
+            "Choose another --out, or delete them with --fresh.",
+        )
+
+
+def delete_output(folder: Path, layout: Layout, say: Say) -> None:
     """--fresh: everything this program may have written into the folder, and nothing else."""
-    doomed = [path for path in sorted(job.folder.iterdir()) if _is_ours(job, path)]
+    doomed = [p for p in sorted(folder.iterdir()) if p.name == FILE_NAME or layout.owns(p.name)]
     if not doomed:
         return
-    say(f"--fresh: deleting {len(doomed)} files in {job.folder}: {', '.join(p.name for p in doomed[:5])}"
+    say(f"--fresh: deleting {len(doomed)} files in {folder}: {', '.join(p.name for p in doomed[:5])}"
         + (" …" if len(doomed) > 5 else ""))  # fmt: skip
     try:
         for path in doomed:
             path.unlink()
-        for path in (job.folder / WORK_FOLDER).iterdir():
+        for path in (folder / WORK_FOLDER).iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     except OSError as error:
-        raise output_error(job.folder, error) from error
-
-
-def _is_ours(job: Job, path: Path) -> bool:
-    return path.name == FILE_NAME or job.layout.owns(path.name)
+        raise output_error(folder, error) from error

@@ -8,17 +8,18 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from fineweb_shards import __version__
 from fineweb_shards.config import Config, load_config, parse_value
-from fineweb_shards.errors import DamageError, Interrupted, QuarantineError, ShardError, UsageError
+from fineweb_shards.errors import DamageError, Interrupted, NoMatch, QuarantineError, ShardError, UsageError
 from fineweb_shards.machine import be_nice
 from fineweb_shards.observer import Observer
 from fineweb_shards.terminal import printable
+from fineweb_shards.units import parse_count
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,6 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
         _say(f"resume with: fineweb-shards {shlex.join(words)}")
         return stop.exit_code
+    except NoMatch as nothing:
+        return nothing.exit_code
     except ShardError as error:
         print(f"fineweb-shards: {printable(error.message)}", file=sys.stderr)
         if error.hint:
@@ -47,6 +50,34 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}.", f"See `{self.prog} --help`.")
+
+
+def add_shard_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    """What is done with finished shards."""
+    from fineweb_shards import cli_shards
+
+    export = verbs.add_parser("export", help="copy finished shards into another layout, without tokenizing")
+    export.add_argument("folder", metavar="DIR", type=Path)
+    add_setting_flags(export, cli_shards.EXPORT_SETTINGS)
+    export.add_argument("--fresh", action="store_true", help="delete what is in --out and start over")
+    export.set_defaults(run=cli_shards.run_export)
+
+    inspect = verbs.add_parser("inspect", help="look into shards: figures, documents, a search")
+    inspect.add_argument("path", metavar="FILE|DIR", type=Path)
+    what = inspect.add_mutually_exclusive_group()
+    what.add_argument("--document", metavar="N", type=_count, help="show the N-th document, from 0")
+    what.add_argument("--random", action="store_true", help="show a document chosen by chance")
+    what.add_argument("--grep", metavar="TEXT", type=_text, help="list the documents that contain TEXT")
+    inspect.add_argument("--seed", metavar="N", type=_count, help="with --random: the same one each time")
+    inspect.add_argument("--json", action="store_true", help="for programs")
+    inspect.set_defaults(run=cli_shards.run_inspect)
+
+    upload = verbs.add_parser("upload", help="put finished shards into a dataset on the Hugging Face hub")
+    upload.add_argument("folder", metavar="DIR", type=Path)
+    upload.add_argument("--repo", metavar="USER/NAME", required=True, help="the dataset; made if needed")
+    upload.add_argument("--private", action="store_true", help="make it a private one, if it is made")
+    add_setting_flags(upload, ["max_outage"])
+    upload.set_defaults(run=cli_shards.run_upload)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -81,13 +112,19 @@ def make_parser() -> argparse.ArgumentParser:
     status = verbs.add_parser("status", help="show what is in a folder and whether a run is at work")
     status.add_argument("folder", metavar="DIR", type=Path)
     status.set_defaults(run=run_status)
+    add_shard_verbs(verbs)
     return parser
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """--config, and a flag for every field of Config."""
     parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file; flags override it")
-    for field in dataclasses.fields(Config):
+    add_setting_flags(parser, [field.name for field in dataclasses.fields(Config)])
+
+
+def add_setting_flags(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """A flag for each of these fields of Config."""
+    for field in (field for field in dataclasses.fields(Config) if field.name in names):
         flag = "--" + field.name.replace("_", "-")
         if isinstance(field.default, bool):
             parser.add_argument(
@@ -118,6 +155,19 @@ def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return read
+
+
+def _count(text: str) -> int:
+    try:
+        return parse_count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("there is nothing to look for")
+    return text
 
 
 def _config_of(options: argparse.Namespace) -> Config:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.units import parse_bytes, parse_count, parse_seconds
+from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
 
 
 def _setting(
@@ -69,7 +69,10 @@ class Config:
         r"or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True,
     )  # fmt: skip
     out: str = _setting("", "output folder", metavar="DIR")
-    layout: str = _setting("build-nanogpt", "whose loader will read it", metavar="NAME", bytes_=True)
+    layout: str = _setting(
+        "build-nanogpt", "whose loader will read it: build-nanogpt, llm.c, modded-nanogpt, nanogpt, plain "
+        "or megatron", metavar="NAME", bytes_=True,
+    )  # fmt: skip
     shard_tokens: int = _setting(
         100_000_000, "tokens in a shard, such as 100M or 1e8",
         parse=parse_count, metavar="N", bytes_=True,
@@ -81,6 +84,21 @@ class Config:
         metavar="N",
         bytes_=True,
     )
+    val_tokens: int | None = _setting(
+        None, "for validation: the first so many tokens (default: as the layout has it, shard 0)",
+        parse=parse_count, metavar="N", bytes_=True,
+    )  # fmt: skip
+    val_ratio: float | None = _setting(
+        None, "for validation: a share of the documents, such as 0.0005, instead of --val-tokens",
+        parse=parse_ratio, metavar="R", bytes_=True,
+    )  # fmt: skip
+    val_seed: int = _setting(
+        0, "which documents --val-ratio chooses", parse=parse_count, metavar="N", bytes_=True
+    )
+    last_shard: str = _setting(
+        "keep", "what to do about a last training shard that is not full",
+        choices=("keep", "drop"), bytes_=True,
+    )  # fmt: skip
     workers: int | None = _setting(
         None, "tokenizer processes (default: the cores this process may use)",
         parse=parse_count, metavar="N",

@@ -1,6 +1,7 @@
 """Every error a user can meet: its exit code and the next step.
 
     ShardError                      1   something this program did not expect
+    ├── NoMatch                     1   `inspect --grep` found nothing; as grep has it
     ├── UsageError                  2   a flag or a config key is wrong
     ├── InputError                  3   an input file is missing or can't be read
     │   ├── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
@@ -124,6 +125,16 @@ class QuarantineError(ShardError):
 
     exit_code = 11
     hint = "The shards can be used. Please report the documents, so that this can be mended."
+
+
+class NoMatch(ShardError):  # noqa: N818 - it is no error, but a script may want to know
+    """`inspect --grep` found nothing. Like grep, it says so by its exit code only."""
+
+    exit_code = 1
+    hint = ""
+
+    def __init__(self) -> None:
+        super().__init__("")
 
 
 class Interrupted(ShardError):  # noqa: N818 - it is no error, but it ends the run like one

@@ -11,15 +11,18 @@ import numpy as np
 import fineweb_shards
 from fineweb_shards.config import Config
 from fineweb_shards.durable import WORK_FOLDER
+from fineweb_shards.errors import UsageError
 from fineweb_shards.guard import Budget, plan_budget
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.manifest import FILE_NAME, load_manifest
 from fineweb_shards.observer import Observer
 from fineweb_shards.outage import Patience
+from fineweb_shards.output import OutputSpec
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, ReadSettings, Source
 from fineweb_shards.sources.files import find_files
+from fineweb_shards.split import make_split
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine
 
@@ -35,6 +38,11 @@ class Job:
     source: Source
     budget: Budget
     commit: str | None = None  # of a dataset on the hub
+
+    @property
+    def output(self) -> OutputSpec:
+        """What the writing side needs to know."""
+        return output_spec(self.config, self.folder, self.layout)
 
     def versions(self) -> dict[str, str]:
         """For the manifest. They may differ between two resumes: the bytes can't."""
@@ -53,6 +61,7 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
     """
     config.check()
     layout = get_layout(config.layout)
+    output_spec(config, Path(config.out), layout)  # tells mistakes
     engine = resolve_engine(config.engine)
     settings = ReadSettings(
         text_column=config.text_column,
@@ -67,6 +76,24 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
     else:
         commit, source = None, _open_local(config, settings, folder, layout)
     return Job(config, folder, layout, engine, source, budget, commit)
+
+
+def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
+    """The output that the settings ask for, or what is wrong with them."""
+    shard_tokens, drop = config.shard_tokens, config.last_shard == "drop"
+    if drop and layout.one_file:
+        raise UsageError(
+            f"--last-shard drop: with --layout {layout.name} there is no last shard, all is one file.",
+            "Leave it out, or choose a layout with shards.",
+        )
+    if layout.most_tokens is not None and shard_tokens > layout.most_tokens:
+        raise UsageError(
+            f"--shard-tokens {shard_tokens}: {layout.name} can't read a file of 2 GiB or more.",
+            f"Choose at most {layout.most_tokens:,}.",
+        )
+    default = layout.default_split(shard_tokens)
+    split = make_split(config.val_tokens, config.val_ratio, config.val_seed, default)
+    return OutputSpec(folder, layout, shard_tokens, split, drop)
 
 
 def pinned_commit(config: Config) -> str | None:

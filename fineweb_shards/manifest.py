@@ -14,6 +14,11 @@ from typing import Any
 
 from fineweb_shards.durable import WORK_FOLDER, output_error, write_file
 from fineweb_shards.errors import ChangedError, DamageError
+from fineweb_shards.files import OutputFile, find_file, list_files
+from fineweb_shards.index import index_bytes, index_path
+from fineweb_shards.layouts import get_layout
+from fineweb_shards.layouts.base import tokens_of
+from fineweb_shards.packer import Done
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
 FILE_NAME = "manifest.json"
@@ -48,12 +53,18 @@ class Manifest:
         return sum((shard.counts for shard in self.shards), Counts())
 
     @property
+    def done(self) -> Done:
+        """For the packer: how far each split is."""
+        return Done(tokens_of(self.shards, "val"), tokens_of(self.shards, "train"), self.documents)
+
+    @property
     def end(self) -> Cursor:
         """Where the next shard begins."""
         return self.shards[-1].end if self.shards else Cursor(0, 0)
 
-    def append(self, record: ShardRecord) -> Manifest:
-        return replace(self, shards=(*self.shards, record))
+    def append(self, *records: ShardRecord) -> Manifest:
+        """With the records of a checkpoint, which all have the same end."""
+        return replace(self, shards=(*self.shards, *records))
 
     def save(self, folder: Path) -> None:
         data = {
@@ -127,14 +138,38 @@ def check_settings(manifest: Manifest, settings: dict[str, Any]) -> None:
 
 
 def trim(manifest: Manifest, folder: Path) -> Manifest:
-    """The ledger up to the first shard that is missing or has another size: the rest is made again."""
-    kept: list[ShardRecord] = []
-    for record in manifest.shards:
-        path = folder / record.name
-        if not path.is_file() or path.stat().st_size != record.bytes:
-            return replace(manifest, shards=tuple(kept), complete=False, totals={})
-        kept.append(record)
-    return manifest
+    """The ledger up to the last checkpoint whose files are all there: the rest is made again."""
+    whole = manifest.complete
+    lost: list[ShardRecord] = []
+    for file in list_files(manifest.shards):
+        path = find_file(folder, file.name)
+        size = path.stat().st_size if path else 0
+        lost += [record for record in file.stretches if record.offset + record.bytes > size]
+        if size > file.end_bytes and not _may_be_longer(manifest, file):
+            lost.append(file.stretches[-1])
+        whole = whole and path == folder / file.name and _has_index(manifest, path, file.documents)
+    # Records of one checkpoint have the same end: a cursor holds for all of them or for none.
+    ends = [record.end for record in manifest.shards]
+    kept = manifest.shards[: min((ends.index(record.end) for record in lost), default=len(ends))]
+    if whole and len(kept) == len(ends):
+        return manifest
+    if manifest.settings["val_ratio"] and manifest.totals.get("dropped_tokens"):
+        kept = ()  # what was dropped was in checkpoints, together with what was not
+    return replace(manifest, shards=kept, complete=False, totals={})
+
+
+def _may_be_longer(manifest: Manifest, file: OutputFile) -> bool:
+    """Whether the run may have written more of a file than the ledger knows of."""
+    one_file = get_layout(manifest.settings["layout"]).one_file
+    return not manifest.complete and (one_file or file.tokens % manifest.settings["shard_tokens"] != 0)
+
+
+def _has_index(manifest: Manifest, path: Path, documents: int) -> bool:
+    """Whether the index is there and long enough for the documents; `verify` looks into it."""
+    if not get_layout(manifest.settings["layout"]).has_index:
+        return True
+    index = index_path(path)
+    return index.is_file() and index.stat().st_size >= index_bytes(documents)
 
 
 def _record_from_json(data: dict[str, Any]) -> ShardRecord:
@@ -143,6 +178,8 @@ def _record_from_json(data: dict[str, Any]) -> ShardRecord:
         raise ValueError(f"{name!r} is no file name")  # a ledger must not reach out of its folder
     return ShardRecord(
         name=name,
+        split="val" if data["split"] == "val" else "train",
+        offset=int(data["offset"]),
         tokens=int(data["tokens"]),
         documents=int(data["documents"]),
         bytes=int(data["bytes"]),

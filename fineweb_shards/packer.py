@@ -1,20 +1,67 @@
-"""Pure, no I/O: token blocks in order in, slices of shards out."""
+"""Pure, no I/O: token blocks in order in, slices of shards out.
+
+A *checkpoint* is a place in the stream at which the ledger is written. It is due wherever a stretch of
+`shard_tokens` tokens is full, in either split; both splits then stand at the same place, so that one
+cursor holds for them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from fineweb_shards.types import Counts, ShardSlice, TokenBlock
+import numpy as np
+from numpy.typing import NDArray
+
+from fineweb_shards.split import SIDES, Side, Split
+from fineweb_shards.tokenizers.ranks import EOT
+from fineweb_shards.types import Counts, ShardSlice, TokenBlock, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What is in the ledger already: tokens of each split, and EOTs of both."""
+
+    val_tokens: int = 0
+    train_tokens: int = 0
+    documents: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The next tokens of the stream, on their sides; the one that fills a stretch comes last."""
+
+    length: int
+    parts: tuple[tuple[Side, Tokens], ...]
+    full: bool = False
 
 
 class Packer:
-    """Cuts the stream every `shard_tokens` tokens, and ends it after `max_tokens`."""
+    """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`.
 
-    def __init__(self, shard_tokens: int, *, skip_tokens: int = 0, max_tokens: int | None = None) -> None:
+    With `one_file` a split is one file: it is only full where nothing more can come.
+    """
+
+    def __init__(
+        self,
+        shard_tokens: int,
+        *,
+        split: Split | None = None,
+        one_file: bool = False,
+        eot_first: bool = True,
+        done: Done | None = None,
+        skip_tokens: int = 0,
+        max_tokens: int | None = None,
+    ) -> None:
+        done = done or Done()
         self._shard_tokens = shard_tokens
-        self._skip_tokens = skip_tokens  # already in finished shards
+        self._split = split or Split()
+        self._one_file = one_file
+        self._eot_first = eot_first
+        self._tokens: dict[Side, int] = {"val": done.val_tokens, "train": done.train_tokens}
+        self._documents = done.documents
+        self._skip_tokens = skip_tokens  # already in the ledger
         self._left_tokens = max_tokens  # of the whole stream
-        self._room_tokens = shard_tokens  # in the current shard
 
     @property
     def ended(self) -> bool:
@@ -26,18 +73,57 @@ class Packer:
         position = min(self._skip_tokens, len(block.tokens))
         self._skip_tokens -= position
         if position == len(block.tokens):  # nothing new, but its counts may be
-            yield ShardSlice(block.tokens[:0], block.counts, block.end, fills_shard=False)
+            yield ShardSlice(block.tokens[:0], block.counts, block.end)
         while position < len(block.tokens) and not self.ended:
-            length = min(self._room_tokens, len(block.tokens) - position)
+            piece = self._next_piece(block.tokens[position:][: self._left_tokens])
+            position += piece.length
             if self._left_tokens is not None:
-                length = min(length, self._left_tokens)
-                self._left_tokens -= length
-            self._room_tokens -= length
-            tokens = block.tokens[position : position + length]
-            position += length
-            last = position == len(block.tokens)
-            full = self._room_tokens == 0
-            end = block.end if last else block.start.after(position)
-            yield ShardSlice(tokens, block.counts if last else Counts(), end, fills_shard=full)
-            if full:
-                self._room_tokens = self._shard_tokens
+                self._left_tokens -= piece.length
+            end = block.end if position == len(block.tokens) else block.start.after(position)
+            for number, (side, tokens) in enumerate(piece.parts, 1):
+                self._tokens[side] += len(tokens)
+                last = number == len(piece.parts)
+                counted = last and position == len(block.tokens)
+                yield ShardSlice(
+                    tokens,
+                    block.counts if counted else Counts(),
+                    end,
+                    side=side,
+                    checkpoint=last and piece.full,
+                    fills_shard=last and piece.full and self._is_final(side),
+                )
+
+    def _is_final(self, side: Side) -> bool:
+        return not self._one_file or (side == "val" and self._tokens["val"] == self._split.val_tokens)
+
+    def _room(self, side: Side) -> int:
+        """How many tokens the current stretch of a split can still take."""
+        room = self._shard_tokens - self._tokens[side] % self._shard_tokens
+        if side == "val" and self._split.val_tokens:
+            room = min(room, self._split.val_tokens - self._tokens["val"])
+        return room
+
+    def _next_piece(self, tokens: Tokens) -> _Piece:
+        """As much as fits, up to the end of the first stretch that is full."""
+        if self._split.val_ratio:
+            mask = self._split.mask(tokens, self._documents, eot_first=self._eot_first)
+            piece = self._one_side("train", tokens) if mask is None else self._both_sides(tokens, mask)
+            self._documents += int(np.count_nonzero(tokens[: piece.length] == EOT))
+            return piece
+        return self._one_side("val" if self._tokens["val"] < self._split.val_tokens else "train", tokens)
+
+    def _one_side(self, side: Side, tokens: Tokens) -> _Piece:
+        room = self._room(side)
+        part = tokens[:room]
+        return _Piece(len(part), ((side, part),), full=len(part) == room)
+
+    def _both_sides(self, tokens: Tokens, mask: NDArray[np.bool_]) -> _Piece:
+        places = {"val": mask, "train": ~mask}
+        length, full = len(tokens), None
+        for side in SIDES:
+            room = self._room(side)
+            if np.count_nonzero(places[side][:length]) >= room:
+                length, full = int(np.flatnonzero(places[side])[room - 1]) + 1, side
+        sides = sorted(SIDES, key=lambda side: side == full)
+        parts = ((side, tokens[:length][places[side][:length]]) for side in sides)
+        return _Piece(length, tuple((side, part) for side, part in parts if len(part)), full is not None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fineweb_shards.durable import is_locked
 from fineweb_shards.errors import OutputError
+from fineweb_shards.files import list_files
 from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
 from fineweb_shards.units import show_bytes
 
@@ -36,14 +37,15 @@ def status_lines(status: Status) -> list[str]:
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     lines = [
         f"{'state':<10} {status.state}",
-        f"{'shards':<10} {len(manifest.shards):,} finished, {size}",
+        f"{'layout':<10} {manifest.settings['layout']}",
+        f"{'shards':<10} {len(list_files(manifest.shards)):,} finished, {size}",
         f"{'tokens':<10} {manifest.tokens:,}",
         f"{'documents':<10} {manifest.documents:,}",
     ]
-    if manifest.shards:
+    if manifest.shards and "exported_from" not in manifest.settings:
         end = manifest.end
         name = manifest.files[end.file]["name"] if end.file < len(manifest.files) else "the end"
         lines.append(f"{'reached':<10} {name}, position {end.position:,}")
     if status.state == "stopped":
-        lines.append(f"{'next':<10} the same build command goes on from here")
+        lines.append(f"{'next':<10} the same command goes on from here")
     return lines

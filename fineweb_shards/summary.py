@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from fineweb_shards.build import Outcome
 from fineweb_shards.job import Job
-from fineweb_shards.layouts.build_nanogpt import MINIMUM_SHARD_TOKENS
+from fineweb_shards.result_text import content_lines, output_notes, training_lines
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 
 
 def summary_lines(job: Job, outcome: Outcome) -> list[str]:
     """Where the shards are, what is in them, and how to feed a loader."""
     manifest = outcome.manifest
-    size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     if not outcome.new_shards:
         lines = ["Nothing to do: the shards are complete."]
     else:
@@ -20,20 +19,12 @@ def summary_lines(job: Job, outcome: Outcome) -> list[str]:
         lines = [f"Done: {verified}in {show_seconds(outcome.seconds)}, {speed} tokens/s."]
         if manifest.seconds > outcome.seconds + 1:
             lines[0] += f" All runs together: {show_seconds(manifest.seconds)}."
-    lines += [
-        f"{'folder':<10} {job.folder}",
-        f"{'shards':<10} {len(manifest.shards):,}, {size}",
-        f"{'tokens':<10} {manifest.tokens:,}",
-        f"{'documents':<10} {manifest.documents:,}",
-    ]
+    lines += content_lines(job.output, manifest)
     if manifest.peak_memory_bytes:  # only Linux tells
         peak = show_bytes(manifest.peak_memory_bytes)
         lines.append(f"{'memory':<10} {peak} at most, all processes together")
     lines += _notes(job, outcome)
-    if manifest.shards:
-        lines += ["", "To train on them:", ""]
-        lines += [f"    {line}" for line in job.layout.loader_lines(str(job.folder))]
-    return lines
+    return lines + training_lines(job.output, manifest)
 
 
 def _notes(job: Job, outcome: Outcome) -> list[str]:
@@ -52,12 +43,5 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         notes.append(f"{totals['quarantined_documents']:,} documents ended whoever encoded them; see below.")
     if not manifest.shards:
         notes.append("The input holds no document, so there is no shard.")
-    elif (last := manifest.shards[-1].tokens) < job.config.shard_tokens:
-        note = f"The last shard holds the rest, {last:,} tokens: that is expected, nothing is missing."
-        if len(manifest.shards) > 1 and last < MINIMUM_SHARD_TOKENS:
-            note += (
-                f" It is shorter than the {MINIMUM_SHARD_TOKENS:,} tokens that build-nanogpt's loader "
-                "needs at its default batch on 8 GPUs: with a large batch, leave it out."
-            )
-        notes.append(note)
+    notes += output_notes(job.output, manifest)
     return [f"{'note':<10} {note}" for note in notes]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.uint16]
+EOT = 50256  # `<|endoftext|>`: between documents, and never made from text
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,19 +168,30 @@ class TokenBlock:
 
 @dataclass(frozen=True, slots=True)
 class ShardSlice:
-    """Tokens for the shard being written, and the place in the stream behind them."""
+    """Tokens for a file being written, and the place in the stream behind them.
+
+    At a `checkpoint` everything up to `end` is in slices already handed out, of either split.
+    """
 
     tokens: Tokens
     counts: Counts
     end: Cursor
-    fills_shard: bool
+    side: Literal["val", "train"] = "train"
+    checkpoint: bool = False  # enter what is written in the ledger
+    fills_shard: bool = False  # nothing more comes into this file
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """One finished shard, as `manifest.json` has it."""
+    """A stretch of tokens that is safely on the disk, as `manifest.json` has it.
+
+    Usually it is a whole shard. A file that grows over several checkpoints has several records, each
+    with the hash of its own bytes, which begin at `offset`.
+    """
 
     name: str
+    split: Literal["val", "train"]
+    offset: int
     tokens: int
     documents: int
     bytes: int

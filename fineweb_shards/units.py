@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _BINARY = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -24,6 +25,16 @@ def parse_bytes(text: str) -> int:
 def parse_seconds(text: str) -> int:
     """`90`, `90s`, `15min`, `1h`."""
     return _parse(text, {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400})
+
+
+def parse_ratio(text: str) -> float:
+    """`0.0005`, `5e-4` or `0.05%`."""
+    number = text.strip().removesuffix("%")
+    try:
+        ratio = float(Fraction(number) / (100 if text.strip().endswith("%") else 1))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{text!r} is not a number") from None
+    return ratio
 
 
 def _parse(text: str, factors: dict[str, int]) -> int:

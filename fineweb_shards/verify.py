@@ -12,14 +12,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from fineweb_shards.errors import OutputError
+from fineweb_shards.files import OutputFile, find_file, list_files
+from fineweb_shards.index import check_index, index_path
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.machine import usable_cores
 from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
+from fineweb_shards.split import SIDES, Side, make_split
 from fineweb_shards.tokenizers.ranks import EOT, VOCABULARY_SIZE
 from fineweb_shards.types import ShardRecord
 
@@ -40,51 +44,100 @@ def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _
     if manifest is None:
         raise OutputError(f"{folder}: there is no {FILE_NAME}.", "Name a folder made by `build`.")
     layout = get_layout(manifest.settings["layout"])
+    files = {file.name: file for file in list_files(manifest.shards)}
 
     def check(record: ShardRecord) -> str | None:
-        damage = check_shard(folder, layout, record)
+        damage = check_stretch(folder, layout, files[record.name], record)
         report(record)
         return damage
 
     with ThreadPoolExecutor(usable_cores()) as pool:  # hashing and numpy release the GIL
-        damages = [damage for damage in pool.map(check, manifest.shards) if damage]
-    expected = [layout.shard_name(index) for index in range(len(manifest.shards))]
-    for record, name in zip(manifest.shards, expected, strict=True):
-        if record.name != name:
-            damages.append(f"{record.name}: the manifest should name {name} here")
-    damages += [
-        f"{name}: not in the manifest, but a loader would read it"
-        for name in sorted(os.listdir(folder))
-        if layout.owns(name) and name not in expected
-    ]
+        found = [damage for damage in pool.map(check, manifest.shards) if damage]
+        if layout.has_index and manifest.complete:
+            indices = pool.map(lambda file: check_index(folder / file.name, file.documents), files.values())
+            found += [damage for damage in indices if damage]
+    damages = [*dict.fromkeys(found), *_check_names(folder, layout, manifest)]
     return Verdict(manifest, damages)
 
 
-def check_shard(folder: Path, layout: Layout, record: ShardRecord) -> str | None:
-    """What is wrong with one shard, or None."""
-    path = folder / record.name
+def _check_names(folder: Path, layout: Layout, manifest: Manifest) -> list[str]:
+    """What the ledger names, and what a loader would find."""
+    expected = _expected_names(layout, manifest)
+    damages = [
+        f"{record.name}: the manifest should name {name} here"
+        for record, name in zip(manifest.shards, expected, strict=True)
+        if record.name != name
+    ]
+    known = {*expected, *(index_path(Path(name)).name for name in expected if layout.has_index)}
+    return damages + [
+        f"{name}: not in the manifest, but a loader would read it"
+        for name in sorted(os.listdir(folder))
+        if layout.owns(name) and name not in known
+    ]
+
+
+def _expected_names(layout: Layout, manifest: Manifest) -> list[str]:
+    """The name of the file in which each record must be."""
+    settings = manifest.settings
+    shard_tokens = settings["shard_tokens"]
+    split = make_split(
+        settings["val_tokens"],
+        settings["val_ratio"],
+        settings["val_seed"],
+        layout.default_split(shard_tokens),
+    )
+    done: dict[Side, int] = dict.fromkeys(SIDES, 0)
+    names = []
+    for record in manifest.shards:
+        index = 0 if layout.one_file else done[record.split] // shard_tokens
+        names.append(layout.shard_name(record.split, index + split.first_index(record.split, shard_tokens)))
+        done[record.split] += record.tokens
+    return names
+
+
+def check_stretch(folder: Path, layout: Layout, file: OutputFile, record: ShardRecord) -> str | None:
+    """What is wrong with one stretch of a file, or None."""
+    path = find_file(folder, file.name)
+    if path is None:
+        return f"{file.name}: missing"
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != record.bytes or size != layout.header_bytes + 2 * record.tokens:
-                return f"{record.name}: {size:,} bytes long, should be {record.bytes:,}"
-            header = file.read(layout.header_bytes)
-            if header != layout.header(record.tokens):
-                return f"{record.name}: the header is damaged"
-            digest, documents, highest = hashlib.sha256(header), 0, 0
-            while data := file.read(_READ_BYTES):
-                digest.update(data)
-                tokens = np.frombuffer(data, "<u2")
-                documents += int(np.count_nonzero(tokens == EOT))
-                highest = max(highest, int(tokens.max()))
-    except FileNotFoundError:
-        return f"{record.name}: missing"
+        with open(path, "rb") as data:
+            return _check_size(layout, file, data, whole=path == folder / file.name) or _check_tokens(
+                layout, record, data
+            )
     except OSError as error:
-        return f"{record.name}: {error.strerror}"
+        return f"{file.name}: {error.strerror}"
+
+
+def _check_size(layout: Layout, file: OutputFile, data: BinaryIO, *, whole: bool) -> str | None:
+    size = os.fstat(data.fileno()).st_size
+    expected = layout.header_bytes + 2 * file.tokens
+    if file.end_bytes != expected or size < expected or (whole and size != expected):
+        return f"{file.name}: {size:,} bytes long, should be {expected:,}"
+    if whole and data.read(layout.header_bytes) != layout.header(file.tokens):
+        return f"{file.name}: the header is damaged"
+    return None
+
+
+def _check_tokens(layout: Layout, record: ShardRecord, data: BinaryIO) -> str | None:
+    data.seek(record.offset)
+    header = data.read(max(0, layout.header_bytes - record.offset))
+    digest, documents, highest = hashlib.sha256(header), 0, 0
+    left = record.bytes - len(header)
+    while left and (block := data.read(min(left, _READ_BYTES))):
+        left -= len(block)
+        digest.update(block)
+        tokens = np.frombuffer(block, "<u2")
+        documents += int(np.count_nonzero(tokens == EOT))
+        highest = max(highest, int(tokens.max()))
     if digest.hexdigest() != record.sha256:
-        return f"{record.name}: SHA-256 is {digest.hexdigest()}, should be {record.sha256}"
+        return f"{record.name}: SHA-256{_place(record)} is {digest.hexdigest()}, should be {record.sha256}"
     if highest >= VOCABULARY_SIZE:
         return f"{record.name}: token {highest} is outside the vocabulary"
     if documents != record.documents:
         return f"{record.name}: {documents:,} documents, should be {record.documents:,}"
     return None
+
+
+def _place(record: ShardRecord) -> str:
+    return f" of {record.bytes:,} bytes from {record.offset:,} on" if record.offset else ""

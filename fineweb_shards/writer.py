@@ -1,4 +1,7 @@
-"""One shard on its way to disk: streamed to a temporary file, synced, renamed, then recorded.
+"""One file on its way to disk: streamed to a temporary file, synced, recorded, and named when it is whole.
+
+Most files are a shard of one stretch: they are recorded once, when they have their name. A file that grows
+over several checkpoints is recorded a stretch at a time, and goes on behind the last one after a crash.
 
 The header holds the number of tokens, and only the last shard of a stream is shorter than the others.
 So the header of a full shard is written (and hashed) first, and a short shard is hashed once more.
@@ -15,89 +18,140 @@ from pathlib import Path
 import numpy as np
 
 from fineweb_shards.disk import Disk
-from fineweb_shards.durable import WORK_FOLDER, output_error, publish
+from fineweb_shards.durable import output_error, publish
+from fineweb_shards.files import growing_path
 from fineweb_shards.layouts.base import Layout
+from fineweb_shards.split import Side
 from fineweb_shards.tokenizers.ranks import EOT
 from fineweb_shards.types import Counts, Cursor, ShardRecord, Tokens
 
 # Written data goes to the disk in the background a little at a time. The fsync at the end is then
 # short, and the machine's page cache is not filled with a whole shard of unwritten data.
 _SYNC_EVERY_BYTES = 32 * 2**20
+_READ_BYTES = 4 * 2**20
 
 
 class ShardWriter:
-    """Writes one shard. Without `commit` nothing but a temporary file, then removed, was there."""
+    """Writes one file. What no record names is removed, here or when the file is opened again."""
 
-    def __init__(self, folder: Path, layout: Layout, index: int, shard_tokens: int, disk: Disk) -> None:
-        self.index = index
-        self.tokens = 0
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        side: Side,
+        index: int,
+        shard_tokens: int,
+        disk: Disk,
+        *,
+        kept_tokens: int = 0,
+    ) -> None:
+        self.side = side
+        self.tokens = kept_tokens  # those before it are in the ledger
+        self.final = folder / layout.shard_name(side, index)
         self._layout = layout
         self._disk = disk
-        self._documents = 0
-        self.counts = Counts()
         self._expected_tokens = shard_tokens
-        self._final = folder / layout.shard_name(index)
-        self._temporary = folder / WORK_FOLDER / "shard.tmp"
+        self._temporary = growing_path(self.final)
+        self._hasher = ThreadPoolExecutor(1, "hash")
         self._syncer = ThreadPoolExecutor(1, "sync")
         self._syncing: Future[None] | None = None
         self._unsynced_bytes = 0
-        self._digest = hashlib.sha256()
+        self._start_stretch()
 
     def __enter__(self) -> ShardWriter:
         try:
-            self._file = open(self._temporary, "w+b", buffering=0)
+            if self.tokens and not self._temporary.exists():
+                os.replace(self.final, self._temporary)  # it was whole, and then some of it was lost
+            self._file = open(self._temporary, "r+b" if self.tokens else "w+b", buffering=0)
+            if self.tokens:
+                os.ftruncate(self._file.fileno(), self._offset(self.tokens))
+                self._file.seek(0, os.SEEK_END)
         except OSError as error:
             raise output_error(self._temporary, error) from error
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file, and of what was written if the ledger needs nothing of it."""
+        self._hasher.shutdown(wait=True)
         self._syncer.shutdown(wait=True)
         self._file.close()
-        self._temporary.unlink(missing_ok=True)  # gone already if it was committed
+        if not self._begin:
+            self.discard()
 
-    def write(self, tokens: Tokens, counts: Counts) -> None:
-        """Append tokens to the shard."""
-        self.counts += counts
-        if not len(tokens):
-            return
+    def discard(self) -> None:
+        """Remove what is written; nothing is there any more if the file has its name."""
+        self._temporary.unlink(missing_ok=True)
+
+    def write(self, tokens: Tokens) -> None:
+        """Append tokens."""
         if not self.tokens:
             header = self._layout.header(self._expected_tokens)
             self._digest.update(header)
             self._put(header)
         data = np.ascontiguousarray(tokens, "<u2").data.cast("B")
-        self._digest.update(data)
+        hashing = self._hasher.submit(self._digest.update, data)  # while the disk takes the same bytes
         self._put(data)
+        hashing.result()
         self.tokens += len(tokens)
         self._documents += int(np.count_nonzero(tokens == EOT))
         self._sync_in_background(len(data))
 
-    def commit(self, end: Cursor) -> ShardRecord:
-        """Make the shard durable under its name; the caller then enters it in the ledger."""
-        if self.tokens != self._expected_tokens:
-            self._finish_short()
+    def commit(self, end: Cursor, *, whole: bool = True) -> ShardRecord:
+        """Make the stretch durable, and the file under its name if it is `whole`; the caller then
+        enters the record in the ledger."""
+        offset = self._offset(self._begin) if self._begin or not whole else 0
         try:
+            if whole and self.tokens != self._expected_tokens:
+                self._file.seek(0)
+                self._put(self._layout.header(self.tokens))
+                self._file.seek(0, os.SEEK_END)
+            full = whole and self.tokens == self._expected_tokens
+            if self._layout.header_bytes and not self._begin and not full:
+                self._hash_again(offset)
             self._wait_for_sync()
             os.fsync(self._file.fileno())
             size = os.fstat(self._file.fileno()).st_size
-            self._file.close()
-            publish(self._temporary, self._final)
+            if whole:
+                self._file.close()
+                publish(self._temporary, self.final)
         except OSError as error:
-            raise output_error(self._final, error) from error
-        return ShardRecord(
-            name=self._final.name,
-            tokens=self.tokens,
+            raise output_error(self.final, error) from error
+        record = ShardRecord(
+            name=self.final.name,
+            split=self.side,
+            offset=offset,
+            tokens=self.tokens - self._begin,
             documents=self._documents,
-            bytes=size,
+            bytes=size - offset,
             sha256=self._digest.hexdigest(),
             end=end,
-            counts=self.counts,
+            counts=Counts(),
         )
+        self._start_stretch()
+        return record
 
-    def _finish_short(self) -> None:
-        self._file.seek(0)
-        self._put(self._layout.header(self.tokens))
-        self._file.seek(0)
-        self._digest = hashlib.file_digest(self._file, "sha256")
+    @property
+    def has_news(self) -> bool:
+        """Whether tokens were written that no record names."""
+        return self.tokens > self._begin
+
+    def _offset(self, tokens: int) -> int:
+        return self._layout.header_bytes + 2 * tokens
+
+    def _start_stretch(self) -> None:
+        self._begin = self.tokens
+        self._documents = 0
+        self._digest = hashlib.sha256()
+
+    def _hash_again(self, offset: int) -> None:
+        """The header in the hash was not the right one, or does not belong to the stretch."""
+        self._file.seek(offset)
+        self._digest = hashlib.sha256()
+        while data := self._file.read(_READ_BYTES):
+            self._digest.update(data)
 
     def _put(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -108,7 +162,7 @@ class ShardWriter:
         try:
             return self._file.write(view)
         except OSError as error:
-            raise output_error(self._final, error) from error
+            raise output_error(self.final, error) from error
 
     def _sync_in_background(self, written_bytes: int) -> None:
         self._unsynced_bytes += written_bytes
@@ -124,4 +178,4 @@ class ShardWriter:
             try:
                 syncing.result()
             except OSError as error:
-                raise output_error(self._final, error) from error
+                raise output_error(self.final, error) from error

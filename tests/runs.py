@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from doubles import InlineExecutor
 from fineweb_shards.build import open_ledger, run
 from fineweb_shards.config import Config
 from fineweb_shards.durable import FolderLock
+from fineweb_shards.export import export as export_shards
+from fineweb_shards.export import open_origin
 from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.job import Job, make_job
 from fineweb_shards.journal import Journal
@@ -26,12 +29,13 @@ from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Cursor
 
 START = Cursor(0, 0)
+CRASH_DRIVER = Path(__file__).parent / "crashes" / "crash_every_point.py"
 
 
 @cache
-def encoder(engine: str = "auto", seed: int = 0) -> Encoder:
+def encoder(engine: str = "auto", seed: int = 0, *, eot_first: bool = True) -> Encoder:
     """One encoder for all tests: loading it takes a second."""
-    return Encoder(resolve_engine(engine)(), TiktokenEngine(), eot_first=True, seed=seed)
+    return Encoder(resolve_engine(engine)(), TiktokenEngine(), eot_first=eot_first, seed=seed)
 
 
 def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
@@ -43,13 +47,29 @@ def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
     job = job_of(out, *inputs, **settings)
     with FolderLock(job.folder), Progress(Journal(job.folder), None, 0) as progress:
         manifest = open_ledger(job, same_source=False)
-        executor = InlineExecutor(job.source, encoder(settings.get("engine", "auto")))
+        if manifest.complete:
+            return manifest
+        executor = InlineExecutor(
+            job.source, encoder(settings.get("engine", "auto"), eot_first=job.layout.eot_first)
+        )
         return run(job, manifest, executor, MemoryGuard(2**40), progress)  # type: ignore[arg-type]
+
+
+def export(source: Path, out: Path, **settings: Any) -> Manifest:
+    """An export, as the command does it."""
+    config = Config(out=str(out), **settings)
+    return export_shards(open_origin(source), config, fresh=False, say=lambda _: None).manifest
 
 
 def shards_in(folder: Path) -> dict[str, bytes]:
     """Every shard in a folder: name to bytes."""
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.npy"))}
+
+
+def outputs_in(folder: Path) -> dict[str, bytes]:
+    """Every file of any layout in a folder: name to bytes."""
+    paths = (path for path in sorted(folder.iterdir()) if path.suffix in (".npy", ".bin", ".idx"))
+    return {path.name: path.read_bytes() for path in paths}
 
 
 def decode(tokens: list[int]) -> str:
@@ -75,3 +95,26 @@ def run_command(
         check=False,
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def forget_after(out: Path, records: int) -> None:
+    """The folder as a crash leaves it that comes after so many records were in the ledger."""
+    data = json.loads((out / "manifest.json").read_text())
+    ends = [record["end"] for record in data["shards"]]
+    while 0 < records < len(ends) and ends[records] == ends[records - 1]:
+        records -= 1  # the records of a checkpoint come together
+    data["shards"], data["complete"] = data["shards"][:records], False
+    (out / "manifest.json").write_text(json.dumps(data))
+
+
+def crash_everywhere(job: dict[str, object]) -> int:
+    """How often it was killed and resumed."""
+    done = subprocess.run(
+        [sys.executable, str(CRASH_DRIVER)],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)

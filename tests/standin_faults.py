@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["api", "resolve", "cdn"]
+Kind = Literal["api", "resolve", "cdn", "upload"]
 
 
 class Fault:
@@ -81,6 +81,7 @@ class RequestRecord:
     authorized: bool
     status: int = 0  # stays 0 for a connection that was reset before the headers
     bytes_sent: int = 0
+    bytes_received: int = 0
     fault: Fault | None = None
 
     @property

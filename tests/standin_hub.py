@@ -8,8 +8,9 @@ Point the real clients at it and they work unchanged, so that tests need no netw
 `huggingface_hub` reads HF_ENDPOINT when it is imported: set it before, or start a child process.
 By hand: `python standin_hub.py FOLDER --latency-ms 50`.
 
-It answers what `datasets` 5.2 and `huggingface_hub` 2.4 ask for when they read a dataset. It does
-not cover uploads, models, Xet transfers, buckets and the dataset viewer.
+It answers what `datasets` 5.2 and `huggingface_hub` 2.4 ask for when they read a dataset, and what
+uploading one takes (standin_uploads.py). It does not cover models, Xet transfers, buckets and the dataset
+viewer; with HF_HUB_DISABLE_XET large files are sent by LFS.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,6 +45,7 @@ from standin_faults import (
     Status,
 )
 from standin_repository import HubFile, Repository
+from standin_uploads import Refused, Uploads
 
 CHUNK_BYTES = 1 << 20
 
@@ -103,13 +105,15 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def _serve(self) -> None:
-        self.form = parse_qs(self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode())
+        self.body = self._read_body()
         authorization = self.headers.get("Authorization")
         self.token = authorization.removeprefix("Bearer ") if authorization else None
         first = self.path.split("/")[1]
-        kind: Kind = "api" if first == "api" else "cdn" if first == "cdn" else "resolve"
+        kinds: dict[str, Kind] = {"api": "api", "cdn": "cdn", "lfs-objects": "upload"}
+        kind = "upload" if self.path.endswith("/objects/batch") else kinds.get(first, "resolve")
         self.range = self.headers.get("Range")
         self.record = RequestRecord(self.command, kind, self.path, self.range, bool(self.token))
+        self.record.bytes_received = len(self.body)
         self.fault = self.server.hub.admit(self.record)
         if isinstance(self.fault, Stall) and self.fault.after_fraction is None:
             self.server.hub.wait_for_release(self.fault.seconds)
@@ -118,6 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             answer = self._answer()
+        except Refused as refused:
+            answer = _Answer.of_json(refused.body, refused.status)
         except _RefusedError as refused:
             answer = _Answer.of_json({"error": str(refused)}, refused.status, refused.headers)
         if isinstance(self.fault, ChangedETag):
@@ -127,7 +133,17 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionError:  # the client hung up, which is part of many tests
             self.close_connection = True
 
-    do_GET = do_HEAD = do_POST = _serve  # noqa: N815 (the names of http.server)
+    def _read_body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    do_GET = do_HEAD = do_POST = do_PUT = _serve  # noqa: N815 (the names of http.server)
 
     def _answer(self) -> _Answer:
         if isinstance(self.fault, Status):
@@ -140,6 +156,23 @@ class _Handler(BaseHTTPRequestHandler):
                 return _Answer.of_json({"standardEnvVars": [], "harnesses": {}})
             case ["api", "whoami-v2"] if self.token:
                 return _Answer.of_json({"type": "user", "name": "stand-in", "orgs": []})
+            case ["api", "repos", "create"]:
+                return self._answer_upload(lambda uploads: uploads.create(json.loads(self.body)))
+            case ["api", "validate-yaml"]:
+                return _Answer.of_json({"errors": [], "warnings": []})
+            case ["api", "lfs-verify"]:
+                return self._answer_upload(lambda uploads: uploads.verify(json.loads(self.body)))
+            case ["lfs-objects", oid]:  # an address that is a permission in itself
+                return _Answer.of_json(self.server.hub.uploads.put(oid, self.body))
+            case ["datasets", _, _, "info", "lfs", "objects", "batch"]:
+                return self._answer_upload(lambda uploads: uploads.batch(json.loads(self.body)))
+            case ["api", "datasets", owner, name, "preupload", _]:
+                repository = self._find_repository(f"{owner}/{name}")
+                wanted = json.loads(self.body)
+                return self._answer_upload(lambda uploads: uploads.preupload(repository, wanted))
+            case ["api", "datasets", owner, name, "commit", _]:
+                repository = self._find_repository(f"{owner}/{name}")
+                return self._answer_upload(lambda uploads: uploads.commit(repository, self.body))
             case ["api", "datasets", owner, name, *call]:
                 repository = self._find_repository(f"{owner}/{name}")
                 return self._answer_api(repository, call, parse_qs(url.query))
@@ -151,6 +184,10 @@ class _Handler(BaseHTTPRequestHandler):
                 file = commits[commit]["/".join(path)]
                 return _Answer.of_file(file, self.range, {"ETag": f'"cdn-{file.etag}"'})
         raise _RefusedError(404, "", f"the stand-in hub has no {url.path}")
+
+    def _answer_upload(self, action: Callable[[Uploads], dict[str, Any]]) -> _Answer:
+        self.server.hub.uploads.check(self.token)
+        return _Answer.of_json(action(self.server.hub.uploads))
 
     def _find_repository(self, repo_id: str) -> Repository:
         """Check access. The 401 of a private repository carries RepoNotFound, because
@@ -195,7 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
                 headers = {"Link": link} if last < len(entries) else {}
                 return _Answer.of_json(entries[first:last], headers=headers)
             case ["paths-info", _]:
-                paths = [path for path in self.form.get("paths", []) if path in files]
+                paths = [path for path in parse_qs(self.body.decode()).get("paths", []) if path in files]
                 return _Answer.of_json([files[path].describe() for path in paths])
             case ["refs"]:
                 branch = {"name": "main", "ref": "refs/heads/main", "targetCommit": commit}
@@ -289,6 +326,7 @@ class StandInHub:
         cdn: bool = False,
         tree_page_entries: int = 1000,
         port: int = 0,
+        write_token: str | None = None,
     ) -> None:
         self.repositories = {repository.repo_id: repository for repository in repositories}
         self.faults = list(faults)
@@ -302,6 +340,7 @@ class StandInHub:
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.hub = self
         self.endpoint = self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.uploads = Uploads(self.url, self.repositories, write_token)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()

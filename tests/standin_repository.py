@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 FINEWEB_EDU_COMMIT = "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
-LARGE_FILE_SUFFIXES = (".parquet", ".gz", ".zst")  # what .gitattributes sends to LFS
+LARGE_FILE_SUFFIXES = (".parquet", ".gz", ".zst", ".npy", ".bin", ".idx")  # what .gitattributes sends to LFS
 Content = bytes | Path
 
 
@@ -45,13 +45,20 @@ class HubFile:
         return self.path.endswith(LARGE_FILE_SUFFIXES)
 
     @property
+    def git_hash(self) -> str:
+        """What git calls a small file."""
+        data = b"".join(self.read(0, self.size, 2**20))
+        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+    @property
     def etag(self) -> str:
         """SHA-256 of a large file, 40 digits of a small one (where git would have a SHA-1)."""
         return self.sha256 if self.is_large else self.sha256[:40]
 
     def describe(self) -> dict[str, Any]:
         """Return the entry that `tree` and `paths-info` show for this file."""
-        entry = {"type": "file", "path": self.path, "size": self.size, "oid": self.sha256[:40]}
+        oid = self.sha256[:40] if self.is_large else self.git_hash
+        entry = {"type": "file", "path": self.path, "size": self.size, "oid": oid}
         large = {"oid": self.sha256, "size": self.size, "pointerSize": 134}
         return {**entry, "lfs": large} if self.is_large else entry
 
@@ -118,6 +125,11 @@ class Repository:
             self.head = hashlib.sha1(f"{self.head} {path}".encode()).hexdigest()
         self.commits[self.head] = files
         return self.head
+
+    @staticmethod
+    def is_large(path: str) -> bool:
+        """Whether a file of that name is kept as a large one."""
+        return path.endswith(LARGE_FILE_SUFFIXES)
 
     def list_tree(self, commit: str, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
         """Return the entries below a folder, sorted; as in git there is no empty folder."""

@@ -1,4 +1,4 @@
-"""build-nanogpt's loader reads our folder, also while it is being filled."""
+"""Our loader gives build-nanogpt's batches; its own reads our folder, while it is being filled, too."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import reference
 import runs
 from documents import make_documents
 from inputs import write_parquet, write_text
+
+from fineweb_shards.errors import InputError
+from fineweb_shards.loader import ShardLoader
 
 
 class DataLoaderLite:
@@ -89,3 +92,145 @@ def test_a_reader_never_sees_half_a_shard(tmp_path: Path) -> None:
         assert process.returncode == 0
     assert len(seen) > 1
     assert sorted(runs.shards_in(out)) == sorted(reference.shard_files(whole, 20_000))
+
+
+LENGTHS = [1000, 937, 1500, 300, 40, 1]  # the last ones too short for a batch of all ranks, or of any
+
+
+def write_shards(folder: Path, lengths: list[int], layout: str = "build-nanogpt") -> list[np.ndarray]:
+    """Training shards whose tokens are all different."""
+    folder.mkdir()
+    shards, first = [], 0
+    for number, length in enumerate(lengths, 1):
+        tokens = np.arange(first, first + length, dtype=np.uint16)
+        first += length
+        shards.append(tokens)
+        if layout == "build-nanogpt":
+            np.save(folder / f"edufineweb_train_{number:06d}.npy", tokens)
+        else:
+            header = np.zeros(256 if layout == "llm.c" else 0, "<i4")
+            header[:3] = [20240520, 1, length][: len(header)]
+            (folder / f"fineweb_train_{number:06d}.bin").write_bytes(header.tobytes() + tokens.tobytes())
+    return shards
+
+
+@pytest.mark.parametrize("layout", ["build-nanogpt", "llm.c", "plain"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_batches_are_those_of_dataloaderlite(tmp_path: Path, layout: str, ranks: int) -> None:
+    """For every rank, over two epochs, wherever DataLoaderLite does not crash, in every kind of file."""
+    write_shards(tmp_path / "ours", LENGTHS[:3], layout)
+    write_shards(tmp_path / "npy", LENGTHS[:3])
+    for rank in range(ranks):
+        theirs = DataLoaderLite(tmp_path / "npy", 3, 16, rank, ranks, "train")
+        ours = ShardLoader(
+            tmp_path / "ours", batch_size=3, length=16, rank=rank, ranks=ranks, framework="numpy"
+        )
+        for _ in range(2 * ours.batches_per_epoch + 3):
+            for found, expected in zip(ours.next_batch(), theirs.next_batch(), strict=True):
+                assert found.dtype == np.int64
+                assert np.array_equal(found, expected)
+
+
+def test_short_shards_do_not_crash(tmp_path: Path) -> None:
+    """They are passed over by the ranks that find no batch in them; a folder of nothing else is told."""
+    write_shards(tmp_path / "some", LENGTHS)
+    for rank in range(4):
+        loader = ShardLoader(
+            tmp_path / "some", batch_size=4, length=16, rank=rank, ranks=4, framework="numpy"
+        )
+        for _ in range(3 * loader.batches_per_epoch):
+            x, y = loader.next_batch()
+            assert np.array_equal(x.ravel()[1:], y.ravel()[:-1])
+    write_shards(tmp_path / "short", [5, 9])
+    with pytest.raises(InputError, match="no shard holds a batch"):
+        ShardLoader(tmp_path / "short", batch_size=4, length=16)
+    with pytest.raises(InputError, match="no file of tokens with 'val'"):
+        ShardLoader(tmp_path / "short", "val", batch_size=4, length=16)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_state_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, seed: int | None) -> None:
+    """On every rank, also with the state that another rank has saved; other settings are refused."""
+    write_shards(tmp_path / "some", LENGTHS)
+
+    def loader(rank: int, **more: int) -> ShardLoader:
+        words = {"batch_size": 2, "length": 16, "rank": rank, "ranks": 2, "seed": seed, **more}
+        return ShardLoader(tmp_path / "some", framework="numpy", **words)  # type: ignore[arg-type]
+
+    loaders = [loader(0), loader(1)]
+    for steps in (0, 7, 60, 130):
+        for one in loaders:
+            for _ in range(steps):
+                one.next_batch()
+        state = loaders[0].state_dict()
+        for rank in (0, 1):
+            other = loader(rank)
+            other.load_state_dict(state)
+            follow = loader(rank)
+            follow.load_state_dict(loaders[rank].state_dict())
+            for _ in range(5):
+                assert np.array_equal(other.next_batch()[0], follow.next_batch()[0])
+    with pytest.raises(ValueError, match="length"):
+        loader(0, length=8).load_state_dict(state)
+
+
+def test_a_shuffle_gives_every_window_once(tmp_path: Path) -> None:
+    """Ranks share the windows of an epoch between them; every epoch and every seed has its own order."""
+    shards = write_shards(tmp_path / "some", LENGTHS)
+    windows = {tuple(shard[i : i + 16].tolist()) for shard in shards for i in range(0, len(shard) - 16, 16)}
+    orders = []
+    for seed in (1, 2):
+        loaders = [
+            ShardLoader(
+                tmp_path / "some", batch_size=2, length=16, rank=rank, ranks=3, seed=seed, framework="numpy"
+            )
+            for rank in range(3)
+        ]
+        for epoch in range(2):
+            seen = []
+            for _ in range(loaders[0].batches_per_epoch):
+                for loader in loaders:
+                    assert loader.epoch == epoch
+                    x, y = loader.next_batch()
+                    assert np.array_equal(x[:, 1:], y[:, :-1])
+                    seen += [tuple(row) for row in x.tolist()]
+            assert len(set(seen)) == len(seen)
+            assert set(seen) <= windows
+            assert len(windows) - len(seen) < 2 * 3
+            orders.append(seen)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a_train.npy", b"\x93NUMPY\x01\x00\xff\xff" + b" " * 100),
+        ("a_train.npy", b"\x93NUMPY\x02\x00" + b"\xff" * 4),
+        ("a_train.npy", b"\x93NUM"),
+        ("a_train.bin", b"\x88\xd8\x34\x01\x01\0\0\0\xff\xff\xff\x7f" + b"\0" * 1012),
+        ("a_train.bin", b"\x88\xd8\x34\x01\x07\0\0\0"),
+        ("a_train.bin", b"\xa1\xd9\x34\x01\x07\0\0\0"),
+        ("a_train.bin", b"odd"),
+    ],
+)
+def test_hostile_headers_are_refused(tmp_path: Path, name: str, data: bytes) -> None:
+    """Sizes that the file does not have, other versions, half a header: a sentence, no allocation."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=name):
+        ShardLoader(tmp_path, batch_size=1, length=1)
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+    """An array of objects is refused by its header."""
+    np.save(tmp_path / "a_train.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    with pytest.raises(InputError, match="not a row of uint16"):
+        ShardLoader(tmp_path, batch_size=1, length=1)
+
+
+def test_torch_tensors_where_torch_is(tmp_path: Path) -> None:
+    """The same values, as int64 tensors."""
+    torch = pytest.importorskip("torch")
+    write_shards(tmp_path / "some", LENGTHS)
+    x, y = ShardLoader(tmp_path / "some", batch_size=2, length=16).next_batch()
+    assert x.dtype == y.dtype == torch.int64
+    assert x.tolist() == np.arange(32).reshape(2, 16).tolist()

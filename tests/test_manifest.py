@@ -13,9 +13,15 @@ from fineweb_shards.errors import ChangedError, DamageError
 from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
 from fineweb_shards.types import Counts, Cursor, ShardRecord
 
-RECORD = ShardRecord("edufineweb_val_000000.npy", 10, 2, 148, "ab" * 32, Cursor(0, 3, 7, True), Counts(5, 1))
+RECORD = ShardRecord(
+    "edufineweb_val_000000.npy", "val", 0, 10, 2, 148, "ab" * 32, Cursor(0, 3, 7, True), Counts(5, 1)
+)
 MANIFEST = Manifest(
-    {"layout": "build-nanogpt", "shard_tokens": 10}, [{"name": "a"}], {"python": "3"}, "c0ffee", (RECORD,)
+    {"layout": "build-nanogpt", "shard_tokens": 10, "val_ratio": None},
+    [{"name": "a"}],
+    {"python": "3"},
+    "c0ffee",
+    (RECORD,),
 )
 
 
@@ -77,7 +83,7 @@ def test_no_name_escapes_the_folder(folder: Path, name: str) -> None:
 
 def test_trim_drops_everything_from_the_first_missing_shard(folder: Path) -> None:
     """A missing or shortened shard and all behind it are made again."""
-    records = [dataclasses.replace(RECORD, name=f"{i}.npy") for i in range(3)]
+    records = [dataclasses.replace(RECORD, name=f"{i}.npy", end=Cursor(0, i)) for i in range(3)]
     for record in records:
         (folder / record.name).write_bytes(b"x" * record.bytes)
     manifest = dataclasses.replace(MANIFEST, shards=tuple(records), complete=True)

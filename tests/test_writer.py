@@ -18,7 +18,7 @@ from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
 from fineweb_shards.observer import Observer
-from fineweb_shards.types import Counts, Cursor
+from fineweb_shards.types import Cursor
 from fineweb_shards.writer import ShardWriter
 
 LAYOUT = BuildNanoGPT()
@@ -40,22 +40,21 @@ def numpy_bytes(tokens: np.ndarray) -> bytes:
 @pytest.mark.parametrize("shard_tokens", [6, 100])
 def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: int) -> None:
     """Byte for byte, with the record to match."""
-    with ShardWriter(folder, LAYOUT, 0, shard_tokens, Disk(folder, 0, Observer())) as writer:
-        writer.write(TOKENS[:2], Counts(1))
-        writer.write(TOKENS[2:], Counts(2))
+    with ShardWriter(folder, LAYOUT, "val", 0, shard_tokens, Disk(folder, 0, Observer())) as writer:
+        writer.write(TOKENS[:2])
+        writer.write(TOKENS[2:])
         record = writer.commit(Cursor(1, 2, 3))
     data = (folder / "edufineweb_val_000000.npy").read_bytes()
     assert data == numpy_bytes(TOKENS)
     assert record.sha256 == hashlib.sha256(data).hexdigest()
     assert (record.tokens, record.documents, record.bytes) == (6, 2, len(data))
-    assert record.counts == Counts(3)
     assert list((folder / WORK_FOLDER).iterdir()) == []
 
 
 def test_without_commit_nothing_is_left(folder: Path) -> None:
     """A shard given up in the middle leaves neither a file nor a temporary one."""
-    with ShardWriter(folder, LAYOUT, 0, 6, Disk(folder, 0, Observer())) as writer:
-        writer.write(TOKENS, Counts())
+    with ShardWriter(folder, LAYOUT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
+        writer.write(TOKENS)
     assert [path.name for path in folder.rglob("*")] == [WORK_FOLDER]
 
 
@@ -67,8 +66,8 @@ def test_the_shard_is_synced_then_named_then_the_folder_synced(
     for name in ("fsync", "replace"):
         real = getattr(os, name)
         monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
-    with ShardWriter(folder, LAYOUT, 0, 6, Disk(folder, 0, Observer())) as writer:
-        writer.write(TOKENS, Counts())
+    with ShardWriter(folder, LAYOUT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
+        writer.write(TOKENS)
         assert calls == []
         writer.commit(Cursor(0, 0))
     assert calls == ["fsync", "replace", "fsync"]
@@ -80,8 +79,8 @@ def test_an_fsync_error_in_the_background_is_fatal(folder: Path, monkeypatch: py
     monkeypatch.setattr(writer_module, "_SYNC_EVERY_BYTES", 4)
     failing = FailingCall(os.fsync, failing=1)
     monkeypatch.setattr(os, "fsync", failing)
-    with ShardWriter(folder, LAYOUT, 0, 6, Disk(folder, 0, Observer())) as writer:
-        writer.write(TOKENS, Counts())
+    with ShardWriter(folder, LAYOUT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
+        writer.write(TOKENS)
         with pytest.raises(OutputError, match="Input/output error"):
             writer.commit(Cursor(0, 0))
     assert failing.calls == 1
@@ -91,8 +90,8 @@ def test_an_fsync_error_in_the_background_is_fatal(folder: Path, monkeypatch: py
 def test_a_full_disk_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the final fsync, too."""
     monkeypatch.setattr(os, "fsync", FailingCall(os.fsync, failing=1, code=errno.ENOSPC))
-    with ShardWriter(folder, LAYOUT, 0, 6, Disk(folder, 0, Observer())) as writer:
-        writer.write(TOKENS, Counts())
+    with ShardWriter(folder, LAYOUT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
+        writer.write(TOKENS)
         with pytest.raises(DiskFullError):
             writer.commit(Cursor(0, 0))
 
@@ -111,7 +110,7 @@ def test_the_header_is_numpys(tokens: int) -> None:
 
 def test_names_of_shards() -> None:
     """Shard 0 is for validation, all others for training."""
-    assert LAYOUT.shard_name(0) == "edufineweb_val_000000.npy"
-    assert LAYOUT.shard_name(12) == "edufineweb_train_000012.npy"
+    assert LAYOUT.shard_name("val", 0) == "edufineweb_val_000000.npy"
+    assert LAYOUT.shard_name("train", 12) == "edufineweb_train_000012.npy"
     assert LAYOUT.owns("edufineweb_train_000012.npy")
     assert not LAYOUT.owns("my_train_notes.txt")

@@ -5,8 +5,16 @@ from __future__ import annotations
 from fineweb_shards.errors import UsageError
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
+from fineweb_shards.layouts.llm_c import LlmC
+from fineweb_shards.layouts.megatron import Megatron
+from fineweb_shards.layouts.modded_nanogpt import ModdedNanoGPT
+from fineweb_shards.layouts.nanogpt import NanoGPT
+from fineweb_shards.layouts.plain import Plain
 
-LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in [BuildNanoGPT()]}
+LAYOUTS: dict[str, Layout] = {
+    layout.name: layout
+    for layout in [BuildNanoGPT(), LlmC(), ModdedNanoGPT(), NanoGPT(), Plain(), Megatron()]
+}
 
 
 def get_layout(name: str) -> Layout:

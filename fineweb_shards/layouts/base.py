@@ -1,9 +1,17 @@
-"""What a layout is: a name rule, a header for n tokens, and the side EOT stands on."""
+"""What a layout is: a name rule, a header for n tokens, and the side EOT stands on.
+
+One table per layout says what its reader asks for. Nothing here writes a file.
+"""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
+
+from fineweb_shards.split import Side, Split
+from fineweb_shards.types import ShardRecord
 
 
 class Layout(ABC):
@@ -11,20 +19,37 @@ class Layout(ABC):
 
     name: ClassVar[str]
     eot_first: ClassVar[bool]  # EOT stands before (True) or after each document
-    header_bytes: ClassVar[int]
+    header_bytes: ClassVar[int] = 0
+    most_tokens: ClassVar[int | None] = None  # in a file, where the reader has a limit
+    one_file: ClassVar[bool] = False  # a split is one file that grows, not numbered shards
+    has_index: ClassVar[bool] = False  # beside every file stands Megatron's index of its documents
+    pattern: ClassVar[str]  # all names that a file of this layout can have
 
     @abstractmethod
-    def shard_name(self, index: int) -> str:
-        """The file name of a shard, below the output folder."""
+    def shard_name(self, side: Side, index: int) -> str:
+        """The name of a file, below the output folder. `index` is 0 where there is one file."""
 
-    @abstractmethod
-    def owns(self, name: str) -> bool:
-        """Whether a file name could be a shard's: such a file is replaced, or deleted by --fresh."""
-
-    @abstractmethod
     def header(self, tokens: int) -> bytes:
         """The bytes in front of `tokens` uint16 tokens; always `header_bytes` long."""
+        return b""
+
+    def default_split(self, shard_tokens: int) -> Split:
+        """What is for validation where nobody says: shard 0."""
+        return Split(val_tokens=shard_tokens)
 
     @abstractmethod
-    def loader_lines(self, folder: str) -> list[str]:
-        """What a user writes to train on the shards in `folder`."""
+    def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
+        """What a user writes to train on the files `names` in `folder`."""
+
+    def warnings(self, shards: Sequence[ShardRecord], shard_tokens: int) -> list[str]:
+        """What the reader will stumble over, in sentences with a next step."""
+        return []
+
+    def owns(self, name: str) -> bool:
+        """Whether a file name could be a shard's: such a file is replaced, or deleted by --fresh."""
+        return re.fullmatch(self.pattern, name) is not None
+
+
+def tokens_of(shards: Sequence[ShardRecord], side: Side) -> int:
+    """How many tokens one split has."""
+    return sum(shard.tokens for shard in shards if shard.split == side)

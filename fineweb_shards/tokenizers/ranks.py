@@ -11,8 +11,8 @@ import json
 from importlib import resources
 
 from fineweb_shards.errors import ShardError
+from fineweb_shards.types import EOT as EOT
 
-EOT = 50256
 VOCABULARY_SIZE = 50257
 RANKS_FILE = "gpt2.tiktoken"
 RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"

@@ -126,7 +126,7 @@ def test_kills_of_the_whole_group_at_random_moments(tmp_path: Path, tries: Tries
 
 def pause_until_busy(out: Path, process: subprocess.Popen[bytes]) -> None:
     """Until the run is at work on a shard; then a random moment is one that hurts."""
-    while process.poll() is None and not (out / ".fineweb-shards" / "shard.tmp").exists():
+    while process.poll() is None and not list((out / ".fineweb-shards").glob("*.npy.tmp")):
         time.sleep(0.01)
 
 

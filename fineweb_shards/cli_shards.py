@@ -1,0 +1,102 @@
+"""The verbs that work on finished shards: `export`, `inspect`, `upload`. Thin, like cli.py."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from fineweb_shards.errors import NoMatch
+from fineweb_shards.terminal import printable
+
+if TYPE_CHECKING:
+    from fineweb_shards.inspection import Target
+
+EXPORT_SETTINGS = (
+    "out", "layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard", "verify",
+)  # fmt: skip
+
+
+def run_export(options: argparse.Namespace) -> None:
+    from fineweb_shards.cli import catch_signals, check_folder
+    from fineweb_shards.config import load_config
+    from fineweb_shards.export import export, export_lines, open_origin
+
+    catch_signals()
+    given = {name: getattr(options, name) for name in EXPORT_SETTINGS}
+    origin = open_origin(options.folder)
+    if given["shard_tokens"] is None:
+        given["shard_tokens"] = origin.manifest.settings["shard_tokens"]
+    config = load_config(None, given)
+    result = export(origin, config, fresh=options.fresh, say=_say)
+    if config.verify and result.seconds:
+        check_folder(result.spec.folder)
+    print("\n".join(export_lines(result)))
+
+
+def run_inspect(options: argparse.Namespace) -> None:
+    from fineweb_shards import inspection, inspection_text
+
+    target = inspection.open_target(options.path)
+    if options.grep is not None:
+        _run_grep(options, target)
+        return
+    if options.document is None and not options.random:
+        found = inspection.count(target)
+        if options.json:
+            print(json.dumps(inspection_text.statistics_json(target, found), indent=1))
+        else:
+            print("\n".join(inspection_text.statistics_lines(target, found)))
+        return
+    number = options.document
+    if number is None:
+        number = inspection.choose_document(target, options.seed)
+    pieces = inspection.read_document(target, number)
+    first = next(pieces, "")
+    if options.json:
+        print(json.dumps({"document": number, "text": first + "".join(pieces)}))
+        return
+    print(f"document {number:,} of {printable(str(target.path))}\n")
+    for piece in (first, *pieces):
+        sys.stdout.write(printable(piece))
+    print()
+
+
+def _run_grep(options: argparse.Namespace, target: Target) -> None:
+    """Like grep: a line a match as soon as it is found, and exit code 1 where there is none."""
+    from fineweb_shards import inspection, inspection_text
+
+    matches = 0
+    for match in inspection.find_text(target, options.grep):
+        matches += 1
+        if options.json:
+            print(json.dumps(dataclasses.asdict(match)), flush=True)
+        else:
+            print(inspection_text.match_line(match), flush=True)
+    if not matches:
+        raise NoMatch
+
+
+def run_upload(options: argparse.Namespace) -> None:
+    from fineweb_shards.cli import Console, catch_signals, check_folder
+    from fineweb_shards.config import load_config
+    from fineweb_shards.outage import Patience
+    from fineweb_shards.upload import Uploader, disable_progress_bars
+
+    catch_signals()
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    config = load_config(None, {"max_outage": options.max_outage})
+    patience = Patience(config.max_outage)
+    patience.observer = Console()
+    uploader = Uploader(options.repo, patience, _say)
+    manifest = check_folder(options.folder)
+    done = uploader.upload(options.folder, manifest, private=options.private)
+    sent = f"{done.sent:,} of {done.files:,} files sent" if done.sent else "Nothing to send"
+    print(f"{sent}; all are verified and at {done.url}")
+
+
+def _say(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)

@@ -1,0 +1,224 @@
+"""`export`: finished shards of any layout in any other, by copying tokens; nothing is tokenized again.
+
+The stream with EOT before each document and the one with EOT after it differ at their two ends only:
+`EOT S` and `S EOT`. So the stream is read in its order, shifted by one token where the side of EOT
+changes, and goes through the same packer, writer and ledger as a build.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+import fineweb_shards
+from fineweb_shards.build import check_no_strangers, delete_output
+from fineweb_shards.config import Config
+from fineweb_shards.disk import Disk
+from fineweb_shards.durable import FolderLock
+from fineweb_shards.errors import DiskFullError, InputError, UsageError
+from fineweb_shards.job import output_spec
+from fineweb_shards.journal import Journal
+from fineweb_shards.layouts import get_layout
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.machine import free_disk_bytes
+from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
+from fineweb_shards.output import Output, OutputSpec
+from fineweb_shards.packer import Packer
+from fineweb_shards.progress import Progress
+from fineweb_shards.result_text import content_lines, output_notes, training_lines
+from fineweb_shards.split import Split, make_split
+from fineweb_shards.token_stream import read_stream
+from fineweb_shards.tokenizers.ranks import EOT
+from fineweb_shards.types import Counts, Cursor, TokenBlock, Tokens
+from fineweb_shards.units import show_bytes, show_seconds
+
+# The rest of a source's settings says what its documents are, and stays.
+OUTPUT_SETTINGS = ("layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard")
+_EOT = np.array([EOT], np.uint16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Finished shards, and what is known about their stream."""
+
+    folder: Path
+    layout: Layout
+    manifest: Manifest
+    split: Split
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the stream ended before its documents did, so that the last one is not whole."""
+        return self.manifest.tokens == self.limit_tokens
+
+    @property
+    def limit_tokens(self) -> int | None:
+        """How long the stream can be at most: where --max-tokens or --last-shard drop ended it."""
+        if self.manifest.totals["dropped_tokens"]:
+            return self.manifest.tokens
+        limit: int | None = self.manifest.settings["max_tokens"]
+        return limit
+
+    @property
+    def digest(self) -> str:
+        """Tells these shards from all others."""
+        hashes = "".join(record.sha256 for record in self.manifest.shards)
+        return hashlib.sha256(hashes.encode()).hexdigest()
+
+    @property
+    def counts(self) -> Counts:
+        names = [field.name for field in dataclasses.fields(Counts)]
+        return Counts(**{name: self.manifest.totals[name] for name in names})
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """How an export ended."""
+
+    spec: OutputSpec
+    manifest: Manifest
+    new_tokens: int
+    seconds: float
+
+
+def open_origin(folder: Path) -> Origin:
+    """Finished shards, or why they can't be exported."""
+    manifest = load_manifest(folder)
+    if manifest is None:
+        raise InputError(f"{folder}: there is no {FILE_NAME}.", "Name a folder made by `build` or `export`.")
+    if not manifest.complete:
+        raise InputError(f"{folder}: the build is not finished.", "Finish it first: run its command again.")
+    settings = manifest.settings
+    layout = get_layout(settings["layout"])
+    split = make_split(
+        settings["val_tokens"],
+        settings["val_ratio"],
+        settings["val_seed"],
+        layout.default_split(settings["shard_tokens"]),
+    )
+    if split.val_ratio and manifest.totals["dropped_tokens"]:
+        raise InputError(
+            f"{folder}: made with --val-ratio and --last-shard drop; the order of its documents is lost.",
+            "Build it again without --last-shard drop.",
+        )
+    return Origin(folder, layout, manifest, split)
+
+
+def export(origin: Origin, config: Config, *, fresh: bool, say: Callable[[str], None]) -> Exported:
+    """Copy the tokens into another folder and layout, or the rest of them."""
+    config.check()
+    layout = get_layout(config.layout)
+    spec = output_spec(config, Path(config.out).expanduser(), layout)
+    if spec.folder.resolve() == origin.folder.resolve():
+        raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
+    with FolderLock(spec.folder):
+        if fresh:
+            delete_output(spec.folder, layout, say)
+        manifest = _open_ledger(origin, config, spec)
+        if manifest.complete:
+            return Exported(spec, manifest, 0, 0.0)
+        _check_disk(origin, spec, manifest)
+        begin = time.monotonic()
+        with Progress(Journal(spec.folder), origin.manifest.tokens, manifest.tokens) as progress:
+            result = _copy(origin, spec, manifest, Disk(spec.folder, config.max_outage, progress), progress)
+        return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
+
+
+def export_lines(result: Exported) -> list[str]:
+    """What a person reads at the end."""
+    if not result.seconds:
+        first = "Nothing to do: the export is complete."
+    else:
+        speed = show_bytes(2 * result.new_tokens / max(result.seconds, 1e-9))
+        first = f"Done: in {show_seconds(result.seconds)}, {speed}/s."
+    notes = [f"{'note':<10} {note}" for note in output_notes(result.spec, result.manifest)]
+    return [
+        first,
+        *content_lines(result.spec, result.manifest),
+        *notes,
+        *training_lines(result.spec, result.manifest),
+    ]
+
+
+def _open_ledger(origin: Origin, config: Config, spec: OutputSpec) -> Manifest:
+    source = origin.manifest
+    ours = {name: value for name, value in config.fingerprint().items() if name in OUTPUT_SETTINGS}
+    settings = {**source.settings, **ours, "exported_from": origin.digest}
+    manifest = load_manifest(spec.folder)
+    if manifest is None:
+        check_no_strangers(spec.folder, spec.layout)
+        versions = {**source.versions, "fineweb_shards": fineweb_shards.__version__}
+        return Manifest(settings, source.files, versions, source.commit)
+    check_settings(manifest, settings)
+    return trim(manifest, spec.folder)
+
+
+def _copy(origin: Origin, spec: OutputSpec, manifest: Manifest, disk: Disk, progress: Progress) -> Manifest:
+    disk.attempt(lambda: manifest.save(spec.folder))
+    limit = origin.limit_tokens
+    packer = Packer(
+        spec.shard_tokens,
+        split=spec.split,
+        one_file=spec.layout.one_file,
+        eot_first=spec.layout.eot_first,
+        done=manifest.done,
+        skip_tokens=manifest.end.skip_tokens,
+        max_tokens=None if limit is None else limit - manifest.tokens,
+    )
+    with Output(spec, manifest, disk) as output:
+        for block in _blocks(origin, manifest.end.position, eot_first=spec.layout.eot_first):
+            for part in packer.pack(block):  # what is behind a limit is dropped here
+                progress.advance(len(part.tokens), len(output.manifest.shards))
+                output.add(part)
+        return output.finish()
+
+
+def _blocks(origin: Origin, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
+    """The stream from token `start` on, EOT on its new side. Its cursors are token numbers."""
+    position = start
+    for tokens in _moved(origin, start, eot_first=eot_first):
+        yield TokenBlock(Cursor(0, position), Cursor(0, position + len(tokens)), tokens)
+        position += len(tokens)
+    end = Cursor(0, position)
+    yield TokenBlock(end, end, _EOT[:0], origin.counts)
+
+
+def _moved(origin: Origin, start: int, *, eot_first: bool) -> Iterator[Tokens]:
+    def read(first: int) -> Iterator[Tokens]:
+        return read_stream(origin.folder, origin.layout, origin.manifest, origin.split, first)
+
+    total = origin.manifest.tokens
+    if eot_first == origin.layout.eot_first or not total:
+        yield from read(start)
+    elif eot_first:
+        if start == 0:
+            yield _EOT
+        yield from _without_last_eot(read(max(0, start - 1)))
+    else:
+        yield from read(start + 1)
+        if not origin.is_cut and start < total:
+            yield _EOT
+
+
+def _without_last_eot(blocks: Iterator[Tokens]) -> Iterator[Tokens]:
+    """A stream cut inside a document does not end in one."""
+    held = next(blocks, _EOT[:0])
+    for block in blocks:
+        yield held
+        held = block
+    yield held[:-1] if held[-1:] == _EOT else held
+
+
+def _check_disk(origin: Origin, spec: OutputSpec, manifest: Manifest) -> None:
+    needed = 2 * (origin.manifest.tokens - manifest.tokens)
+    free = free_disk_bytes(spec.folder)
+    if needed > free:
+        raise DiskFullError(
+            f"{spec.folder}: the export needs {show_bytes(needed)}, {show_bytes(free)} are free.",
+            "Free some space, or choose another --out.",
+        )

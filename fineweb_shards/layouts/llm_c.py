@@ -1,0 +1,43 @@
+"""karpathy/llm.c: `edu_fineweb_{val|train}_{index:06d}.bin`, a header of 256 int32, EOT before each document.
+
+Its loader checks magic, version and that the file is exactly as long as the header says, and seeks with
+32-bit offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.build_nanogpt import short_shard_warnings
+from fineweb_shards.split import Side
+from fineweb_shards.types import ShardRecord
+
+MAGIC, VERSION = 20240520, 1  # uint16 tokens
+HEADER_INTS = 256
+LARGEST_FILE_BYTES = 2**31 - 1
+
+
+class LlmC(Layout):
+    name = "llm.c"
+    eot_first = True
+    header_bytes = 4 * HEADER_INTS
+    most_tokens = (LARGEST_FILE_BYTES - header_bytes) // 2
+    pattern = r"edu_fineweb_(val|train)_\d{6,}\.bin"
+
+    def shard_name(self, side: Side, index: int) -> str:
+        return f"edu_fineweb_{side}_{index:06d}.bin"
+
+    def header(self, tokens: int) -> bytes:
+        header = np.zeros(HEADER_INTS, "<i4")
+        header[:3] = MAGIC, VERSION, tokens
+        return header.tobytes()
+
+    def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
+        stem = names[0].rsplit("_", 2)[0]
+        return [f"./train_gpt2cu -i '{folder}/{stem}_train_*.bin' -j '{folder}/{stem}_val_*.bin'"]
+
+    def warnings(self, shards: Sequence[ShardRecord], shard_tokens: int) -> list[str]:
+        return short_shard_warnings(shards, shard_tokens, "llm.c")

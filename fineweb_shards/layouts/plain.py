@@ -1,0 +1,30 @@
+"""Numbered shards of nothing but uint16 tokens, EOT after each document: `train_shard_{index:04d}.bin`.
+
+`cat train_shard_*.bin > train.bin` is a nanoGPT file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.split import Side, Split
+
+
+class Plain(Layout):
+    name = "plain"
+    eot_first = False
+    pattern = r"(train|val)_shard_\d{4,}\.bin"
+
+    def shard_name(self, side: Side, index: int) -> str:
+        return f"{side}_shard_{index:04d}.bin"
+
+    def default_split(self, shard_tokens: int) -> Split:
+        return Split()
+
+    def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
+        return [
+            "import numpy as np",
+            f'tokens = np.memmap("{folder}/{names[0]}", dtype="<u2", mode="r")',
+            f"# as one file: cat {folder}/train_shard_*.bin > train.bin",
+        ]

@@ -1,0 +1,216 @@
+"""A data loader for training code: batches of tokens from finished shards, for rank r of n.
+
+    from fineweb_shards.loader import ShardLoader
+
+    loader = ShardLoader("edu_fineweb10B", "train", batch_size=64, length=1024, rank=0, ranks=8)
+    x, y = loader.next_batch()            # (64, 1024) each; y is x one token further on
+    checkpoint["loader"] = loader.state_dict()
+
+Without a seed the batches are those of build-nanogpt's DataLoaderLite, on every rank; a shard that is too
+short for it, where DataLoaderLite crashes, is passed over. With a seed, shards and windows (rows of
+`length` tokens) are shuffled, differently in each epoch and alike on all ranks: no two ranks see the same
+window, and a window comes at most once an epoch (the last few may not fill a batch on all ranks).
+
+Shards are mapped, not loaded. Only numpy is needed; where torch is installed, batches are its tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fineweb_shards.errors import InputError
+from fineweb_shards.tokenfile import TokenFile, open_token_file, token_files
+
+Rows = NDArray[np.int64]
+
+
+class ShardLoader:
+    """Endless batches; `epoch` counts how often the shards have begun anew on this rank."""
+
+    def __init__(
+        self,
+        shards: str | Path | Sequence[str | Path],
+        split: str = "train",
+        *,
+        batch_size: int,
+        length: int,
+        rank: int = 0,
+        ranks: int = 1,
+        seed: int | None = None,
+        framework: Literal["auto", "numpy", "torch"] = "auto",
+    ) -> None:
+        """`shards` is a folder, of which the files with `split` in their name are read, or the files."""
+        if min(batch_size, length, ranks) < 1 or not 0 <= rank < ranks:
+            raise ValueError("batch_size, length and ranks must be at least 1, and rank below ranks")
+        self.files = _open(shards, split)
+        self._batch_size, self._length, self._rank, self._ranks = batch_size, length, rank, ranks
+        self._seed = seed
+        self._torch = framework == "torch" or (
+            framework == "auto" and bool(importlib.util.find_spec("torch"))
+        )
+        self._order: _InOrder | _Shuffled = (
+            _InOrder(self.files, batch_size * length, rank, ranks)
+            if seed is None
+            else _Shuffled(self.files, batch_size, length, rank, ranks, seed)
+        )
+        if not self.batches_per_epoch:
+            raise InputError(
+                f"{self.files[0].path.parent}: no shard holds a batch of {batch_size} x {length} tokens for "
+                f"each of {ranks} ranks.",
+                "Choose a smaller batch_size or length.",
+            )
+        self._batches = 0  # given out so far
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """How many batches this rank gets before the shards begin anew."""
+        return self._order.batches
+
+    @property
+    def epoch(self) -> int:
+        return self._batches // self.batches_per_epoch
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        while True:
+            yield self.next_batch()
+
+    def next_batch(self) -> tuple[Any, Any]:
+        """Inputs and targets, int64, `batch_size` x `length`."""
+        epoch, number = divmod(self._batches, self.batches_per_epoch)
+        x, y = self._order.batch(epoch, number)
+        self._batches += 1
+        x, y = (rows.reshape(self._batch_size, self._length) for rows in (x, y))
+        if not self._torch:
+            return x, y
+        torch = importlib.import_module("torch")  # not before: numpy alone is enough, and quick
+        return torch.from_numpy(x), torch.from_numpy(y)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is: the same for all ranks that have taken the same number of steps."""
+        return {"batches": self._batches, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another loader over the same shards was."""
+        for name, value in self._identity().items():
+            if state.get(name) != value:
+                raise ValueError(
+                    f"the state was saved with {name} = {state.get(name)!r}, here it is {value!r}"
+                )
+        self._batches = int(state["batches"])
+
+    def _identity(self) -> dict[str, Any]:
+        names = "\n".join(f"{file.path.name} {file.tokens}" for file in self.files)
+        return {
+            "batch_size": self._batch_size,
+            "length": self._length,
+            "ranks": self._ranks,
+            "seed": self._seed,
+            "shards": hashlib.sha256(names.encode()).hexdigest(),
+        }
+
+
+class _Mapped:
+    """The shards, of which the ones used last stay mapped."""
+
+    def __init__(self, files: Sequence[TokenFile]) -> None:
+        self._files = files
+        self._open: dict[int, NDArray[np.uint16]] = {}
+
+    def __getitem__(self, number: int) -> NDArray[np.uint16]:
+        if number not in self._open:
+            if len(self._open) > 1:
+                del self._open[next(iter(self._open))]
+            self._open[number] = self._files[number].map()
+        return self._open[number]
+
+
+class _InOrder:
+    """The order of DataLoaderLite, which each rank goes through by itself."""
+
+    def __init__(self, files: Sequence[TokenFile], size: int, rank: int, ranks: int) -> None:
+        self._shards = _Mapped(files)
+        self._size, self._rank, self._ranks = size, rank, ranks
+        self._ends = [*accumulate(self._count(file.tokens) for file in files)]
+        self.batches = self._ends[-1]
+
+    def _count(self, tokens: int) -> int:
+        """How many batches DataLoaderLite takes from a shard: it takes one without looking, and goes on
+        while a step of all ranks lies ahead of this one."""
+        if tokens < self._size * (self._rank + 1) + 1:
+            return 0
+        return max(1, (tokens - 1 - self._size * self._rank) // (self._size * self._ranks))
+
+    def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
+        shard = bisect_right(self._ends, number)
+        step = number - (self._ends[shard - 1] if shard else 0)
+        begin = self._size * (step * self._ranks + self._rank)
+        tokens = self._shards[shard][begin : begin + self._size + 1].astype(np.int64)
+        return tokens[:-1], tokens[1:]
+
+
+class _Shuffled:
+    """All windows in an order that epoch and seed decide; ranks take turns by batches."""
+
+    def __init__(
+        self, files: Sequence[TokenFile], batch_size: int, length: int, rank: int, ranks: int, seed: int
+    ) -> None:
+        self._shards = _Mapped(files)
+        self._batch_size, self._length, self._rank, self._ranks = batch_size, length, rank, ranks
+        self._seed = seed
+        self._windows = [max(0, file.tokens - 1) // length for file in files]
+        self.batches = sum(self._windows) // (batch_size * ranks)
+        self._epoch = -1
+        self._permuted: dict[int, NDArray[np.int64]] = {}
+
+    def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
+        self._turn_to(epoch)
+        first = (number * self._ranks + self._rank) * self._batch_size
+        rows = [self._row(place) for place in range(first, first + self._batch_size)]
+        tokens = np.stack(rows).astype(np.int64)
+        return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+    def _turn_to(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._permuted.clear()
+            self._turn = np.random.default_rng([self._seed, epoch]).permutation(len(self._windows)).tolist()
+            self._ends = [*accumulate(self._windows[shard] for shard in self._turn)]
+
+    def _row(self, place: int) -> NDArray[np.uint16]:
+        turn = bisect_right(self._ends, place)
+        shard = self._turn[turn]
+        window = self._order_of(shard)[place - (self._ends[turn - 1] if turn else 0)]
+        return self._shards[shard][window * self._length : (window + 1) * self._length + 1]
+
+    def _order_of(self, shard: int) -> NDArray[np.int64]:
+        if shard not in self._permuted:
+            if len(self._permuted) > 1:
+                del self._permuted[next(iter(self._permuted))]
+            chooser = np.random.default_rng([self._seed, self._epoch, shard])
+            self._permuted[shard] = chooser.permutation(self._windows[shard])
+        return self._permuted[shard]
+
+
+def _open(shards: str | Path | Sequence[str | Path], split: str) -> list[TokenFile]:
+    if not isinstance(shards, (str, Path)):
+        files = [open_token_file(Path(path)) for path in shards]
+    else:
+        try:
+            files = token_files(Path(shards), split)
+        except OSError as error:
+            raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
+    if not files:
+        raise InputError(
+            f"{shards}: there is no file of tokens with {split!r} in its name.", "Check the split."
+        )
+    return files

@@ -1,0 +1,94 @@
+"""Which part of the stream is for validation: its first tokens, or a share of its documents.
+
+The share is exact and streams: the documents are taken in groups of 1/ratio, and of every group exactly
+one is for validation, chosen by the group's number and a seed. So a document's side is a pure function of
+its number; nothing has to be known of the documents that follow, and neither workers nor crashes matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fineweb_shards.errors import UsageError
+from fineweb_shards.types import EOT, Tokens
+
+Side = Literal["val", "train"]
+SIDES: tuple[Side, Side] = ("val", "train")
+_MOST_DECIMALS = 9  # document numbers times the ratio's numerator must fit into 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The first `val_tokens` tokens, or `val_ratio` of the documents; neither: all is for training."""
+
+    val_tokens: int = 0
+    val_ratio: Fraction = Fraction(0)
+    seed: int = 0
+
+    def first_index(self, side: Side, shard_tokens: int) -> int:
+        """The number of a split's first shard: training goes on where validation ended. Where both
+        grow side by side, each counts for itself."""
+        return -(-self.val_tokens // shard_tokens) if side == "train" else 0
+
+    def chooses(self, documents: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the documents, given by their numbers in the stream, are for validation."""
+        if not self.val_ratio:
+            return np.zeros(len(documents), bool)
+        p, q = self.val_ratio.numerator, self.val_ratio.denominator
+        groups = documents * p // q
+        # Group g is the documents from ceil(g/ratio) up to ceil((g+1)/ratio).
+        firsts = -(-groups * q // p)
+        sizes = -(-(groups + 1) * q // p) - firsts
+        draws = (_scramble(groups.astype(np.uint64), self.seed) >> np.uint64(1)).astype(np.int64)
+        return np.equal(documents, firsts + draws % sizes)
+
+    def mask(self, tokens: Tokens, documents_before: int, *, eot_first: bool) -> NDArray[np.bool_] | None:
+        """For each token whether it is for validation; None where none is.
+
+        `documents_before` is how many EOTs came before these tokens.
+        """
+        places = np.flatnonzero(tokens == EOT)
+        # Every EOT but a first or last one parts two documents: which is the first one here?
+        first = documents_before - 1 if eot_first else documents_before
+        chosen = self.chooses(np.arange(first, first + len(places) + 1, dtype=np.int64).clip(0))
+        if not chosen.any():
+            return None
+        borders = places if eot_first else places + 1
+        return np.repeat(chosen, np.diff(borders, prepend=0, append=len(tokens)))
+
+
+def make_split(val_tokens: int | None, val_ratio: float | None, val_seed: int, default: Split) -> Split:
+    """The split that the settings ask for, or the layout's own."""
+    if val_tokens is not None and val_ratio is not None:
+        raise UsageError("--val-tokens and --val-ratio exclude each other.", "Name one of the two.")
+    if val_tokens is not None:
+        return Split(val_tokens=val_tokens)
+    if val_ratio is not None:
+        return Split(val_ratio=_exact(val_ratio), seed=val_seed)
+    return Split(default.val_tokens, default.val_ratio, val_seed)
+
+
+def _exact(ratio: float) -> Fraction:
+    """0.0005 is one in 2,000, not the binary fraction next to it."""
+    exact = Fraction(repr(ratio))
+    if not 0 <= exact < 1 or exact.denominator > 10**_MOST_DECIMALS:
+        raise UsageError(
+            f"--val-ratio {ratio}: must be from 0 to below 1, with at most {_MOST_DECIMALS} decimals.",
+            "For example 0.0005: one document in 2,000.",
+        )
+    return exact
+
+
+def _scramble(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+    """SplitMix64: every number and seed to 64 bits without a pattern."""
+    golden = 0x9E3779B97F4A7C15
+    start = np.uint64((seed * 0xD1342543DE82EF95 + golden) % 2**64)
+    mixed = (numbers + np.uint64(1)) * np.uint64(golden) + start
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,117 @@
+"""Kills a build (SIGKILL) before and after every file operation that matters, and resumes it each time.
+
+    python crash_every_point.py < job.json
+
+The job is {"kind", "input", "out", "settings", "resumed", "expected"}: a build of `input` or an export of it,
+and the SHA-256 of every file it must end with. Every try is a fork of this process, so that
+hundreds of them take seconds. Prints the number of tries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import reference
+import runs
+
+JOB = json.load(sys.stdin)
+OUT = Path(JOB["out"])
+OPERATIONS = ("fsync", "replace", "unlink", "ftruncate")
+
+
+def make(**settings: object) -> None:
+    if JOB["kind"] == "export":
+        runs.export(Path(JOB["input"]), OUT, **settings)
+    else:
+        runs.build_inline(OUT, JOB["input"], engine="tiktoken", **settings)
+
+
+class Deadly:
+    """Counts the operations; the one with the number `deadly` is the last."""
+
+    def __init__(self, deadly: int, when: str) -> None:
+        self.calls, self.deadly, self.when = 0, deadly, when
+        for name in OPERATIONS:
+            setattr(os, name, self.wrap(getattr(os, name)))
+
+    def wrap(self, real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            self.calls += 1
+            if self.calls == self.deadly and self.when == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*arguments)
+            if self.calls == self.deadly and self.when == "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return call
+
+
+def forked(action: Callable[[], None]) -> int:
+    """Run in a child; its exit code, negative for a signal."""
+    if not (child := os.fork()):
+        try:
+            action()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def check_ledger() -> None:
+    """Whatever the ledger names is on the disk, whole, and no file with a name is half."""
+    from fineweb_shards.verify import verify_folder
+
+    ledger = OUT / "manifest.json"
+    if ledger.exists():
+        damages = [text for text in verify_folder(OUT).damages if "not in the manifest" not in text]
+        # A file that got its name just before the kill is longer than the ledger knows.
+        assert all("bytes long" in text or ".idx" in text for text in damages), damages
+    found = reference.digests(runs.outputs_in(OUT)) if OUT.exists() else {}
+    assert found.items() <= JOB["expected"].items(), found
+
+
+def resume() -> None:
+    check_ledger()
+    ledger = OUT / "manifest.json"
+    complete = ledger.exists() and json.loads(ledger.read_text())["complete"]
+    make(**JOB["resumed"])
+    found = reference.digests(runs.outputs_in(OUT))
+    assert found == JOB["expected"], (found, JOB["expected"])
+    # A run killed at its very last step has nothing to do any more, and does not tidy up.
+    assert complete or not list((OUT / ".fineweb-shards").glob("*.tmp"))
+
+
+def main() -> None:
+    runs.encoder("tiktoken", eot_first=False)
+    runs.encoder("tiktoken", eot_first=True)
+    tries = number = 0
+    while True:
+        number += 1
+        for when in ("before", "after"):
+            shutil.rmtree(OUT, ignore_errors=True)
+
+            def crash(number: int = number, when: str = when) -> None:
+                Deadly(number, when)
+                make(**JOB["settings"])
+
+            code = forked(crash)
+            if code == 0:  # it had no such operation
+                print(tries)
+                return
+            assert code == -signal.SIGKILL, code
+            assert forked(resume) == 0, f"{when} operation {number}"
+            tries += 1
+
+
+main()

@@ -1,0 +1,43 @@
+"""kill -9 before and after every fsync, rename, truncation and removal, in every kind of layout."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import layout_reference
+import pytest
+import reference
+import runs
+from documents import make_documents
+from inputs import write_jsonl
+from layout_reference import Wanted
+
+DOCUMENTS = make_documents(36, seed=95)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4)),
+        Wanted("megatron", 6000, val_tokens=7000),
+        Wanted("llm.c", 6000, val_ratio=Fraction(2, 5)),
+        Wanted("plain", 6000, val_ratio=Fraction(1, 4), drop=True),
+        Wanted("build-nanogpt", 6000, val_tokens=3000),
+    ],
+    ids=lambda wanted: wanted.layout,
+)
+def test_a_kill_at_every_file_operation(tmp_path: Path, wanted: Wanted) -> None:
+    """Nothing the ledger names is lost, no reader sees half a file, and the next run has the same bytes."""
+    path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    tries = runs.crash_everywhere(
+        {
+            "kind": "build",
+            "input": str(path),
+            "out": str(tmp_path / "out"),
+            "settings": {**wanted.settings(), "batch_bytes": 2048},
+            "resumed": {**wanted.settings(), "batch_bytes": 5000},
+            "expected": reference.digests(layout_reference.files(DOCUMENTS, wanted)),
+        }
+    )
+    assert tries > 20

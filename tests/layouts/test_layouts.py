@@ -1,0 +1,165 @@
+"""Every layout, byte for byte: any split, any shard size, long documents, resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import layout_reference
+import numpy as np
+import pytest
+import runs
+from documents import make_documents
+from inputs import write_gzip, write_jsonl, write_parquet, write_text
+from layout_reference import Wanted
+
+from fineweb_shards.errors import UsageError
+from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.split import Split
+from fineweb_shards.verify import verify_folder
+
+DOCUMENTS = make_documents(90, seed=91)
+LONG = ["word " * 3000, "", "的一是不了人我在有他" * 700, "", "z" * 9000, "end"]
+WANTED = [
+    *(Wanted(layout, 2000) for layout in LAYOUTS),
+    *(Wanted(layout, 2000, val_tokens=3100) for layout in LAYOUTS),
+    *(Wanted(layout, 1500, val_ratio=Fraction(3, 10), val_seed=4) for layout in LAYOUTS),
+    *(Wanted(layout, 1000, val_ratio=Fraction(7, 10)) for layout in ("llm.c", "plain", "megatron")),
+    *(Wanted(layout, 2000, val_tokens=0) for layout in ("build-nanogpt", "nanogpt")),
+    *(Wanted(layout, 3000, drop=True) for layout in ("build-nanogpt", "llm.c", "plain")),
+    Wanted("plain", 3000, val_ratio=Fraction(1, 10), drop=True),
+    *(Wanted(layout, 2000, max_tokens=9001) for layout in LAYOUTS),
+    Wanted("llm.c", 10**6),
+    Wanted("build-nanogpt", 2000, val_tokens=10**6),
+]
+
+
+def name_of(wanted: Wanted) -> str:
+    given = {key: value for key, value in dataclasses.asdict(wanted).items() if value}
+    return " ".join(str(value) for value in given.values())
+
+
+@pytest.mark.parametrize("wanted", WANTED, ids=name_of)
+def test_a_build_is_the_reference_resumed_or_not(tmp_path: Path, wanted: Wanted) -> None:
+    """Every file equals a plain loop's, the folder verifies; the same after resuming from checkpoints."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
+    expected = layout_reference.files(DOCUMENTS, wanted)
+    out = tmp_path / "out"
+    manifest = runs.build_inline(out, path, batch_bytes=3000, **wanted.settings())
+    assert runs.outputs_in(out) == expected
+    assert verify_folder(out).damages == []
+    assert manifest.complete
+    for records in range(0, len(manifest.shards), max(1, len(manifest.shards) // 4)):
+        runs.forget_after(out, records)
+        runs.build_inline(out, path, batch_bytes=1024 + 37 * records, **wanted.settings())
+        assert runs.outputs_in(out) == expected
+    assert verify_folder(out).damages == []
+
+
+@pytest.mark.parametrize("layout", ["nanogpt", "plain", "llm.c"])
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "text", "gzip"])
+def test_long_documents_cut_in_pieces(tmp_path: Path, layout: str, form: str) -> None:
+    """Documents of many batches, with and without safe places to cut, with EOT on either side."""
+    documents = LONG
+    if form == "parquet":
+        path = write_parquet(tmp_path / "a.parquet", documents, 2)
+    elif form == "jsonl":
+        path = write_jsonl(tmp_path / "a.jsonl", documents)
+    else:
+        documents = [text for text in documents if text]
+        path = write_text(tmp_path / "a.txt", documents)
+        if form == "gzip":
+            path = write_gzip(tmp_path / "a.txt.gz", path.read_bytes())
+    wanted = Wanted(layout, 700, val_ratio=Fraction(1, 4), val_seed=1)
+    expected = layout_reference.files(documents, wanted)
+    out = tmp_path / "out"
+    manifest = runs.build_inline(out, path, batch_bytes=1024, **wanted.settings())
+    assert runs.outputs_in(out) == expected
+    for records in range(0, len(manifest.shards), 12):
+        runs.forget_after(out, records)
+        runs.build_inline(out, path, batch_bytes=1024 + 700 * records, **wanted.settings())
+        assert runs.outputs_in(out) == expected
+
+
+@pytest.mark.parametrize("layout", ["nanogpt", "megatron", "plain"])
+def test_real_workers_put_eot_on_the_layouts_side(tmp_path: Path, layout: str) -> None:
+    """The command as a user types it gives the same bytes."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
+    wanted = Wanted(layout, 4000, val_ratio=Fraction(1, 5))
+    done = runs.run_command(
+        "build", "--input", path, "--out", tmp_path / "out", "--layout", layout, "--shard-tokens", "4000",
+        "--val-ratio", "20%", "--workers", "2", "--batch-bytes", "2k",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(tmp_path / "out") == layout_reference.files(DOCUMENTS, wanted)
+
+
+@pytest.mark.parametrize("ratio", ["0.0005", "0.5", "0.3", "0.999", "0.123456"])
+def test_the_share_is_exact_and_a_function_of_the_number(ratio: str) -> None:
+    """Of the first n documents, for every n, the share is right to within one document; another seed
+    chooses others; and it does not matter how the numbers are asked for."""
+    exact = Fraction(ratio)
+    numbers = np.arange(20_000)
+    split = Split(val_ratio=exact, seed=7)
+    chosen = split.chooses(numbers)
+    counted = np.cumsum(chosen)
+    assert all(abs(int(counted[n - 1]) - exact * n) <= 1 for n in range(1, 20_001, 7))
+    assert chosen.tolist() == [layout_reference.is_chosen(n, exact, 7) for n in range(20_000)]
+    parts = [split.chooses(numbers[i : i + 77]) for i in range(0, 20_000, 77)]
+    assert np.array_equal(np.concatenate(parts), chosen)
+    assert not np.array_equal(Split(val_ratio=exact, seed=8).chooses(numbers), chosen)
+
+
+def test_a_lost_file_is_made_again(tmp_path: Path) -> None:
+    """Deleted, cut short or grown: the same command makes it good, also where two splits grow together."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
+    for wanted in [*WANTED[:18:3], Wanted("plain", 1500, val_ratio=Fraction(3, 10), drop=True)]:
+        out = tmp_path / name_of(wanted)
+        runs.build_inline(out, path, **wanted.settings())
+        expected = runs.outputs_in(out)
+        for name in [*expected][:: max(1, len(expected) // 2)]:
+            for data in (None, expected[name][:-2], expected[name] + b"\0\0"):
+                if data is None:
+                    (out / name).unlink()
+                elif not name.endswith(".idx"):
+                    (out / name).write_bytes(data)
+                runs.build_inline(out, path, **wanted.settings())
+                assert runs.outputs_in(out) == expected
+
+
+def test_damage_in_a_growing_file_is_found(tmp_path: Path) -> None:
+    """A flipped bit anywhere in the files of a one-file layout, and in its index."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
+    chooser = random.Random(3)
+    for layout in ("nanogpt", "megatron", "modded-nanogpt"):
+        out = tmp_path / layout
+        runs.build_inline(out, path, **Wanted(layout, 1500, val_ratio=Fraction(1, 4)).settings())
+        for name, data in runs.outputs_in(out).items():
+            for _ in range(8):
+                bad = bytearray(data)
+                bad[chooser.randrange(len(bad))] ^= 1 << chooser.randrange(8)
+                (out / name).write_bytes(bad)
+                damages = verify_folder(out).damages
+                assert [damage.split(":")[0] for damage in damages] in ([name], [name, name[:-3] + "idx"])
+            (out / name).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"val_tokens": 5, "val_ratio": 0.1}, "exclude each other"),
+        ({"val_ratio": 1.5}, "from 0 to below 1"),
+        ({"val_ratio": -0.1}, "from 0 to below 1"),
+        ({"layout": "nanogpt", "last_shard": "drop"}, "no last shard"),
+        ({"layout": "llm.c", "shard_tokens": 2**30}, "2 GiB"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    tmp_path: Path, settings: dict[str, object], word: str
+) -> None:
+    """With a sentence and the next step."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS[:3])
+    with pytest.raises(UsageError, match=word):
+        runs.job_of(tmp_path / "out", path, **settings)
