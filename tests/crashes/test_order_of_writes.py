@@ -12,6 +12,8 @@ import runs
 from documents import make_documents
 from inputs import write_parquet
 
+from fineweb_shards.files import growing_path
+
 DOCUMENTS = make_documents(40, seed=35)
 
 
@@ -45,7 +47,7 @@ def test_a_shard_is_durable_before_the_ledger_names_it(
     assert len(named_at) >= 3
     for shard, ledger in named_at.items():
         given = trace.index(("name", shard))
-        assert trace[given - 1] == ("sync", "shard.tmp")
+        assert trace[given - 1] == ("sync", growing_path(out / shard).name)
         assert trace[given + 1] == ("sync", "out")
         assert given + 1 < ledger
         assert trace[ledger - 1] == ("sync", "manifest.json.tmp")
