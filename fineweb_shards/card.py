@@ -29,6 +29,7 @@ class CardFile:
 def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFile]) -> str:
     """README.md of the dataset."""
     name = repo.rpartition("/")[2]
+    token_names = [file.name for file in files if file.tokens]  # without an index
     return "\n".join(
         [
             *_metadata(manifest),
@@ -55,7 +56,7 @@ def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFil
             "",
             f"With {layout.name} itself:",
             "",
-            *(f"    {line}" for line in layout.loader_lines(name, [file.name for file in files])),
+            *(f"    {line}" for line in layout.loader_lines(name, token_names)),
             "",
             "## Files",
             "",

@@ -231,9 +231,8 @@ def run_plan(options: argparse.Namespace) -> None:
 def run_verify(options: argparse.Namespace) -> None:
     manifest = check_folder(options.folder)
     state = "complete" if manifest.complete else "so far: the build is not finished"
-    _show(
-        [f"{options.folder}: {len(manifest.shards):,} shards, {manifest.tokens:,} tokens verified, {state}."]
-    )
+    count = len({shard.name for shard in manifest.shards})
+    _show([f"{options.folder}: {count:,} shards, {manifest.tokens:,} tokens verified, {state}."])
 
 
 def check_folder(folder: Path) -> Any:

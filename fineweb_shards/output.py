@@ -71,7 +71,10 @@ class Output:
         self._reopen_growing()
         dropped = self._writers.pop("train", None) if self._spec.drop_short else None
         if dropped is not None:
-            kept = tuple(record for record in self.manifest.shards if record.name != dropped.final.name)
+            records = self.manifest.shards
+            kept = tuple(record for record in records if record.name != dropped.final.name)
+            lost = (record.counts for record in records if record.name == dropped.final.name)
+            self._counts = sum(lost, self._counts)  # they tell of the input, which was read all the same
             self.manifest = replace(self.manifest, shards=kept)
         self._enter(self._commit(set(SIDES)))
         if self._spec.layout.has_index:

@@ -106,8 +106,8 @@ class Packer:
     def _next_piece(self, tokens: Tokens) -> _Piece:
         """As much as fits, up to the end of the first stretch that is full."""
         if self._split.val_ratio:
-            mask = self._split.mask(tokens, self._documents, eot_first=self._eot_first)
-            piece = self._one_side("train", tokens) if mask is None else self._both_sides(tokens, mask)
+            ranges = self._split.ranges(tokens, self._documents, eot_first=self._eot_first)
+            piece = self._both_sides(tokens, ranges) if len(ranges) else self._one_side("train", tokens)
             self._documents += int(np.count_nonzero(tokens[: piece.length] == EOT))
             return piece
         return self._one_side("val" if self._tokens["val"] < self._split.val_tokens else "train", tokens)
@@ -117,13 +117,27 @@ class Packer:
         part = tokens[:room]
         return _Piece(len(part), ((side, part),), full=len(part) == room)
 
-    def _both_sides(self, tokens: Tokens, mask: NDArray[np.bool_]) -> _Piece:
-        places = {"val": mask, "train": ~mask}
+    def _both_sides(self, tokens: Tokens, ranges: NDArray[np.int64]) -> _Piece:
+        """`ranges` are for validation, what is between them for training."""
+        starts, ends = ranges.T
+        val_until = np.cumsum(ends - starts)  # validation tokens up to the end of each range
+        train_until = ends - val_until  # training tokens before each range
         length, full = len(tokens), None
-        for side in SIDES:
-            room = self._room(side)
-            if np.count_nonzero(places[side][:length]) >= room:
-                length, full = int(np.flatnonzero(places[side])[room - 1]) + 1, side
-        sides = sorted(SIDES, key=lambda side: side == full)
-        parts = ((side, tokens[:length][places[side][:length]]) for side in sides)
-        return _Piece(length, tuple((side, part) for side, part in parts if len(part)), full is not None)
+        if val_until[-1] >= (room := self._room("val")):
+            last = int(np.searchsorted(val_until, room))
+            length, full = int(ends[last] - (val_until[last] - room)), "val"
+        if len(tokens) - val_until[-1] >= (room := self._room("train")):
+            passed = int(np.searchsorted(train_until, room))  # ranges that begin before it is full
+            place = room + (int(val_until[passed - 1]) if passed else 0)
+            if place <= length:
+                length, full = place, "train"
+        # In turns for training and for validation.
+        pieces = np.split(tokens[:length], ranges.ravel().clip(max=length))
+        parts: dict[Side, Tokens] = {
+            "val": np.concatenate(pieces[1::2]),
+            "train": np.concatenate(pieces[::2]),
+        }
+        order = sorted(SIDES, key=lambda side: side == full)
+        return _Piece(
+            length, tuple((side, parts[side]) for side in order if len(parts[side])), full is not None
+        )

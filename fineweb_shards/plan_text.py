@@ -46,9 +46,11 @@ def _short_rows(plan: Plan) -> list[tuple[str, str]]:
         last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.config.shard_tokens
         about, rest = ("", f", the last with {last:,}") if extent.exact else ("about ", "")
         rows.append(("tokens", f"{_about(extent.tokens, exact=extent.exact)} ({how})"))
-        rows.append(
-            ("shards", f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens{rest}, in {job.folder}")
-        )  # fmt: skip
+        if job.layout.one_file:
+            rows.append(("files", f"one for each split ({job.layout.name}), in {job.folder}"))
+        else:
+            shards = f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens"
+            rows.append(("shards", f"{shards}{rest}, in {job.folder}"))
         rows.append(
             (
                 "disk",

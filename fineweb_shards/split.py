@@ -47,8 +47,8 @@ class Split:
         draws = (_scramble(groups.astype(np.uint64), self.seed) >> np.uint64(1)).astype(np.int64)
         return np.equal(documents, firsts + draws % sizes)
 
-    def mask(self, tokens: Tokens, documents_before: int, *, eot_first: bool) -> NDArray[np.bool_] | None:
-        """For each token whether it is for validation; None where none is.
+    def ranges(self, tokens: Tokens, documents_before: int, *, eot_first: bool) -> NDArray[np.int64]:
+        """Where the documents for validation begin and end in `tokens`: a row for each.
 
         `documents_before` is how many EOTs came before these tokens.
         """
@@ -56,10 +56,9 @@ class Split:
         # Every EOT but a first or last one parts two documents: which is the first one here?
         first = documents_before - 1 if eot_first else documents_before
         chosen = self.chooses(np.arange(first, first + len(places) + 1, dtype=np.int64).clip(0))
-        if not chosen.any():
-            return None
-        borders = places if eot_first else places + 1
-        return np.repeat(chosen, np.diff(borders, prepend=0, append=len(tokens)))
+        borders = np.concatenate([[0], places if eot_first else places + 1, [len(tokens)]])
+        numbers = np.flatnonzero(chosen)
+        return np.stack([borders[numbers], borders[numbers + 1]], axis=1)
 
 
 def make_split(val_tokens: int | None, val_ratio: float | None, val_seed: int, default: Split) -> Split:

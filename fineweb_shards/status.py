@@ -42,10 +42,11 @@ def status_lines(status: Status) -> list[str]:
         f"{'tokens':<10} {manifest.tokens:,}",
         f"{'documents':<10} {manifest.documents:,}",
     ]
-    if manifest.shards and "exported_from" not in manifest.settings:
+    verb = "export" if "exported_from" in manifest.settings else "build"
+    if manifest.shards and verb == "build":
         end = manifest.end
         name = manifest.files[end.file]["name"] if end.file < len(manifest.files) else "the end"
         lines.append(f"{'reached':<10} {name}, position {end.position:,}")
     if status.state == "stopped":
-        lines.append(f"{'next':<10} the same command goes on from here")
+        lines.append(f"{'next':<10} the same {verb} command goes on from here")
     return lines

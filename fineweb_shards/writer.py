@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fineweb_shards.disk import Disk
-from fineweb_shards.durable import output_error, publish
+from fineweb_shards.durable import output_error, publish, sync_folder
 from fineweb_shards.files import growing_path
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.split import Side
@@ -117,6 +117,8 @@ class ShardWriter:
             if whole:
                 self._file.close()
                 publish(self._temporary, self.final)
+            else:
+                sync_folder(self._temporary.parent)  # the ledger will rely on the file being there
         except OSError as error:
             raise output_error(self.final, error) from error
         record = ShardRecord(

@@ -56,7 +56,7 @@ def test_a_changed_setting_is_refused_by_name(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 1}', "null", '{"format": 1, "shards": 3}', "\ud800"]
+    "text", ["", "{", "[]", '{"format": 2}', "null", '{"format": 2, "shards": 3}', "\ud800"]
 )
 def test_a_damaged_manifest_is_told(folder: Path, text: str) -> None:
     """Garbage is no traceback."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+import layout_reference
 import numpy as np
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fineweb_shards.packer import Packer
+from fineweb_shards.packer import Done, Packer
+from fineweb_shards.split import Split
 from fineweb_shards.types import Counts, Cursor, ShardSlice, TokenBlock
 
 
@@ -60,6 +65,52 @@ def test_every_cursor_resumes_with_the_same_rest(sizes: list[int], n: int) -> No
         assert [token for one in rest for token in one.tokens.tolist()] == stream[done:]
         counted = sum((one.counts for one in parts[: number + 1] + rest), Counts())
         assert counted == sum((block.counts for block in blocks), Counts())
+
+
+documents = st.lists(st.integers(0, 12), max_size=30)  # their lengths
+RATIOS = st.sampled_from([Fraction(1, 10), Fraction(1, 2), Fraction(2, 3), Fraction(9, 10)])
+
+
+@given(documents, st.integers(1, 25), RATIOS, st.booleans(), st.integers(1, 17), st.integers(0, 9))
+def test_a_share_of_the_documents_goes_to_validation(
+    lengths: list[int], n: int, ratio: Fraction, eot_first: bool, block: int, seed: int
+) -> None:
+    """Each document whole, by its number; a checkpoint wherever a stretch of either split is full; and
+    from every checkpoint the rest is the same."""
+    expected: dict[str, list[int]] = {"val": [], "train": []}
+    stream: list[int] = []
+    for number, length in enumerate(lengths):
+        text = [number] * length
+        tokens = [reference.EOT, *text] if eot_first else [*text, reference.EOT]
+        expected["val" if layout_reference.is_chosen(number, ratio, seed) else "train"] += tokens
+        stream += tokens
+    array = np.array(stream, np.uint16)
+
+    def pack_from(start: int, done: Done) -> tuple[dict[str, list[int]], list[tuple[int, Done]]]:
+        packer = Packer(n, split=Split(val_ratio=ratio, seed=seed), eot_first=eot_first, done=done)
+        found: dict[str, list[int]] = {"val": [], "train": []}
+        checkpoints = []
+        for first in range(start, len(stream), block):
+            part = array[first : first + block]
+            whole = TokenBlock(Cursor(0, first), Cursor(0, first + len(part)), part)
+            for one in packer.pack(whole):
+                found[one.side] += one.tokens.tolist()
+                if one.checkpoint:
+                    sizes = done.val_tokens + len(found["val"]), done.train_tokens + len(found["train"])
+                    place = one.end.position + one.end.skip_tokens
+                    assert sum(sizes) == place
+                    assert sizes[one.side == "train"] % n == 0
+                    eots = stream[:place].count(reference.EOT)
+                    checkpoints.append((place, Done(*sizes, eots)))
+        return found, checkpoints
+
+    found, checkpoints = pack_from(0, Done())
+    assert found == expected
+    assert len(checkpoints) == sum(len(tokens) // n for tokens in expected.values())
+    for place, done in checkpoints:
+        rest, _ = pack_from(place, done)
+        assert rest["val"] == expected["val"][done.val_tokens :]
+        assert rest["train"] == expected["train"][done.train_tokens :]
 
 
 def test_a_stream_that_ends_on_a_border_leaves_no_empty_shard() -> None:

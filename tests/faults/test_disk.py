@@ -6,15 +6,19 @@ import builtins
 import contextlib
 import errno
 import io
+import json
 import os
+from fractions import Fraction
 from pathlib import Path
 
+import layout_reference
 import pytest
 import reference
 import runs
 from documents import make_documents
 from doubles import FailingCall
 from inputs import write_parquet
+from layout_reference import Wanted
 
 from fineweb_shards import writer
 from fineweb_shards.errors import DiskFullError, OutputError
@@ -42,7 +46,7 @@ def build_now(out: Path, path: Path) -> Manifest:
 
 
 def open_full(path: Path, mode: str, **more: object) -> object:
-    return FullDisk(path, "w+") if mode == "w+b" else builtins.open(path, mode)
+    return FullDisk(path, mode.replace("b", "")) if mode in ("w+b", "r+b") else builtins.open(path, mode)
 
 
 @pytest.mark.promise(13)
@@ -65,6 +69,29 @@ def test_a_disk_that_is_full_at_every_write(tmp_path: Path, monkeypatch: pytest.
     assert failures > 3
     runs.build_inline(out, path, shard_tokens=2000)
     assert runs.shards_in(out) == expected
+
+
+@pytest.mark.promise(13)
+@pytest.mark.parametrize("layout", ["nanogpt", "llm.c"])
+def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    """Two splits side by side: each try keeps what the ledger names and goes on from there."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
+    wanted = Wanted(layout, 2000, val_ratio=Fraction(1, 4))
+    expected = layout_reference.files(DOCUMENTS, wanted)
+    out = tmp_path / "out"
+    records = [0]
+    for writes in range(0, 40, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "open", open_full, raising=False)
+            FullDisk.writes_left = writes
+            with contextlib.suppress(DiskFullError):
+                runs.build_inline(out, path, batch_bytes=2048, max_outage=0, **wanted.settings())
+        records.append(len(json.loads((out / "manifest.json").read_text())["shards"]))
+        assert runs.outputs_in(out).items() <= expected.items()
+    assert records == sorted(records)
+    assert len(set(records)) > 3
+    runs.build_inline(out, path, **wanted.settings())
+    assert runs.outputs_in(out) == expected
 
 
 @pytest.mark.promise(15)

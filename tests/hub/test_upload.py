@@ -102,9 +102,9 @@ def test_everything_is_there_and_a_second_run_sends_nothing(hub: StandInHub, hom
 def test_an_index_goes_along(hub: StandInHub, home: Path, made: Path) -> None:
     """Megatron's .idx is as much a file as its .bin."""
     assert upload(hub, home, made / "meg").returncode == 0
-    assert {name for name in remote_files(hub) if "text_document" in name} == set(
-        runs.outputs_in(made / "meg")
-    )
+    found = remote_files(hub)
+    assert "--data-path tokens/fineweb_train_text_document\n" in found["README.md"].decode()
+    assert {name for name in found if "text_document" in name} == set(runs.outputs_in(made / "meg"))
 
 
 def test_the_card_of_a_dataset_from_the_hub(hub: StandInHub, home: Path, made: Path, tmp_path: Path) -> None:
