@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +17,8 @@ from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 # Everything but finished shards and the ledger lives here. build-nanogpt's loader opens whatever has
 # `train` or `val` in its name, so no name in this program may have.
 WORK_FOLDER = ".fineweb-shards"
+_TRIES = 5
+_RETRY_SECONDS = 0.02
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
@@ -55,6 +58,14 @@ def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
         raise output_error(path, error) from error
 
 
+def write_quickly(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, whole or not at all, but not durably: for what only tells how a run goes.
+    Raises OSError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
 class FolderLock:
     """One run per output folder. The kernel frees the lock when the process ends, however it ends."""
 
@@ -69,7 +80,7 @@ class FolderLock:
             file = open(self._path, "a+b")
         except OSError as error:
             raise output_error(self._path, error) from error
-        if not _try_lock(file):
+        if not _try_patiently(file):
             file.seek(0)
             holder = file.read(64).decode("ascii", "replace").strip() or "unknown"
             file.close()
@@ -92,6 +103,15 @@ def is_locked(folder: Path) -> bool:
             return not _try_lock(file)
     except OSError:
         return False
+
+
+def _try_patiently(file: BinaryIO) -> bool:
+    """Try again for a moment: `status` holds the lock for an instant when it looks whether anybody does."""
+    for _ in range(_TRIES):
+        if _try_lock(file):
+            return True
+        time.sleep(_RETRY_SECONDS)
+    return False
 
 
 def _try_lock(file: BinaryIO) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fineweb_shards.errors import OutputError
+from fineweb_shards.errors import DamageError, OutputError
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.machine import usable_cores
@@ -58,6 +58,18 @@ def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _
         if layout.owns(name) and name not in expected
     ]
     return Verdict(manifest, damages)
+
+
+def check_folder(
+    folder: Path, complain: Callable[[str], None], report: Callable[[ShardRecord], None] = lambda _: None
+) -> Manifest:
+    """Verify; names every damaged file and raises, or returns the manifest."""
+    verdict = verify_folder(folder, report)
+    for damage in verdict.damages:
+        complain(damage)
+    if verdict.damages:
+        raise DamageError(f"{folder}: {len(verdict.damages)} damaged files.")
+    return verdict.manifest
 
 
 def check_shard(folder: Path, layout: Layout, record: ShardRecord) -> str | None:

@@ -41,7 +41,8 @@ def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
 def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
     """A build without worker processes; everything else is the real thing."""
     job = job_of(out, *inputs, **settings)
-    with FolderLock(job.folder), Progress(Journal(job.folder), None, 0) as progress:
+    progress = Progress(Journal(job.folder))
+    with FolderLock(job.folder):
         manifest = open_ledger(job, same_source=False)
         executor = InlineExecutor(job.source, encoder(settings.get("engine", "auto")))
         return run(job, manifest, executor, MemoryGuard(2**40), progress)  # type: ignore[arg-type]

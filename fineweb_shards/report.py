@@ -1,0 +1,2 @@
+def write_report(folder, measure_all=False):
+    return folder
