@@ -256,7 +256,7 @@ def run_status(options: argparse.Namespace) -> int:
 def run_report(options: argparse.Namespace) -> None:
     from fineweb_shards.report import write_report
 
-    path = write_report(_folder_of(options), measure_all=True)
+    path = write_report(_folder_of(options))
     print(path)
     if options.open:
         import webbrowser

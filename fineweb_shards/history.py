@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ MAXIMUM_POINTS = 1000
 MAXIMUM_MARKS = 400
 _FIRST_INTERVAL_SECONDS = 1.0
 _MARK_CHARACTERS = 200
+WAIT = "wait"
 # What a person wants to find in the chart again.
 _FAULTS = ("worker", "quarantine", "memory", "note")
 
@@ -41,8 +42,9 @@ class Mark:
     """Something that happened: a fault at a moment, or a wait with an end (None: it has not ended)."""
 
     time: float
-    kind: str
+    kind: str  # of an event, or WAIT
     text: str
+    cause: str = ""  # of a wait
     end: float | None = None
 
 
@@ -90,15 +92,15 @@ class History:
             self._mark(Mark(time.time(), event.kind, safe_text(event.text, _MARK_CHARACTERS)))
 
     def begin_wait(self, cause: str, reason: str) -> None:
-        self._mark(Mark(time.time(), cause, safe_text(reason, _MARK_CHARACTERS), end=None))
+        self._mark(Mark(time.time(), WAIT, safe_text(reason, _MARK_CHARACTERS), cause))
 
     def end_wait(self, cause: str) -> None:
         """The last wait for `cause` is over."""
         with self._lock:
             for place in range(len(self._marks) - 1, -1, -1):
                 mark = self._marks[place]
-                if mark.kind == cause and mark.end is None:
-                    self._marks[place] = Mark(mark.time, mark.kind, mark.text, time.time())
+                if mark.cause == cause and mark.end is None:
+                    self._marks[place] = replace(mark, end=time.time())
                     return
 
     def _mark(self, mark: Mark) -> None:
@@ -121,7 +123,7 @@ def load_history(folder: Path) -> History:
         data: Any = json.loads((folder / WORK_FOLDER / FILE_NAME).read_bytes())
         points = [Point(float(t), int(run), int(tokens), int(memory)) for t, run, tokens, memory in
                   data["points"]]  # fmt: skip
-        marks = [Mark(float(m["time"]), str(m["kind"]), str(m["text"]), m["end"]) for m in data["marks"]]
+        marks = [Mark(**mark) for mark in data["marks"]]
         return History(points, marks, float(data["interval_seconds"]))
     except (OSError, ValueError, KeyError, TypeError):
         return History()

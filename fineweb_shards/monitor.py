@@ -18,6 +18,7 @@ from fineweb_shards.heartbeat import Heartbeat, Invocation
 from fineweb_shards.job import Job
 from fineweb_shards.observer import Event
 from fineweb_shards.progress import Progress
+from fineweb_shards.shard_statistics import Survey, complete_survey
 from fineweb_shards.snapshot import (
     COMPLETE,
     ENCODING,
@@ -57,6 +58,7 @@ class Monitor:
         self._executor = executor
         self._invocation = invocation
         self._speedometer = Speedometer()
+        self._survey: Survey | None = None
         self._began = time.monotonic()
         self._next_time: dict[str, float] = {}
         self._complaints: set[str] = set()
@@ -76,8 +78,6 @@ class Monitor:
         code = error.exit_code if isinstance(error, ShardError) else int(error is not None)
         self._attempt(lambda: self._beat(last, code))
         self._attempt(lambda: self._progress.history.save(self._job.folder))
-        while self._progress.news:
-            self._attempt(self._measure_shard)
         self._attempt(self._write_report)
 
     def _watch(self) -> None:
@@ -96,8 +96,7 @@ class Monitor:
             self._attempt(lambda: self._beat(snapshot))
         if self._is_due("history", HISTORY_EVERY_SECONDS):
             self._attempt(lambda: progress.history.save(self._job.folder))
-        if progress.news:
-            self._attempt(self._measure_shard)
+        self._attempt(self._count_shard)
         if self._is_due("report", REPORT_EVERY_SECONDS):
             self._attempt(self._write_report)
 
@@ -148,23 +147,27 @@ class Monitor:
             workers=self._executor.workers,
             memory_bytes=guard.used_bytes,
             peak_memory_bytes=guard.peak_bytes,
-            finished_shards=progress.finished_shards,
+            finished_shards=len(progress.records),
             verified_shards=progress.verified_shards,
         )
 
     def _beat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:
         Heartbeat(time.time(), self._invocation, snapshot, exit_code).save(self._job.folder)
 
-    def _measure_shard(self) -> None:
-        """One at a time: there is always another second."""
-        from fineweb_shards.shard_statistics import measure_shard
-
-        measure_shard(self._job.folder, self._job.layout, self._progress.news.popleft())
+    def _count_shard(self) -> None:
+        """One at a time: there is always another second, and the last report counts what is missing."""
+        records, job = self._progress.records, self._job
+        if self._survey is None:
+            self._survey = complete_survey(job.folder, job.layout, records[:])
+        elif self._survey.shards < len(records):
+            self._survey = self._survey.add(job.folder, job.layout, records[self._survey.shards])
 
     def _write_report(self) -> None:
         # Imported when it is first needed: the run should not wait for a chart library.
         from fineweb_shards.report import write_report
 
+        if self._survey is not None:
+            self._survey.save(self._job.folder)
         write_report(self._job.folder)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fineweb_shards.estimate import Total
 from fineweb_shards.history import History
@@ -25,17 +24,15 @@ class Progress(Observer):
         screen: Screen | None = None,
         history: History | None = None,
         *,
-        done_tokens: int = 0,
-        finished_shards: int = 0,
+        finished: Iterable[ShardRecord] = (),
     ) -> None:
         self.screen = screen or Screen()
         self.history = history or History()
-        self.resumed_tokens = self.tokens = done_tokens
+        self.records = list(finished)  # of finished shards
+        self.resumed_tokens = self.tokens = sum(record.tokens for record in self.records)
         self.shard = self.shard_tokens = 0
-        self.finished_shards = finished_shards
         self.verified_shards = 0
         self.verifying = False
-        self.news: deque[ShardRecord] = deque()  # finished, and not yet looked at by the monitor
         self.total = Total(None)
         self._journal = journal
         self._place = Cursor(0, 0)
@@ -57,8 +54,7 @@ class Progress(Observer):
 
     def finish_shard(self, record: ShardRecord) -> None:
         """A shard is in the ledger."""
-        self.finished_shards += 1
-        self.news.append(record)
+        self.records.append(record)
         self.tell(Event("shard", f"{record.name}: {record.tokens:,} tokens, {record.documents:,} "
                         f"documents, SHA-256 {record.sha256}", loud=False))  # fmt: skip
 

@@ -92,7 +92,7 @@ def status_values(status: Status) -> dict[str, Any]:
 
 def status_lines(status: Status) -> list[str]:
     """For people."""
-    rows = [("state", _state_words(status))]
+    rows = [("state", state_words(status))]
     if status.heartbeat is not None:
         rows += _run_rows(status, status.heartbeat)
     if status.manifest is not None:
@@ -115,7 +115,7 @@ def resume_command(status: Status) -> str | None:
     return invocation.command if here else f"cd {shlex.quote(invocation.folder)} && {invocation.command}"
 
 
-def _state_words(status: Status) -> str:
+def state_words(status: Status) -> str:
     beat = status.heartbeat
     if beat is None:
         return status.state
@@ -128,11 +128,11 @@ def _state_words(status: Status) -> str:
         return f"{RUNNING}, {words}"
     if status.state == STOPPED:
         if beat.exit_code is None:
-            return f"{STOPPED}: killed, or a power cut; last heard of {_moment(beat.written)}"
-        return f"{STOPPED} {_moment(beat.written)} with exit code {beat.exit_code}: {beat.snapshot.reason}"
+            return f"{STOPPED}: killed, or a power cut; last heard of {_date(beat.written)}"
+        return f"{STOPPED} {_date(beat.written)} with exit code {beat.exit_code}: {beat.snapshot.reason}"
     if beat.exit_code:
         return f"{COMPLETE}, but the run ended with exit code {beat.exit_code}: {beat.snapshot.reason}"
-    return f"{COMPLETE} since {_moment(beat.written)}"
+    return f"{COMPLETE} since {_date(beat.written)}"
 
 
 def _run_rows(status: Status, beat: Heartbeat) -> list[tuple[str, str]]:
@@ -176,5 +176,8 @@ def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
 def _moment(seconds: float) -> str:
     """A time of today as `14:05`, any other with its day."""
     then = time.localtime(seconds)
-    same_day = then[:3] == time.localtime()[:3]
-    return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", then)
+    return time.strftime("%H:%M", then) if then[:3] == time.localtime()[:3] else _date(seconds)
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

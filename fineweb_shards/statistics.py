@@ -1,0 +1,134 @@
+"""Figures about tokens: how long the documents are, which tokens are frequent, bytes a token.
+
+A `Statistics` describes a stretch of a stream. Two that stand side by side add up to that of the whole,
+also where a document runs over the border: each remembers how many tokens it has before its first EOT and
+behind its last one. So shards can be counted apart, in any number of processes, and then be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fineweb_shards.tokenizers.ranks import EOT, VOCABULARY_SIZE, load_ranks, token_bytes
+from fineweb_shards.types import Tokens
+
+Counted = NDArray[np.int64]
+BUCKETS = 48  # of document lengths: 0, 1, 2 to 3, 4 to 7 … tokens
+_IDS = 2**16  # whatever uint16 can hold, also what no vocabulary has
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Of a stretch of tokens. Lengths are without the EOT."""
+
+    tokens: int
+    borders: int  # EOTs
+    head_tokens: int  # before the first EOT: the end of a document, or all of one
+    tail_tokens: int  # behind the last EOT
+    lengths: Counted  # how many documents lie whole between two EOTs, by bucket
+    longest: int  # of those
+    frequencies: Counted  # of every token id
+
+    def __add__(self, other: Statistics) -> Statistics:
+        lengths = self.lengths + other.lengths
+        longest = max(self.longest, other.longest)
+        if self.borders and other.borders:  # the document between them is whole now
+            joined = self.tail_tokens + other.head_tokens
+            lengths = lengths + _bucket_counts(np.array([joined]))
+            longest = max(longest, joined)
+        return Statistics(
+            self.tokens + other.tokens,
+            self.borders + other.borders,
+            self.head_tokens + (0 if self.borders else other.head_tokens),
+            other.tail_tokens + (0 if other.borders else self.tail_tokens),
+            lengths,
+            longest,
+            self.frequencies + other.frequencies,
+        )
+
+    def closed(self, *, eot_first: bool) -> Statistics:
+        """With the ends counted: the stretch is a whole stream, or stands for itself.
+
+        What is on the side where EOT stands is a document too; on the other side it is one only if
+        there is anything (the rest of a document that began elsewhere, or was cut off).
+        """
+        if not self.borders:
+            ends = [self.tokens] if self.tokens else []
+        else:
+            sure, rest = self.head_tokens, self.tail_tokens
+            if eot_first:
+                sure, rest = rest, sure
+            ends = [sure] + ([rest] if rest else [])
+        lengths = self.lengths + _bucket_counts(np.array(ends, np.int64))
+        longest = max([self.longest, *ends])
+        return Statistics(self.tokens, self.borders, 0, 0, lengths, longest, self.frequencies)
+
+    @property
+    def documents(self) -> int:
+        """How many are in the histogram."""
+        return int(self.lengths.sum())
+
+    @property
+    def text_bytes(self) -> int:
+        """Of all tokens that stand for text."""
+        return int(self.frequencies[:EOT] @ _token_lengths())
+
+    @property
+    def outside(self) -> int:
+        """Tokens that are not in the vocabulary."""
+        return int(self.frequencies[VOCABULARY_SIZE:].sum())
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.text_bytes / max(1, self.tokens - self.borders - self.outside)
+
+    def most_frequent(self, count: int) -> list[tuple[int, int]]:
+        """The most frequent tokens (EOT left out), and how often they come."""
+        frequencies = self.frequencies.copy()
+        frequencies[EOT] = 0
+        best = np.argsort(-frequencies, kind="stable")[:count]
+        return [(int(token), int(frequencies[token])) for token in best if frequencies[token]]
+
+
+NOTHING = Statistics(0, 0, 0, 0, np.zeros(BUCKETS, np.int64), 0, np.zeros(_IDS, np.int64))
+
+
+def count_tokens(tokens: Tokens) -> Statistics:
+    """The figures of one block."""
+    places = np.flatnonzero(tokens == EOT)
+    lengths = np.diff(places) - 1
+    return Statistics(
+        len(tokens),
+        len(places),
+        int(places[0]) if len(places) else len(tokens),
+        len(tokens) - int(places[-1]) - 1 if len(places) else len(tokens),
+        _bucket_counts(lengths),
+        int(lengths.max()) if len(lengths) else 0,
+        np.bincount(tokens, minlength=_IDS),
+    )
+
+
+def count_blocks(blocks: Iterable[Tokens]) -> Statistics:
+    """The figures of blocks that stand side by side."""
+    return sum((count_tokens(block) for block in blocks), NOTHING)
+
+
+def bucket_range(bucket: int) -> tuple[int, int]:
+    """The shortest and the longest length of a bucket."""
+    return (0, 0) if bucket == 0 else (2 ** (bucket - 1), 2**bucket - 1)
+
+
+def _bucket_counts(lengths: Counted) -> Counted:
+    """By the number of binary digits; exact, where a logarithm would round."""
+    buckets = np.searchsorted(2 ** np.arange(BUCKETS - 1, dtype=np.int64), lengths, side="right")
+    return np.bincount(buckets, minlength=BUCKETS)
+
+
+@cache
+def _token_lengths() -> Counted:
+    return np.array([len(token) for token in token_bytes(load_ranks())], np.int64)
