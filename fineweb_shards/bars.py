@@ -95,7 +95,9 @@ class Bars(Screen):
             figures.append(f"{show_seconds(snapshot.seconds_left)} left")
         self._draw(total, "total", snapshot.tokens, snapshot.expected_tokens, ", ".join(figures))
         name = STARTING if snapshot.state == STARTING else f"shard {snapshot.shard}"
-        text = f"{describe_machine(snapshot)}, {snapshot.words()}"
+        # A wait is all that matters then, and it needs the room.
+        waiting = snapshot.state == WAITING
+        text = snapshot.reason if waiting else f"{describe_machine(snapshot)}, {snapshot.state}"
         self._draw(shard, name, snapshot.shard_tokens, snapshot.shard_size_tokens, text)
 
     def _draw(self, bar: tqdm[None], name: str, done: int, whole: int | None, text: str) -> None:

@@ -75,7 +75,9 @@ def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, c
     spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
     guard = MemoryGuard(job.budget.worker_bytes)
     executor = LocalExecutor(spec, job.budget.workers, job.budget.window_bytes, guard, manifest.quarantined)
-    progress = Progress(journal, screen, load_history(job.folder), finished=manifest.shards)
+    history = load_history(job.folder)
+    history.begin_run()
+    progress = Progress(journal, screen, history, finished=manifest.shards)
     job.source.report_to(progress)
     with Monitor(job, progress, guard, executor, invoke(command)):
         with executor:

@@ -7,6 +7,7 @@ for a phone: a drawing that is merely scaled down can't be read.
 
 from __future__ import annotations
 
+import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ import pygal
 
 from fineweb_shards.history import WAIT, Mark, Point
 from fineweb_shards.markup import Markup, join
+
+# pygal leaves a finder behind, for plug-ins that nobody has here, and other packages' imports warn about it.
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != pygal.__name__]
 
 _SIZES = {"wide": (720, 240), "narrow": (330, 220)}
 _LABELS = {"wide": 7, "narrow": 3}

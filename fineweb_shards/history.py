@@ -60,7 +60,7 @@ class History:
         self._points = points or []
         self._marks = marks or []
         self._interval_seconds = interval_seconds
-        self._run = self._points[-1].run + 1 if self._points else 1
+        self._run = self._points[-1].run if self._points else 0
         self._lock = threading.Lock()
 
     @property
@@ -72,6 +72,14 @@ class History:
     def marks(self) -> list[Mark]:
         with self._lock:
             return list(self._marks)
+
+    def begin_run(self) -> None:
+        """What follows belongs to another run. A wait that a crash has left open ended there."""
+        with self._lock:
+            self._run += 1
+            last = self._points[-1].time if self._points else 0.0
+            self._marks = [replace(mark, end=max(last, mark.time)) if mark.kind == WAIT and mark.end is None
+                           else mark for mark in self._marks]  # fmt: skip
 
     def add(self, tokens: int, memory_bytes: int) -> None:
         """The run now; kept if enough time has passed since the last point."""

@@ -108,7 +108,7 @@ def _marks_table(marks: Sequence[Mark]) -> Markup:
 
 
 def _duration(mark: Mark) -> str:
-    return f"waited {show_seconds(mark.end - mark.time)}" if mark.end is not None else "waiting"
+    return f"waited {show_seconds(mark.end - mark.time)}" if mark.end is not None else "not over"
 
 
 def render_shards(report: Report) -> Markup:
