@@ -45,19 +45,25 @@ def take_samples(folder: Path, layout: Layout, records: Sequence[ShardRecord], c
 
 
 def _sample_at(shard: str, tokens: Tokens, place: int, eot_first: bool) -> Sample | None:
-    """The first document that begins at `place` or behind it."""
-    window = tokens[place : place + _SEARCH_TOKENS]
-    if not eot_first and place == 0:
-        start = 0
-    else:
-        borders = np.flatnonzero(window == EOT)
-        if not len(borders) or borders[0] + 1 == len(window):
-            return None
-        start = place + int(borders[0]) + 1
+    """The next document that begins at `place` or behind it, or else the last one before it."""
+    start = _find_start(tokens, place, eot_first)
+    if start is None:
+        return None
     shown = tokens[start : start + _SHOWN_TOKENS]
     ends = np.flatnonzero(shown == EOT)
     cut = not len(ends) and start + _SHOWN_TOKENS < len(tokens)
     return Sample(shard, start, decode(shown[: ends[0]] if len(ends) else shown), cut)
+
+
+def _find_start(tokens: Tokens, place: int, eot_first: bool) -> int | None:
+    if not eot_first and place == 0:
+        return 0
+    behind = np.flatnonzero(tokens[place : place + _SEARCH_TOKENS] == EOT)
+    if len(behind) and place + behind[0] + 1 < len(tokens):
+        return place + int(behind[0]) + 1
+    first = max(0, place - _SEARCH_TOKENS)
+    before = np.flatnonzero(tokens[first:place] == EOT)
+    return first + int(before[-1]) + 1 if len(before) else None
 
 
 def decode(tokens: Tokens) -> str:

@@ -71,7 +71,8 @@ class Survey:
 def load_survey(folder: Path) -> Survey:
     """The folder's, or an empty one where there is none that can be read."""
     try:
-        with np.load(folder / WORK_FOLDER / FILE_NAME, allow_pickle=False) as data:
+        path = folder / WORK_FOLDER / FILE_NAME
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as data:
             shards, whole, tokens, borders, head, tail, longest = map(int, data["numbers"])
             lengths, frequencies = data["lengths"], data["frequencies"]
             digest = bytes(data["digest"]).hex()
