@@ -261,7 +261,8 @@ def run_report(options: argparse.Namespace) -> None:
     if options.open:
         import webbrowser
 
-        webbrowser.open(path.resolve().as_uri())
+        if not webbrowser.open(path.resolve().as_uri()):
+            Lines().complain("No browser was found here: open the file named above.")
 
 
 def catch_signals() -> None:

@@ -61,9 +61,12 @@ def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
 def write_quickly(path: Path, data: bytes) -> None:
     """Replace `path` by `data`, whole or not at all, but not durably: for what only tells how a run goes.
     Raises OSError."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # `report` may do the same at the same time
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 class FolderLock:
