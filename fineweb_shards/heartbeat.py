@@ -18,6 +18,7 @@ from fineweb_shards.snapshot import Snapshot
 
 FILE_NAME = "heartbeat.json"
 FORMAT_VERSION = 1
+_SIZE_BYTES = 8192  # always the same, filled up with spaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,17 @@ class Heartbeat:
         return {"format": FORMAT_VERSION, **asdict(self)}
 
     def save(self, folder: Path) -> None:
-        """May raise OSError: a full disk is the caller's business."""
-        write_quickly(
-            folder / WORK_FOLDER / FILE_NAME, (json.dumps(self.to_json(), indent=1) + "\n").encode()
-        )
+        """May raise OSError. On a full disk the old one is overwritten where it is: that takes no new space,
+        and that the disk is full is what somebody will want to read."""
+        path = folder / WORK_FOLDER / FILE_NAME
+        data = json.dumps(self.to_json(), indent=1).encode().ljust(_SIZE_BYTES)
+        try:
+            write_quickly(path, data)
+        except OSError:
+            with open(path, "r+b", buffering=0) as file:
+                if os.fstat(file.fileno()).st_size != len(data):
+                    raise
+                file.write(data)
 
 
 def invoke(command: str) -> Invocation:

@@ -42,7 +42,7 @@ def render_lengths(report: Report) -> Markup:
         tag("figure", tag("figcaption", "Documents with so many tokens or more"),
             draw_columns(labels, counts, show_count, title)),
         tag("details", tag("summary", "The same as a table"),
-            table(["tokens", "documents", "share"], rows, numbers=(1, 2))),
+            table({"tokens": "name", "documents": "number", "share": "number"}, rows)),
     )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def render_tokens(report: Report) -> Markup:
     return section(
         "Most frequent tokens",
         tag("p", f"{figures.bytes_per_token:.2f} bytes of text a token. ␣ is a space. ", _basis(report)),
-        table(["token", "id", "times", "share"], rows, numbers=(1, 2, 3)),
+        table({"token": "token", "id": "number", "times": "number", "share": "number"}, rows),
     )
 
 
@@ -76,11 +76,12 @@ def render_left_out(report: Report) -> Markup:
         ["documents whose token_count differs from ours", f"{counts.wrong_claims:,}"],
         ["quarantined: could not be encoded", f"{len(manifest.quarantined):,}"],
     ]
-    parts = [table(["what", "count"], rows, numbers=(1,), heads=True)]
+    parts = [table({"what": "text", "count": "number"}, rows, heads=True)]
     if manifest.quarantined:
         names = [str(file["name"]) for file in manifest.files]
         lost = [_quarantined_row(one, names) for one in manifest.quarantined[:_SHOWN_QUARANTINED]]
-        parts.append(table(["file", "row", "id", "size", "cause", "begins"], lost, numbers=(3,)))
+        columns = dict.fromkeys(("file", "row", "id", "size", "cause", "begins"), "text")
+        parts.append(table(columns, lost))
     return section("Left out and replaced", *parts)
 
 

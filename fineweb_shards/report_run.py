@@ -102,8 +102,8 @@ def _marks_table(marks: Sequence[Mark]) -> Markup:
     ]
     return tag(
         "details",
-        tag("summary", f"{len(marks):,} pauses and faults"),
-        table(["when", "what", "more"], rows),
+        tag("summary", f"Pauses and faults: {len(marks):,}"),
+        table({"when": "name", "what": "text", "more": "text"}, rows),
     )
 
 
@@ -121,8 +121,14 @@ def render_shards(report: Report) -> Markup:
     if len(shown) < len(manifest.shards):
         note = tag("p", f"The last {len(shown):,} of {len(manifest.shards):,}; all are in manifest.json.")
     rows = [_shard_row(record) for record in shown]
-    headings = ["file", "tokens", "documents", "bytes", "SHA-256"]
-    content = table(headings, rows, numbers=(1, 2, 3), hashes=4)
+    columns = {
+        "file": "name",
+        "tokens": "number",
+        "documents": "number",
+        "bytes": "number",
+        "SHA-256": "hash",
+    }
+    content = table(columns, rows)
     if len(shown) > 12:
         content = tag("details", tag("summary", f"All {len(shown):,} shards"), content)
     return section("Shards", note, _completeness(manifest), content)
@@ -152,7 +158,7 @@ def render_settings(report: Report) -> Markup:
     rows += [[name, version] for name, version in manifest.versions.items()]
     if beat is not None:
         rows.append(["command", beat.invocation.command])
-    return section("Settings and versions", table(["name", "value"], rows, heads=True))
+    return section("Settings and versions", table({"name": "name", "value": "text"}, rows, heads=True))
 
 
 def _plain(value: Any) -> str:
@@ -165,28 +171,22 @@ def section(title: str, *content: str) -> Markup:
     return tag("section", tag("h2", title, id=key), *content, aria_labelledby=key)
 
 
-def table(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    numbers: Sequence[int] = (),
-    hashes: int | None = None,
-    heads: bool = False,
-) -> Markup:
-    """`numbers` are columns to align to the right, `hashes` one to break anywhere; with `heads` the first
-    column names its row."""
+def table(columns: dict[str, str], rows: Sequence[Sequence[str]], *, heads: bool = False) -> Markup:
+    """`columns` are headings and their kinds (see report.css). With `heads` the first column names
+    its row."""
+    kinds = list(columns.values())
 
     def cell(column: int, text: str) -> Markup:
-        kind = "number" if column in numbers else "hash" if column == hashes else "text"
         if heads and column == 0:
             return tag("th", text, scope="row")
-        return tag("td", text, class_=kind)
+        return tag("td", text, class_=kinds[column])
 
-    head = (tag("th", text, scope="col", class_="number" if i in numbers else "text")
-            for i, text in enumerate(headings))  # fmt: skip
+    head = (tag("th", text, scope="col", class_=kind) for text, kind in columns.items())
     body = (tag("tr", *(cell(i, text) for i, text in enumerate(row))) for row in rows)
     inner = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body))
-    return tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label=f"table: {headings[0]}")
+    # What is wider than a phone is scrolled in its own frame, also with the keyboard.
+    label = f"table: {', '.join(columns)}"
+    return tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
 def _clock(seconds: float) -> str:

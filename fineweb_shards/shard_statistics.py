@@ -7,6 +7,7 @@ report is made.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import zipfile
@@ -93,7 +94,8 @@ def complete_survey(folder: Path, layout: Layout, records: Sequence[ShardRecord]
     for record in missing:
         survey = survey.add(folder, layout, record)
     if missing:
-        survey.save(folder)
+        with contextlib.suppress(OSError):  # a full disk, or somebody else's folder: counted again next time
+            survey.save(folder)
     return survey
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import runs
 from documents import make_documents
+from doubles import FailingCall
 from example_run import SNAPSHOT
 from inputs import write_parquet
 
@@ -133,6 +135,17 @@ def test_a_damaged_heartbeat_is_none(folder: Path, text: str) -> None:
     (folder / WORK_FOLDER / FILE_NAME).write_text(text, "latin-1")
     assert load_heartbeat(folder) is None
     assert shown(folder)[0] == "stopped"
+
+
+def test_a_full_disk_can_be_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat takes no new space: the old one is overwritten."""
+    beat(folder)
+    full = FailingCall(Path.write_bytes, failing=1, code=errno.ENOSPC)
+    monkeypatch.setattr(Path, "write_bytes", lambda self, data: full(self, data))
+    beat(folder, replace(SNAPSHOT, state=WAITING, reason="waiting for the disk since 02:13"))
+    assert full.calls == 1
+    with another_run(folder):
+        assert "running, waiting for the disk since 02:13" in shown(folder)[1]
 
 
 def test_hostile_text_is_shown_safely(folder: Path) -> None:
