@@ -43,7 +43,7 @@ def draw_over_time(
     title: str,
 ) -> Markup:
     """`value` between every two points, with waits as bands and faults as dots."""
-    runs = [run for run in split_runs(points) if len(run) > 1]
+    runs = [run for run in _split_runs(points) if len(run) > 1]
     axis = TimeAxis([(run[0].time, run[-1].time) for run in runs])
     line: list[Place | None] = []
     for run in runs:
@@ -87,7 +87,12 @@ def draw_columns(
     return _draw_both(draw, title)
 
 
-def split_runs(points: Sequence[Point]) -> list[list[Point]]:
+def has_line(points: Sequence[Point]) -> bool:
+    """Whether there is anything to draw."""
+    return any(len(run) > 1 for run in _split_runs(points))
+
+
+def _split_runs(points: Sequence[Point]) -> list[list[Point]]:
     """The points of each run."""
     runs: list[list[Point]] = []
     for point in points:
@@ -157,6 +162,7 @@ def _settings(size: str, show: Callable[[float], str]) -> dict[str, Any]:
         "max_scale": 6,
         "min_scale": 3,
         "no_data_text": "",
+        "truncate_label": -1,
     }
 
 

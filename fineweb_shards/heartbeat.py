@@ -51,9 +51,9 @@ class Heartbeat:
         try:
             write_quickly(path, data)
         except OSError:
+            if not path.is_file() or path.stat().st_size != len(data):
+                raise
             with open(path, "r+b", buffering=0) as file:
-                if os.fstat(file.fileno()).st_size != len(data):
-                    raise
                 file.write(data)
 
 

@@ -27,7 +27,7 @@ def render_lengths(report: Report) -> Markup:
         return section("Lengths of documents", _absence(report))
     used = [bucket for bucket in range(len(figures.lengths)) if figures.lengths[bucket]]
     buckets = range(used[0], used[-1] + 1)
-    labels = [show_count(bucket_range(bucket)[0]) for bucket in buckets]
+    labels = [_power(bucket_range(bucket)[0]) for bucket in buckets]
     counts = [int(figures.lengths[bucket]) for bucket in buckets]
     mean = (figures.tokens - figures.borders) / max(1, figures.borders)
     title = f"Lengths of {figures.documents:,} documents; {mean:,.0f} tokens on average"
@@ -39,11 +39,18 @@ def render_lengths(report: Report) -> Markup:
     return section(
         "Lengths of documents",
         tag("p", f"{mean:,.0f} tokens on average, {figures.longest:,} in the longest. ", _basis(report)),
-        tag("figure", tag("figcaption", "Documents with so many tokens or more"),
+        tag("figure", tag("figcaption", "Documents with so many tokens or more (1k is 1,024)"),
             draw_columns(labels, counts, show_count, title)),
         tag("details", tag("summary", "The same as a table"),
             table({"tokens": "name", "documents": "number", "share": "number"}, rows)),
     )  # fmt: skip
+
+
+def _power(tokens: int) -> str:
+    """A power of two, shortly."""
+    return (
+        str(tokens) if tokens < 2**10 else f"{tokens // 2**10}k" if tokens < 2**20 else f"{tokens // 2**20}M"
+    )
 
 
 def render_tokens(report: Report) -> Markup:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fineweb_shards.charts import draw_over_time, split_runs
+from fineweb_shards.charts import draw_over_time, has_line
 from fineweb_shards.history import WAIT, Mark, Point
 from fineweb_shards.manifest import Manifest
 from fineweb_shards.markup import Markup, tag
@@ -65,21 +65,18 @@ def _figures(report: Report) -> list[tuple[str, str]]:
 def render_over_time(report: Report) -> Markup:
     """Speed and memory, with what happened."""
     points, marks = report.history.points, report.history.marks
-    if not any(len(run) > 1 for run in split_runs(points)):
+    weighed = [point for point in points if point.memory_bytes]  # not while it starts, not on every system
+    if not has_line(points):
         return section("Over time", tag("p", "Too little has been seen yet to draw it."))
     speed = draw_over_time(points, marks, _speed, show_count, _describe("Speed in tokens a second", points))
-    memory = draw_over_time(
-        points, marks, lambda a, b: float(b.memory_bytes), show_bytes, _describe("Memory in use", points)
-    )
+    figures = [tag("figure", tag("figcaption", "Tokens a second"), speed)]
+    if has_line(weighed):
+        title = _describe("Memory in use", weighed)
+        memory = draw_over_time(weighed, marks, lambda a, b: b.memory_bytes, show_bytes, title)
+        figures.append(tag("figure", tag("figcaption", "Memory of all processes"), memory))
     keys = [tag("span", "waiting", class_="key waits"), " ", tag("span", "fault", class_="key faults")]
     legend = tag("p", "Marked: ", *keys, ". Breaks in the line lie between runs.") if marks else Markup()
-    return section(
-        "Over time",
-        tag("figure", tag("figcaption", "Tokens a second"), speed),
-        tag("figure", tag("figcaption", "Memory of all processes"), memory),
-        legend,
-        _marks_table(marks),
-    )
+    return section("Over time", *figures, legend, _marks_table(marks))
 
 
 def _speed(before: Point, after: Point) -> float:

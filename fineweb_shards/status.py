@@ -163,8 +163,7 @@ def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     rows = [
         ("shards", f"{len(manifest.shards):,} finished, {size}"),
-        ("tokens", f"{manifest.tokens:,}"),
-        ("documents", f"{manifest.documents:,}"),
+        ("in them", f"{manifest.tokens:,} tokens, {manifest.documents:,} documents"),
     ]
     if manifest.shards and not manifest.complete:
         end = manifest.end
