@@ -101,11 +101,11 @@ class Bars(Screen):
         self._draw(shard, name, snapshot.shard_tokens, snapshot.shard_size_tokens, text)
 
     def _draw(self, bar: tqdm[None], name: str, done: int, whole: int | None, text: str) -> None:
-        room = self._columns - _NAME_COLUMNS - _FRAME_COLUMNS
+        room = self._columns - _NAME_COLUMNS - _FRAME_COLUMNS - (_LEAST_BAR_COLUMNS if whole else 0)
         text = printable(text).replace("\n", " ")
-        if len(text) > room - (_LEAST_BAR_COLUMNS if whole else 0):
-            text = text[: max(0, room - (_LEAST_BAR_COLUMNS if whole else 0) - 1)] + "…"
-        text = text.replace("{", "{{").replace("}", "}}")
+        if len(text) > room:
+            text = text[: max(0, room - 1)] + "…"
+        text = text.replace("{", "{{").replace("}", "}}")  # it becomes a part of a format
         frame = "{percentage:3.0f}%|{bar}| " if whole else ""
         bar.bar_format = f"{name:<{_NAME_COLUMNS}} {frame}{text}"
         bar.n, bar.total = done, whole

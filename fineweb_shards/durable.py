@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -61,7 +62,8 @@ def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
 def write_quickly(path: Path, data: bytes) -> None:
     """Replace `path` by `data`, whole or not at all, but not durably: for what only tells how a run goes.
     Raises OSError."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # `report` may do the same at the same time
+    # Another process may do the same at the same time, and so may another thread.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
@@ -101,8 +103,10 @@ class FolderLock:
 
 def is_locked(folder: Path) -> bool:
     """Whether a run holds the folder now."""
+    path = folder / WORK_FOLDER / "lock"
     try:
-        with open(folder / WORK_FOLDER / "lock", "r+b") as file:
+        # Somebody else's folder may only be read, and that is enough.
+        with open(path, "r+b" if os.access(path, os.W_OK) else "rb") as file:
             return not _try_lock(file)
     except OSError:
         return False

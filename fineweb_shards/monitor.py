@@ -34,7 +34,8 @@ LOOK_EVERY_SECONDS = 1.0
 HEARTBEAT_EVERY_SECONDS = 3.0
 HISTORY_EVERY_SECONDS = 15.0
 REPORT_EVERY_SECONDS = 60.0
-_LONGEST_GOODBYE_SECONDS = 5.0
+_FIRST_REPORT_SECONDS = 5.0  # not while the workers start
+_LONGEST_GOODBYE_SECONDS = 3.0
 
 
 class Workers(Protocol):
@@ -60,12 +61,14 @@ class Monitor:
         self._speedometer = Speedometer()
         self._survey: Survey | None = None
         self._began = time.monotonic()
-        self._next_time: dict[str, float] = {}
+        self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}
         self._complaints: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
     def __enter__(self) -> Monitor:
+        # At once: the last word of a run before this one must not be taken for ours.
+        self._attempt(lambda: self._beat(self._take_snapshot(STARTING, "")))
         self._thread.start()
         return self
 
@@ -78,7 +81,7 @@ class Monitor:
         code = error.exit_code if isinstance(error, ShardError) else int(error is not None)
         self._attempt(lambda: self._beat(last, code))
         self._attempt(lambda: self._progress.history.save(self._job.folder))
-        self._attempt(self._write_report)
+        self._attempt(lambda: self._write_report(alive=False))
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_SECONDS):
@@ -98,7 +101,7 @@ class Monitor:
             self._attempt(lambda: progress.history.save(self._job.folder))
         self._attempt(self._count_shard)
         if self._is_due("report", REPORT_EVERY_SECONDS):
-            self._attempt(self._write_report)
+            self._attempt(lambda: self._write_report(alive=True))
 
     def _is_due(self, what: str, every_seconds: float) -> bool:
         now = time.monotonic()
@@ -162,13 +165,13 @@ class Monitor:
         elif self._survey.shards < len(records):
             self._survey = self._survey.add(job.folder, job.layout, records[self._survey.shards])
 
-    def _write_report(self) -> None:
+    def _write_report(self, *, alive: bool) -> None:
         # Imported when it is first needed: the run should not wait for a chart library.
         from fineweb_shards.report import write_report
 
         if self._survey is not None:
             self._survey.save(self._job.folder)
-        write_report(self._job.folder)
+        write_report(self._job.folder, alive=alive)
 
 
 def _ending(error: BaseException | None) -> tuple[str, str]:

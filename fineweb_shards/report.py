@@ -33,9 +33,9 @@ class Report:
     made: float = field(default_factory=time.time)  # seconds since 1970
 
 
-def gather_report(folder: Path) -> Report:
+def gather_report(folder: Path, *, alive: bool | None = None) -> Report:
     """Read everything; a damaged shard costs the figures about documents, not the page."""
-    status, history = read_status(folder), load_history(folder)
+    status, history = read_status(folder, alive=alive), load_history(folder)
     if status.manifest is None or not status.manifest.shards:
         return Report(status, history)
     records = status.manifest.shards
@@ -47,13 +47,13 @@ def gather_report(folder: Path) -> Report:
         return Report(status, history, problem=error.message)
 
 
-def write_report(folder: Path) -> Path:
-    """Make the page; returns where it is."""
+def write_report(folder: Path, *, alive: bool | None = None) -> Path:
+    """Make the page; returns where it is. A run knows itself whether it is `alive`."""
     # Imported here: pygal is needed for nothing else.
     from fineweb_shards.report_page import render_page
 
     path = folder / WORK_FOLDER / FILE_NAME
-    page = render_page(gather_report(folder))
+    page = render_page(gather_report(folder, alive=alive))
     try:
         path.parent.mkdir(exist_ok=True)
         write_quickly(path, page.encode())

@@ -49,8 +49,10 @@ class Status:
         return EXIT_CODES[self.state]
 
 
-def read_status(folder: Path) -> Status:
-    alive = is_locked(folder)  # first: a run that ends now has then written everything
+def read_status(folder: Path, *, alive: bool | None = None) -> Status:
+    """`alive`: whether a run is at work there, where it is known already."""
+    if alive is None:
+        alive = is_locked(folder)  # first: a run that ends now has then written everything
     manifest = load_manifest(folder)
     heartbeat = load_heartbeat(folder)
     if manifest is None and not alive and heartbeat is None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 import reference
 import runs
-from doubles import FailingCall
 from inputs import write_jsonl, write_parquet, write_text
 
 from fineweb_shards import monitor as monitor_module
@@ -57,7 +57,9 @@ def test_every_state_reaches_the_heartbeat(watched: tuple[Monitor, Progress, Pat
         monitor._look()
         return beat_of(folder).snapshot.words()
 
+    runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a ledger
     with FolderLock(folder), monitor:
+        assert beat_of(folder).snapshot.state == "starting"
         assert seen() == "starting"
         progress.advance(150, 1, Cursor(0, 3))
         assert seen() == "encoding"
@@ -72,6 +74,7 @@ def test_every_state_reaches_the_heartbeat(watched: tuple[Monitor, Progress, Pat
         assert seen() == "verifying"
     last = beat_of(folder)
     assert (last.snapshot.state, last.exit_code, last.invocation.command) == ("complete", 0, "build it")
+    assert "complete since" in (folder / WORK_FOLDER / REPORT).read_text()
     assert (last.snapshot.tokens, last.snapshot.shard, last.snapshot.workers) == (150, 1, 3)
     assert [mark.cause for mark in load_history(folder).marks] == ["network", "memory"]
 
@@ -91,21 +94,32 @@ def test_the_end_is_told_however_it_comes(
     last = beat_of(folder)
     assert (last.snapshot.state, last.exit_code) == ("stopped", code)
     assert str(error) in last.snapshot.reason
-    assert (folder / WORK_FOLDER / REPORT).is_file()
+    page = (folder / WORK_FOLDER / REPORT).read_text()
+    assert 'class="state complete"' in page  # the ledger was, before
+    assert str(error) in page
+    assert 'http-equiv="refresh"' not in page
 
 
 def test_what_cannot_be_written_stays_unwritten(
     watched: tuple[Monitor, Progress, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk ends neither the monitor nor the run; it is logged, once, and passes."""
-    monitor, _, folder = watched
-    full = FailingCall(Path.write_bytes, failing=1, code=errno.ENOSPC)
+    monitor, progress, folder = watched
+
+    def refuse(self: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(monitor_module, "HISTORY_EVERY_SECONDS", 0.0)
     with FolderLock(folder), monitor:
-        for _ in range(3):
-            full.calls = 0
-            monkeypatch.setattr(Path, "write_bytes", lambda self, data: full(self, data))
-            monitor._look()
-        monkeypatch.undo()
+        with monkeypatch.context() as full:
+            full.setattr(Path, "write_bytes", refuse)
+            progress.advance(150, 1, Cursor(0, 3))
+            for _ in range(3):
+                monitor._look()
+            assert beat_of(folder).snapshot.state == "encoding"  # it was overwritten where it is
+            assert load_history(folder).points == []
+        monitor._look()
+        assert len(load_history(folder).points) > 0
     assert beat_of(folder).snapshot.state == "complete"
     complaints = [line for line in last_lines(folder, 50) if "could not write" in line]
     assert len(complaints) == 1

@@ -20,11 +20,12 @@ from doubles import FailingCall
 from example_run import SNAPSHOT
 from inputs import write_parquet
 
+from fineweb_shards import errors
 from fineweb_shards.durable import WORK_FOLDER, FolderLock, is_locked
 from fineweb_shards.heartbeat import FILE_NAME, Heartbeat, Invocation, load_heartbeat
 from fineweb_shards.manifest import Manifest
 from fineweb_shards.snapshot import STOPPED, VERIFYING, WAITING, Snapshot
-from fineweb_shards.status import read_status, status_lines, status_values
+from fineweb_shards.status import EXIT_CODES, read_status, status_lines, status_values
 
 COMMAND = "fineweb-shards build --input 'a b.txt' --out out"
 
@@ -154,6 +155,15 @@ def test_hostile_text_is_shown_safely(folder: Path) -> None:
     (folder / WORK_FOLDER / "log.txt").write_text("2026-11-16 note \x1b]0;title\x07\n")
     assert not any(ord(char) < 32 and char != "\n" for char in shown(folder)[1])
     assert "\u202e" not in shown(folder)[1]
+
+
+def test_the_exit_codes_are_documented() -> None:
+    """In the README's table, apart from those of errors."""
+    readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
+    running, stopped = EXIT_CODES["running"], EXIT_CODES["stopped"]
+    assert f"| {running}, {stopped} |" in readme
+    codes = {kind.exit_code for kind in vars(errors).values() if hasattr(kind, "exit_code")}
+    assert not codes & {running, stopped}
 
 
 def test_looking_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
