@@ -16,7 +16,7 @@ from inputs import write_jsonl
 sys.path.insert(0, str(Path(__file__).parent.parent / "seen"))
 
 from example_run import SNAPSHOT
-from payloads import MARK, PAYLOADS
+from page_payloads import MARK, PAYLOADS
 
 from fineweb_shards import report
 from fineweb_shards.heartbeat import Heartbeat, Invocation

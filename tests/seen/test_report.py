@@ -19,7 +19,7 @@ import runs
 from documents import make_documents
 from example_run import SNAPSHOT
 from inputs import write_jsonl
-from payloads import PAYLOADS
+from page_payloads import PAYLOADS
 
 from fineweb_shards import report, shard_statistics
 from fineweb_shards.durable import WORK_FOLDER
