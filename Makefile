@@ -3,6 +3,7 @@
 SAMPLE ?= demo
 OUT ?=
 WORKERS ?=
+MINUTES ?= 30
 ARGS ?=
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ FOLDER = $(if $(OUT),'$(OUT)',--config '$(CONFIG)')
 FLAGS := $(if $(OUT),--out '$(OUT)') $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help shards plan status report verify test check bench bench-hub clean
+.PHONY: help shards plan status report verify test soak check bench bench-hub clean
 
 help: ## list the targets
 	@echo "make shards [SAMPLE=name] [OUT=folder] [WORKERS=n] [ARGS='--flag value']"
@@ -39,6 +40,10 @@ verify: .venv/run ## read every shard back and check it
 
 test: check ## all checks and tests; a few minutes
 	@$(BIN)/python -m pytest $(ARGS)
+
+soak: .venv/dev ## every promise in full, then a night of MINUTES=30 with a fault a minute; an hour or more
+	@$(BIN)/python -m pytest --soak $(ARGS)
+	@$(BIN)/python tests/night.py --minutes $(MINUTES)
 
 check: .venv/dev ## lint, format and types
 	@$(BIN)/ruff check .

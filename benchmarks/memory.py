@@ -6,6 +6,8 @@ import os
 import threading
 from pathlib import Path
 
+from fineweb_shards.machine import process_memory_bytes
+
 
 def tree_of(root: int) -> list[int]:
     """`root` and all its descendants."""
@@ -21,15 +23,6 @@ def tree_of(root: int) -> list[int]:
     for pid in found:
         found += children.get(pid, [])
     return found
-
-
-def pss_bytes(pid: int) -> int:
-    """The proportional set size of one process; 0 if it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
 class PeakMemory:
@@ -51,5 +44,5 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while not self._stop.wait(0.05):
-            total = sum(map(pss_bytes, tree_of(self._root)))
+            total = sum(process_memory_bytes(pid) or 0 for pid in tree_of(self._root))
             self.peak_bytes = max(self.peak_bytes, total)

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         code: int | None = options.run(options)
     except Interrupted as stop:
         print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
-        print(f"resume with: {resume_command(words)}", file=sys.stderr)
+        _say(f"resume with: {resume_command(words)}")
         return stop.exit_code
     except ShardError as error:
         print(f"fineweb-shards: {printable(error.message)}", file=sys.stderr)
@@ -213,7 +213,7 @@ def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> 
     if options.json:
         put_json({"event": "result", **summary_values(job, outcome)})
     else:
-        print("\n".join(summary_lines(job, outcome)))
+        _show(summary_lines(job, outcome))
     if outcome.manifest.quarantined:
         raise QuarantineError(
             f"{len(outcome.manifest.quarantined):,} documents could not be encoded and were left out; "
@@ -228,7 +228,7 @@ def run_plan(options: argparse.Namespace) -> None:
 
     config = dataclasses.replace(_config_of(options), download=False)  # a plan needs no whole file
     job = make_job(config, commit=pinned_commit(config), observer=Console(Lines()))
-    print("\n".join(plan_lines(make_plan(job, trial_seconds=1.0))))
+    _show(plan_lines(make_plan(job, trial_seconds=1.0)))
 
 
 def run_verify(options: argparse.Namespace) -> None:
@@ -237,7 +237,7 @@ def run_verify(options: argparse.Namespace) -> None:
     folder = _folder_of(options)
     manifest = check_folder(folder, Lines().complain)
     state = "complete" if manifest.complete else "so far: the build is not finished"
-    print(f"{folder}: {len(manifest.shards):,} shards, {manifest.tokens:,} tokens verified, {state}.")
+    _show([f"{folder}: {len(manifest.shards):,} shards, {manifest.tokens:,} tokens verified, {state}."])
 
 
 def run_status(options: argparse.Namespace) -> int:
@@ -257,7 +257,7 @@ def run_report(options: argparse.Namespace) -> None:
     from fineweb_shards.report import write_report
 
     path = write_report(_folder_of(options))
-    print(path)
+    _show([str(path)])
     if options.open:
         import webbrowser
 
@@ -285,3 +285,12 @@ class Console(Observer):
 
     def wait(self, cause: str, reason: str | None) -> None:
         self._screen.say(reason or f"the wait for the {cause} is over")
+
+
+def _show(lines: list[str]) -> None:
+    """The result, on standard output. File names are data too."""
+    print(printable("\n".join(lines)))
+
+
+def _say(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)

@@ -102,10 +102,10 @@ def status_lines(status: Status) -> list[str]:
     if status.state == STOPPED:
         command = resume_command(status)
         rows.append(("resume", command) if command else ("next", "the same build command goes on from here"))
-    lines = [f"{name:<10} {printable(text)}" for name, text in rows]
+    lines = [f"{name:<10} {text}" for name, text in rows]
     if status.events:
-        lines += ["", "last events", *(f"  {printable(event)}" for event in status.events)]
-    return lines
+        lines += ["", "last events", *(f"  {event}" for event in status.events)]
+    return [printable(line).replace("\n", " ") for line in lines]
 
 
 def resume_command(status: Status) -> str | None:

@@ -20,12 +20,17 @@ def summary_lines(job: Job, outcome: Outcome) -> list[str]:
         speed = show_count(outcome.new_tokens / max(outcome.seconds, 1e-9))
         verified = "verified, " if job.config.verify else ""
         lines = [f"Done: {verified}in {show_seconds(outcome.seconds)}, {speed} tokens/s."]
+        if manifest.seconds > outcome.seconds + 1:
+            lines[0] += f" All runs together: {show_seconds(manifest.seconds)}."
     lines += [
         f"{'folder':<10} {job.folder}",
         f"{'shards':<10} {len(manifest.shards):,}, {size}",
         f"{'tokens':<10} {manifest.tokens:,}",
         f"{'documents':<10} {manifest.documents:,}",
     ]
+    if manifest.peak_memory_bytes:  # only Linux tells
+        peak = show_bytes(manifest.peak_memory_bytes)
+        lines.append(f"{'memory':<10} {peak} at most, all processes together")
     lines += _notes(job, outcome)
     if manifest.shards:
         lines += ["", "To train on them:", ""]
@@ -62,6 +67,8 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         notes.append(f"{totals['bad_parts']:,} damaged files, row groups or lines were left out.")
     if totals["wrong_claims"]:
         notes.append(f"{totals['wrong_claims']:,} documents have another token_count than ours; see above.")
+    if totals.get("quarantined_documents"):
+        notes.append(f"{totals['quarantined_documents']:,} documents ended whoever encoded them; see below.")
     if not manifest.shards:
         notes.append("The input holds no document, so there is no shard.")
     elif (last := manifest.shards[-1].tokens) < job.config.shard_tokens:

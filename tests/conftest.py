@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import hypothesis
 
+pytest_plugins = ["promises"]
+
 # Timing never decides a test, and every run tries the same examples (soak runs try new ones).
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("quick")

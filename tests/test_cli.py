@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import reference
 import runs
 from documents import make_documents
 from inputs import write_parquet, write_text
+from promises import Measure, Tries
 
 from fineweb_shards.config import Config, load_config
 
@@ -43,21 +43,23 @@ def test_a_build_says_what_it_does_and_how_to_use_it(finished: Path) -> None:
     assert "that is expected" in text
 
 
-def test_a_finished_run_does_nothing_and_says_so(finished: Path) -> None:
+@pytest.mark.promise(7)
+def test_a_finished_run_does_nothing_and_says_so(finished: Path, tries: Tries, within: Measure) -> None:
     """Without starting a worker or touching a file."""
     before = {path: path.stat().st_mtime_ns for path in (finished / "out").iterdir() if path.is_file()}
-    begin = time.monotonic()
-    done = runs.run_command(
-        "build", "--input", finished / "a.parquet", "--out", finished / "out", "--shard-tokens", "9k"
-    )
+    for _ in tries(1, 10):
+        with within(2.0):
+            done = runs.run_command(
+                "build", "--input", finished / "a.parquet", "--out", finished / "out", "--shard-tokens", "9k"
+            )
     assert done.returncode == 0
     assert "Nothing to do" in done.stdout
     assert before == {
         path: path.stat().st_mtime_ns for path in (finished / "out").iterdir() if path.is_file()
     }
-    assert time.monotonic() - begin < 60
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize(
     ("field", "words"),
     [
@@ -79,11 +81,12 @@ def test_a_changed_setting_is_refused(finished: Path, field: str, words: list[st
 def test_every_setting_that_changes_bytes_is_in_the_fingerprint() -> None:
     """A new field must decide on which side it stands."""
     free = {"input", "out", "workers", "engine", "max_memory", "batch_bytes", "on_bad_file", "verify", "seed"}
-    free |= {"download", "keep_downloads", "max_outage"}
+    free |= {"download", "keep_downloads", "max_outage", "on_finish"}
     names = {field.name for field in dataclasses.fields(Config)}
     assert set(Config().fingerprint()) == names - free
 
 
+@pytest.mark.promise(6)
 def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
     """Same name, same size, other bytes; --fresh says what it deletes and starts over."""
     path = write_text(tmp_path / "a.txt", ["one", "two"])

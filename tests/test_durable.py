@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from doubles import FailingCall
+from promises import Tries
 
 from fineweb_shards.durable import FolderLock, is_locked, write_file
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
@@ -59,6 +60,40 @@ def test_one_run_per_folder(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.promise(22)
+def test_of_many_that_start_at_once_one_wins(tmp_path: Path, tries: Tries) -> None:
+    """The others are refused, whatever the race; so it is every time."""
+    code = (
+        "import sys; from pathlib import Path; from fineweb_shards.durable import FolderLock\n"
+        "from fineweb_shards.errors import LockedError\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "try:\n    lock = FolderLock(Path(sys.argv[1])).__enter__()\n"
+        "except LockedError:\n    print('refused', flush=True)\n"
+        "else:\n    print('won', flush=True)\n"
+        "sys.stdin.readline()"
+    )
+    words = [sys.executable, "-c", code]
+    for number in tries(1, 5):
+        out = tmp_path / str(number)
+        racers = [
+            subprocess.Popen(
+                [*words, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            )
+            for _ in range(4)
+        ]
+        for racer in racers:
+            assert racer.stdout is not None
+            assert racer.stdout.readline() == "ready\n"
+        for racer in racers:
+            assert racer.stdin is not None
+            racer.stdin.write("go\n")
+        words_said = [racer.stdout.readline().strip() for racer in racers if racer.stdout]
+        assert sorted(words_said) == ["refused", "refused", "refused", "won"]
+        for racer in racers:
+            racer.communicate("end\n")
+
+
+@pytest.mark.promise(22)
 def test_the_lock_of_a_killed_run_is_free_at_once(tmp_path: Path) -> None:
     """kill -9 leaves no lock behind."""
     code = (

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import reference
 import runs
 from documents import make_documents
@@ -65,6 +66,7 @@ def test_all_ranks_read_all_shards_in_order(tmp_path: Path) -> None:
                     assert np.array_equal(targets.ravel(), shard[begin + 1 : begin + size + 1])
 
 
+@pytest.mark.promise(4)
 def test_a_reader_never_sees_half_a_shard(tmp_path: Path) -> None:
     """All through a run, whatever the listing shows can be loaded and is final."""
     documents = [text for text in make_documents(5000, seed=82) if text and "<|endoftext|>" not in text]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,51 @@ def test_control_group_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_free_space_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     """Counted where it will be."""
     assert machine.free_disk_bytes(tmp_path / "a" / "b") > 0
+
+
+def test_files_in_the_cache_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control group that has read a large file is not full: both versions count the page cache as used."""
+    monkeypatch.setattr(machine, "_cgroup_folders", lambda controller: [tmp_path])
+    (tmp_path / "memory.stat").write_text(
+        f"anon {20 * MIB}\ninactive_file {50 * MIB}\nactive_file {10 * MIB}\n"
+    )
+    (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{80 * MIB}\n")
+    assert machine.available_memory_bytes() == 80 * MIB
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory.limit_in_bytes").write_text(f"{200 * MIB}\n")
+    (tmp_path / "memory.usage_in_bytes").write_text(f"{80 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(
+        f"inactive_file 0\nactive_file 0\ntotal_inactive_file {30 * MIB}\ntotal_active_file 0\n"
+    )
+    assert machine.available_memory_bytes() == 150 * MIB
+
+
+def test_pressure_is_read_where_the_kernel_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the control group too; no file, no pressure."""
+    monkeypatch.setattr(machine, "_cgroup_folders", lambda controller: [tmp_path])
+    before = machine.memory_stall_percent()
+    (tmp_path / "memory.pressure").write_text(
+        "some avg10=80.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=55.50 avg60=0.00 avg300=0.00 total=1\n"
+    )
+    assert machine.memory_stall_percent() == max(before, 55.5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_a_process_can_be_weighed() -> None:
+    """This one holds some memory, one that does not exist holds none that can be told."""
+    assert (machine.process_memory_bytes(os.getpid()) or 0) > 10 * MIB
+    assert machine.process_memory_bytes(2**30) is None
+
+
+@pytest.mark.promise(18)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has idle input and output")
+def test_manners() -> None:
+    """Lowest priority for cores, idle for the disk, first for the OOM killer: what a worker does."""
+    code = (
+        "import os; from fineweb_shards import machine; machine.be_nice(); machine.offer_to_oom_killer();"
+        "print(os.nice(0), open('/proc/self/oom_score_adj').read().strip());"
+        "os.execvp('ionice', ['ionice', '-p', str(os.getpid())])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["19", "800", "idle"]

@@ -40,6 +40,7 @@ def test_a_person_and_a_program_can_read_it(folder: Path) -> None:
     assert list(data)[-1] == "complete"
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("field", ["layout", "shard_tokens"])
 def test_a_changed_setting_is_refused_by_name(field: str) -> None:
     """The sentence names the field and both values."""
@@ -65,6 +66,7 @@ def test_another_format_is_refused(folder: Path) -> None:
         load_manifest(folder)
 
 
+@pytest.mark.promise(23)
 @pytest.mark.parametrize("name", ["../escape.npy", "/etc/passwd", "a/b.npy", "..", ""])
 def test_no_name_escapes_the_folder(folder: Path, name: str) -> None:
     """A doctored manifest can't make us read or delete files elsewhere."""

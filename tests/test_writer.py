@@ -74,6 +74,7 @@ def test_the_shard_is_synced_then_named_then_the_folder_synced(
     assert calls == ["fsync", "replace", "fsync"]
 
 
+@pytest.mark.promise(15)
 def test_an_fsync_error_in_the_background_is_fatal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is raised at the next write or at the commit, never retried."""
     monkeypatch.setattr(writer_module, "_SYNC_EVERY_BYTES", 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import reference
 import runs
 from documents import make_documents
 from inputs import write_parquet, write_text
+from promises import Measure, Tries
 
 DRIVER = Path(__file__).parent / "crash_driver.py"
 
@@ -31,35 +33,64 @@ def finished_shards(out: Path) -> dict[str, str]:
     return {shard["name"]: shard["sha256"] for shard in shards}
 
 
-def test_a_kill_before_and_after_every_file_operation(tmp_path: Path) -> None:
-    """Of a run over several shards: whatever the ledger names is whole, and the next run completes."""
+def drive(number: int, when: str, path: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    """A build that ends at its `number`-th file operation."""
+    words = [sys.executable, str(DRIVER), str(number), when, str(path), str(out), "8000"]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def three_shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes], int]:
+    """An input, its shards, and how many file operations a whole run has."""
+    folder = tmp_path_factory.mktemp("shards")
     documents = make_documents(40, seed=31)
-    path = write_parquet(tmp_path / "a.parquet", documents, 10)
+    path = write_parquet(folder / "a.parquet", documents, 10)
     expected = reference.shard_files(reference.stream(documents), 8000)
     assert len(expected) >= 3
-
-    def drive(number: int, when: str, out: Path) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, str(DRIVER), str(number), when, str(path), str(out), "8000"]
-        return subprocess.run(words, capture_output=True, text=True, check=False)
-
-    whole = drive(0, "before", tmp_path / "whole")
+    whole = drive(0, "before", path, folder / "whole")
     assert whole.returncode == 0, whole.stderr
     operations = int(whole.stdout)
     assert operations > 3 * len(expected)
-    for number in range(1, operations + 1):
+    return path, expected, operations
+
+
+@pytest.mark.promise(1)
+def test_a_kill_before_and_after_every_file_operation(
+    tmp_path: Path, three_shards: tuple[Path, dict[str, bytes], int], tries: Tries
+) -> None:
+    """Of a run over several shards: whatever the ledger names is whole, and the next run completes."""
+    path, expected, operations = three_shards
+    for number in tries(operations, operations):
         for when in ("before", "after"):
             out = tmp_path / f"{number}{when}"
-            assert drive(number, when, out).returncode == -signal.SIGKILL
+            assert drive(number + 1, when, path, out).returncode == -signal.SIGKILL
             assert finished_shards(out).items() <= reference.digests(expected).items()
             runs.build_inline(out, path, shard_tokens=8000, batch_bytes=5000)
             assert runs.shards_in(out) == expected
-    for number in (5, 4, 6, 5, 7):  # crash, crash, crash, finish, compare
-        drive(number, "before", tmp_path / "chained")
-    runs.build_inline(tmp_path / "chained", path, shard_tokens=8000)
-    assert runs.shards_in(tmp_path / "chained") == expected
 
 
-def test_twenty_kills_of_the_whole_group_at_random_moments(tmp_path: Path) -> None:
+@pytest.mark.promise(2)
+def test_crash_after_crash_after_crash(
+    tmp_path: Path, three_shards: tuple[Path, dict[str, bytes], int], tries: Tries
+) -> None:
+    """Five in a row, each a resume of the one before: no shard is ever lost, and the end is the same."""
+    path, expected, operations = three_shards
+    for seed in tries(2, 20):
+        chooser = random.Random(seed)
+        out = tmp_path / str(seed)
+        before: dict[str, str] = {}
+        for _ in range(5):
+            # A resume has fewer operations: one that gets to its end has nothing left to crash.
+            drive(chooser.randint(1, operations // 2), chooser.choice(["before", "after"]), path, out)
+            after = finished_shards(out)
+            assert before.items() <= after.items() <= reference.digests(expected).items()
+            before = after
+        runs.build_inline(out, path, shard_tokens=8000)
+        assert runs.shards_in(out) == expected
+
+
+@pytest.mark.promise(1)
+def test_kills_of_the_whole_group_at_random_moments(tmp_path: Path, tries: Tries) -> None:
     """Resumed each time: the same SHA-256 for every file, and no finished shard is ever lost."""
     documents = make_documents(30_000, seed=32)
     path = write_text(tmp_path / "a.txt", [text for text in documents if text], "\n<|endoftext|>\n")
@@ -69,38 +100,26 @@ def test_twenty_kills_of_the_whole_group_at_random_moments(tmp_path: Path) -> No
     )
     out = tmp_path / "out"
     words = runs.command(
-        "build",
-        "--input",
-        path,
-        "--out",
-        out,
-        "--shard-tokens",
-        "100k",
-        "--batch-bytes",
-        "64k",
-        "--workers",
-        "2",
-    )
+        "build", "--input", path, "--out", out,
+        "--shard-tokens", "100k", "--batch-bytes", "64k", "--workers", "2",
+    )  # fmt: skip
     chooser = random.Random(7)
     before: dict[str, str] = {}
-    kills = 0
-    while kills < 20:
+    for _ in tries(12, 200):
+        if (out / "manifest.json").exists() and json.loads((out / "manifest.json").read_text())["complete"]:
+            subprocess.run(["rm", "-r", str(out)], check=True)  # it got through: start over
+            before = {}
         process = subprocess.Popen(
             words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
         )
         pause_until_busy(out, process)
         time.sleep(chooser.uniform(0, 0.4))
-        ended = process.poll() is not None
-        if not ended:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            kills += 1
         process.wait()
         after = finished_shards(out)
         assert before.items() <= after.items() <= expected.items()
         before = after
-        if ended:  # it got through: start over and go on killing
-            subprocess.run(["rm", "-r", str(out)], check=True)
-            before = {}
     assert subprocess.run(words, capture_output=True, check=False).returncode == 0
     assert reference.digests(runs.shards_in(out)) == expected
 
@@ -111,34 +130,60 @@ def pause_until_busy(out: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_cleanly_and_says_how_to_go_on(tmp_path: Path, number: int, code: int) -> None:
-    """Ctrl-C and SIGTERM: own exit code, no traceback, the command to resume, and the same bytes then."""
+@pytest.mark.promise(12)
+def test_signals_stop_cleanly_and_say_how_to_go_on(tmp_path: Path, tries: Tries, within: Measure) -> None:
+    """Ctrl-C or SIGTERM at any moment: own exit code, no traceback, how to resume, the same bytes."""
     documents = [text for text in make_documents(4000, seed=33) if text]
     path = write_text(tmp_path / "a.txt", documents)
+    expected = reference.shard_files(
+        reference.stream([text for text in path.read_text().split("<|endoftext|>") if text]), 50_000
+    )
+    chooser = random.Random(12)
+    for attempt in tries(4, 30):
+        number = [signal.SIGINT, signal.SIGTERM][attempt % 2]
+        out = tmp_path / str(attempt)
+        words = runs.command(
+            "build", "--input", path, "--out", out,
+            "--shard-tokens", "50k", "--engine", "tiktoken", "--batch-bytes", "8k",
+        )  # fmt: skip
+        process = subprocess.Popen(
+            words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        while process.poll() is None and not (out / ".fineweb-shards" / "lock").exists():
+            time.sleep(0.01)
+        if attempt % 4 < 2:
+            pause_until_busy(out, process)
+        time.sleep(chooser.uniform(0, 0.5))
+        with within(10.0):
+            os.killpg(process.pid, number)
+            _, errors = process.communicate(timeout=60)
+        assert process.returncode in (128 + number, 0), errors
+        assert "Traceback" not in errors
+        if process.returncode:
+            assert "resume with: fineweb-shards build" in errors
+            log = (out / ".fineweb-shards" / "log.txt").read_text()
+            assert log.splitlines()[-1].endswith("Everything finished is kept")
+        assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+        assert runs.shards_in(out) == expected
+
+
+@pytest.mark.promise(12)
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    """Even while a command of the user's is still running at the end."""
+    path = write_text(tmp_path / "a.txt", [text for text in make_documents(4000, seed=34) if text])
     out = tmp_path / "out"
     words = runs.command(
-        "build",
-        "--input",
-        path,
-        "--out",
-        out,
-        "--shard-tokens",
-        "50k",
-        "--engine",
-        "tiktoken",
-        "--batch-bytes",
-        "8k",
-    )
+        "build", "--input", path, "--out", out, "--engine", "tiktoken",
+        "--on-finish", f"touch {tmp_path / 'begun'}; exec sleep 300",
+    )  # fmt: skip
     process = subprocess.Popen(
-        words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
     )
-    pause_until_busy(out, process)
-    os.killpg(process.pid, number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
-    assert "Traceback" not in errors
-    assert "resume with: fineweb-shards build" in errors
-    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
-    joined = path.read_text().split("<|endoftext|>")
-    assert runs.shards_in(out) == reference.shard_files(reference.stream([t for t in joined if t]), 50_000)
+    while not (out / ".fineweb-shards" / "lock").exists():
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    os.killpg(process.pid, signal.SIGKILL)  # the user's command, which is none of ours

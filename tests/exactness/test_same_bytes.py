@@ -30,6 +30,7 @@ SHARD_SIZES = [1_000_000, 777_777, 10**9]
 SMALL_SHARD_SIZES = [10_000, 7_777, 10**9]
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("engine", ["fastokens", "tiktoken"])
 def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, engine: str) -> None:
@@ -78,6 +79,7 @@ def test_the_real_corpus(corpus: Path, tmp_path: Path) -> None:
         assert manifest["complete"]
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize(
     "form", ["parquet", "jsonl", "txt", "jsonl.gz", "txt.gz", "txt.zst", "stdin", "stdin jsonl"]
 )
@@ -106,6 +108,7 @@ def test_the_same_documents_in_every_form(tmp_path: Path, form: str) -> None:
     assert runs.shards_in(out) == reference.shard_files(reference.stream(documents), 9000)
 
 
+@pytest.mark.promise(5)
 @settings(max_examples=40)
 @given(
     st.lists(st.one_of(st.none(), st.text(max_size=200)), max_size=30),
@@ -155,6 +158,7 @@ def test_max_tokens_ends_the_stream_exactly_there(tmp_path: Path, limit: int) ->
         assert manifest.tokens == len(whole)
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("shard_tokens", SMALL_SHARD_SIZES)
 def test_a_build_with_processes_and_one_without_leave_the_same_folder(
     tmp_path: Path, shard_tokens: int

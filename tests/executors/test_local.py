@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +16,14 @@ from documents import make_documents
 from doubles import Listener
 from inputs import write_parquet
 
+from fineweb_shards import guard
 from fineweb_shards.errors import BadFileError, WorkerError
+from fineweb_shards.executors import local
 from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
 from fineweb_shards.guard import MemoryGuard
+from fineweb_shards.machine import Room
+from fineweb_shards.observer import Event
 from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.types import Batch, EncodedBlock, TextChunk
@@ -158,49 +159,62 @@ def test_what_is_in_flight_is_bounded_in_bytes(source: Source) -> None:
                 time.sleep(0.2)  # give workers every chance to run ahead
 
 
-def test_no_orphans(tmp_path: Path, source: Source) -> None:
-    """After kill -9 of the parent every worker ends."""
-    code = textwrap.dedent(
-        """
-        import sys
-        sys.path[:0] = sys.argv[3:]
-        import runs
-        from pathlib import Path
-        from fineweb_shards.executors.local import LocalExecutor
-        from fineweb_shards.executors.worker import WorkerSpec
-        from fineweb_shards.guard import MemoryGuard
+@pytest.mark.promise(18)
+def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First no more work is given out, then workers go, largest first; afterwards it goes on, and says so."""
+    monkeypatch.setattr(guard, "LOOK_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(local, "LOOK_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(guard, "RETIRE_AFTER_SECONDS", 0.2)
+    room = {"available": 2**40}
 
-        if __name__ == "__main__":
-            source = runs.job_of(Path(sys.argv[2]), sys.argv[1], batch_bytes=1024).source
-            spec = WorkerSpec(source, "tiktoken", True, 0)
-            with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40)) as executor:
-                for _ in executor.encode(source.batches(runs.START)):
-                    print(*[worker.pid for worker in executor._workers], flush=True)
-                    sys.stdin.readline()
-        """
-    )
-    script = tmp_path / "parent.py"
-    script.write_text(code)
-    arguments = [
-        sys.executable,
-        str(script),
-        source.files[0].path,
-        str(tmp_path / "o"),
-        str(Path(runs.__file__).parent),
-    ]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        workers = [int(word) for word in parent.stdout.readline().split()]
-        assert len(workers) == 2
-        parent.kill()
-    deadline = time.monotonic() + 30  # it takes milliseconds; the promise of 2 s is measured in soak
-    while any(is_running(pid) for pid in workers):
-        assert time.monotonic() < deadline, "workers outlive their parent"
-        time.sleep(0.02)
+    def read() -> guard.Reading:
+        return guard.Reading([Room("the machine", room["available"], 2**40)], 0.0)
+
+    class Relief(Listener):
+        """Memory comes back when both workers are gone."""
+
+        def tell(self, event: Event) -> None:
+            super().tell(event)
+            if len(self.texts("memory")) == 2:
+                room["available"] = 2**40
+
+    blocks = []
+    with LocalExecutor(spec_of(source), 2, WINDOW, MemoryGuard(2**40, read)) as executor:
+        executor.observe(listener := Relief())
+        before = [worker.pid for worker in executor._workers]
+        for number, block in enumerate(executor.encode(source.batches(runs.START))):
+            blocks.append(block)
+            if number == 5:
+                room["available"] = 1
+        after = [worker.pid for worker in executor._workers]
+    assert tokens_of(blocks) == EXPECTED
+    assert [cause for cause, _ in listener.waits] == ["memory", "memory"]
+    assert "paused for memory since" in str(listener.waits[0][1])
+    assert "the machine has 1 bytes of memory left" in str(listener.waits[0][1])
+    assert listener.waits[1][1] is None
+    assert all("memory stays short" in text for text in listener.texts("memory"))
+    assert set(before).isdisjoint(after)
+    assert len(after) == 2
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+@pytest.mark.promise(18)
+def test_a_worker_beyond_its_share_is_renewed_between_batches(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is done twice for it, and the stream is the same."""
+    monkeypatch.setattr(guard, "LOOK_EVERY_SECONDS", 0.02)
+    sizes: dict[int, int] = {}
+    watch = MemoryGuard(1000, measure=lambda pid: sizes.get(pid, 0))
+    blocks = []
+    with LocalExecutor(spec_of(source), 2, WINDOW, watch) as executor:
+        executor.observe(listener := Listener())
+        grown = executor._workers[1].pid
+        sizes[grown] = 2000
+        for block in executor.encode(source.batches(runs.START)):
+            blocks.append(block)
+            time.sleep(0.02)
+        assert grown not in [worker.pid for worker in executor._workers]
+    assert tokens_of(blocks) == EXPECTED
+    assert ["beyond its share" in text for text in listener.texts("memory")] == [True]

@@ -51,6 +51,7 @@ def stream_of(blocks: list[EncodedBlock]) -> list[int]:
     return np.concatenate([block.tokens for block in stitch(blocks, make_mender, runs.START)]).tolist()  # type: ignore[no-any-return]
 
 
+@pytest.mark.promise(9)
 @pytest.mark.parametrize("text", [poison.DEADLY, poison.OUT_OF_MEMORY, poison.RAISING])
 def test_poison_is_narrowed_down_to_its_document(tmp_path: Path, text: str) -> None:
     """Whatever it does to its worker: only it is missing, it is named by its row, and counted."""
@@ -65,6 +66,7 @@ def test_poison_is_narrowed_down_to_its_document(tmp_path: Path, text: str) -> N
     assert lost.cause
 
 
+@pytest.mark.promise(10)
 @pytest.mark.parametrize("text", [poison.DEADLY_FOR_FIRST, poison.RAISING_FIRST])
 def test_what_one_engine_cannot_do_the_other_does(tmp_path: Path, text: str) -> None:
     """A document that ends, or makes raise, only one of the engines is not lost."""
@@ -75,6 +77,7 @@ def test_what_one_engine_cannot_do_the_other_does(tmp_path: Path, text: str) -> 
     assert not any(block.quarantined for block in blocks)
 
 
+@pytest.mark.promise(9)
 def test_several_poisons_and_copies_of_one(tmp_path: Path) -> None:
     """Each is found; a copy shares its fate; everything between them is there."""
     documents = with_poison(poison.DEADLY, poison.DEADLY_FOR_FIRST, poison.RAISING, poison.DEADLY)
@@ -86,6 +89,7 @@ def test_several_poisons_and_copies_of_one(tmp_path: Path) -> None:
     assert len(listener.texts("worker")) >= 5
 
 
+@pytest.mark.promise(9)
 @pytest.mark.parametrize("filler", ["Plain words and more of them. " * 10_000, "没有空格的文字" * 15_000])
 def test_a_poisoned_piece_of_a_long_document(tmp_path: Path, filler: str) -> None:
     """Only the piece is missing: the document keeps its one EOT, and those around it are whole."""
@@ -110,6 +114,7 @@ def test_too_many_deaths_are_not_the_documents_fault(tmp_path: Path, monkeypatch
         encode(runs.job_of(tmp_path / "out", path).source, workers=1)
 
 
+@pytest.mark.promise(9)
 def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None:
     """The file names file, row, id and cause; a resume, and a second start, come to the same end."""
     documents = with_poison(poison.DEADLY)

@@ -45,6 +45,7 @@ def open_full(path: Path, mode: str, **more: object) -> object:
     return FullDisk(path, "w+") if mode == "w+b" else builtins.open(path, mode)
 
 
+@pytest.mark.promise(13)
 def test_a_disk_that_is_full_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it fills up, finished shards stay, and the next run with space completes."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
@@ -66,6 +67,7 @@ def test_a_disk_that_is_full_at_every_write(tmp_path: Path, monkeypatch: pytest.
     assert runs.shards_in(out) == expected
 
 
+@pytest.mark.promise(15)
 @pytest.mark.parametrize("failing", range(1, 12))
 def test_an_fsync_error_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     """Never retried as if nothing had happened; a new run makes it good."""
@@ -81,6 +83,7 @@ def test_an_fsync_error_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert runs.shards_in(out) == reference.shard_files(reference.stream(DOCUMENTS), 2000)
 
 
+@pytest.mark.promise(14)
 def test_what_the_disk_cannot_hold_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says how much is missing."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS)

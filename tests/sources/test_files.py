@@ -95,6 +95,7 @@ def test_unchanged_files_are_accepted_and_may_lie_elsewhere(folder: Path, tmp_pa
     check_same_files(find_files((str(folder / "moved"),), "auto"), recorded, trust_times=False)
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("change", ["size", "content", "times", "count", "name"])
 def test_changed_files_are_refused_by_field(folder: Path, change: str) -> None:
     """A swapped file is found even where its size is the same."""

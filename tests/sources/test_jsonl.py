@@ -37,6 +37,7 @@ def test_what_json_allows(tmp_path: Path) -> None:
     assert manifest.totals["replaced_characters"] == 1
 
 
+@pytest.mark.promise(20)
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -101,6 +101,7 @@ def test_a_huge_cell_is_encoded_in_pieces(tmp_path: Path, long: str, monkeypatch
     assert runs.shards_in(tmp_path / "out") == shards_of(documents, 1000)
 
 
+@pytest.mark.promise(20)
 @pytest.mark.parametrize("damage", ["empty", "garbage", "truncated", "no column", "wrong type", "missing"])
 def test_bad_files_are_named_or_skipped(tmp_path: Path, damage: str) -> None:
     """`stop` names the file; `skip` leaves it out, counts it, and takes the others."""
@@ -132,6 +133,7 @@ def test_bad_files_are_named_or_skipped(tmp_path: Path, damage: str) -> None:
     assert manifest.totals["bad_parts"] == 1
 
 
+@pytest.mark.promise(20)
 def test_a_damaged_row_group_is_named_or_skipped(tmp_path: Path) -> None:
     """Only that row group is left out."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS[:60], 20, compression="zstd", use_dictionary=False)

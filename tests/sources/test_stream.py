@@ -51,6 +51,7 @@ def test_several_frames_in_one_zstd_file(tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "out") == EXPECTED
 
 
+@pytest.mark.promise(20)
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst"])
 @pytest.mark.parametrize("damage", ["truncated", "garbage"])
 def test_damaged_streams_are_told(tmp_path: Path, name: str, damage: str) -> None:

@@ -26,6 +26,7 @@ def encode_all(name: str, texts: list[str]) -> list[list[int]]:
     return [part.tolist() for part in np.split(tokens, offsets[1:-1])]
 
 
+@pytest.mark.promise(19)
 @pytest.mark.parametrize("name", NAMES)
 def test_engine_equals_the_reference(name: str) -> None:
     """On prose, other scripts and hostile documents."""
@@ -51,6 +52,7 @@ def test_every_code_point_in_context(name: str) -> None:
     assert encode_all(name, texts) == [reference.encode(text) for text in texts]
 
 
+@pytest.mark.promise(19)
 @pytest.mark.parametrize("name", NAMES)
 def test_lone_surrogates_become_what_tiktoken_makes_of_them(name: str) -> None:
     """A str from JSON may hold half a character; tiktoken replaces it."""
@@ -58,6 +60,7 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(name: str) -> None:
     assert encode_all(name, texts) == [reference.encode(text) for text in texts]
 
 
+@pytest.mark.promise(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_million_spaces_before_a_letter(name: str) -> None:
     """tiktoken panics on these (tiktoken#400); we give the tokens it would have: for this text they are
@@ -68,6 +71,7 @@ def test_a_million_spaces_before_a_letter(name: str) -> None:
     assert encode_all(name, [text]) == [[*reference.encode(" ") * 1_099_999, *reference.encode(" x")]]
 
 
+@pytest.mark.promise(19)
 @pytest.mark.parametrize("name", NAMES)
 def test_eot_is_never_made_from_text(name: str) -> None:
     """A literal <|endoftext|> is ordinary text."""
@@ -140,6 +144,7 @@ def test_long_documents_are_sampled_too(monkeypatch: pytest.MonkeyPatch) -> None
         Encoder(Wrong("q"), TiktokenEngine(), eot_first=True, seed=0).encode(chunk, "wrong.txt")
 
 
+@pytest.mark.promise(10)
 def test_what_an_engine_raises_on_is_told_apart() -> None:
     """Anything an engine raises, even a Rust panic, is one error that names the engine."""
     encoder = Encoder(Panicking(), TiktokenEngine(), eot_first=True, seed=0)

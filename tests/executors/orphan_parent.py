@@ -1,0 +1,22 @@
+"""Encodes a file over and over; prints the workers' process ids and goes on until it is killed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import runs
+
+from fineweb_shards.executors.local import LocalExecutor
+from fineweb_shards.executors.worker import WorkerSpec
+from fineweb_shards.guard import MemoryGuard
+
+if __name__ == "__main__":
+    source = runs.job_of(Path(sys.argv[2]), sys.argv[1], batch_bytes=1024).source
+    spec = WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
+    with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40)) as executor:
+        while True:
+            for _ in executor.encode(source.batches(runs.START)):
+                print(*[worker.pid for worker in executor._workers], flush=True)

@@ -1,0 +1,24 @@
+"""The command `fineweb-shards` on a disk that takes its time: python slow_disk_driver.py build …"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from fineweb_shards import cli
+from fineweb_shards.types import Counts, Tokens
+from fineweb_shards.writer import ShardWriter
+
+SECONDS_FOR_A_SLICE = 0.2
+
+write = ShardWriter.write
+
+
+def write_slowly(writer: ShardWriter, tokens: Tokens, counts: Counts) -> None:
+    time.sleep(SECONDS_FOR_A_SLICE)
+    write(writer, tokens, counts)
+
+
+if __name__ == "__main__":
+    ShardWriter.write = write_slowly  # type: ignore[method-assign]
+    sys.exit(cli.main(sys.argv[1:]))

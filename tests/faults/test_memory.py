@@ -1,0 +1,128 @@
+"""Memory: the peak of all processes, and a run inside a limit that kills."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import runs
+
+from fineweb_shards.machine import process_memory_bytes
+
+MIB = 2**20
+BUDGET = 700 * MIB
+LINE = b"A plain sentence of some forty characters. "
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is only measured on Linux")
+
+
+def write_giant(path: Path, size: int, ending: bytes) -> Path:
+    """So many bytes of text, in lines or all in one."""
+    piece = (LINE * 1000)[: -len(ending) or None] + ending
+    with open(path, "wb") as file:
+        for _ in range(size // len(piece)):
+            file.write(piece)
+    return path
+
+
+class Peak:
+    """The largest that a process and its children are together (PSS), looked at ten times a second."""
+
+    def __init__(self, pid: int) -> None:
+        self.bytes = 0
+        self._pid = pid
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def end(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        return self.bytes
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.1):
+            children = Path(f"/proc/{self._pid}/task/{self._pid}/children")
+            with contextlib.suppress(OSError):
+                pids = [self._pid, *map(int, children.read_text().split())]
+                self.bytes = max(self.bytes, sum(process_memory_bytes(pid) or 0 for pid in pids))
+
+
+@contextlib.contextmanager
+def hard_limit(size: int) -> Iterator[Path]:
+    """A control group in which the kernel kills whoever goes beyond `size`; yields its list of processes."""
+    old, new = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    root, name = (old, "memory.limit_in_bytes") if old.is_dir() else (new, "memory.max")
+    group = root / f"fineweb-shards-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / name).write_text(str(size))
+    except OSError:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip("no control group can be made here")
+    try:
+        yield group / "cgroup.procs"
+    finally:
+        while True:  # processes that were killed leave it a little later
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.1)
+
+
+def run_limited(words: list[str], procs: Path) -> tuple[int, str, int]:
+    """Exit code, what was said, and the peak of a command inside a limit."""
+    enter = ["sh", "-c", f'echo $$ > {procs}; exec "$@"', "sh", *words]
+    with subprocess.Popen(enter, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        peak = Peak(process.pid)
+        _, errors = process.communicate()
+        return process.returncode, errors, peak.end()
+
+
+@pytest.mark.promise(17)
+@pytest.mark.parametrize(
+    ("megabytes", "ending", "more"),
+    [
+        (100, b"", ["--separator", "none"]),
+        (100, b"\n", ["--separator", "line"]),
+        pytest.param(1000, b"", ["--separator", "none"], marks=pytest.mark.soak),
+        pytest.param(15_000, b"\n\n", ["--no-verify"], marks=pytest.mark.soak),
+    ],
+    ids=["a line of 100 MB", "100 MB in lines", "a line of 1 GB", "a text of 15 GB"],
+)
+def test_a_giant_text_inside_a_hard_limit(
+    tmp_path: Path, megabytes: int, ending: bytes, more: list[str]
+) -> None:
+    """No worker is killed by the kernel, and all processes together stay inside --max-memory."""
+    path = write_giant(tmp_path / "giant.txt", megabytes * 10**6, ending)
+    words = runs.command(
+        "build", "--input", path, "--out", tmp_path / "out", "--workers", "2", "--max-memory", str(BUDGET),
+        *more,
+    )  # fmt: skip
+    with hard_limit(BUDGET + 100 * MIB) as procs:
+        code, errors, peak = run_limited(words, procs)
+    path.unlink()
+    assert code == 0, errors
+    assert "was killed" not in errors
+    assert 100 * MIB < peak < BUDGET
+
+
+@pytest.mark.promise(17)
+def test_a_slow_disk_does_not_fill_the_memory(tmp_path: Path) -> None:
+    """Workers wait for the writer; what is in flight stays in its window."""
+    path = write_giant(tmp_path / "giant.txt", 60 * 10**6, b"\n\n")
+    driver = Path(__file__).parent / "slow_disk_driver.py"
+    words = [sys.executable, str(driver), "build", "--input", str(path), "--out", str(tmp_path / "out")]
+    words += ["--workers", "2", "--max-memory", str(BUDGET)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        peak = Peak(process.pid)
+        assert process.wait() == 0
+    assert 100 * MIB < peak.end() < BUDGET
