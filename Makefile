@@ -8,10 +8,12 @@ ARGS ?=
 
 PYTHON ?= python3
 BIN := .venv/bin
+CONFIG := configs/$(SAMPLE).toml
+FOLDER = $(if $(OUT),'$(OUT)',--config '$(CONFIG)')
 FLAGS := $(if $(OUT),--out '$(OUT)') $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help shards plan test soak check bench bench-hub clean
+.PHONY: help shards plan status report verify test soak check bench bench-hub clean
 
 help: ## list the targets
 	@echo "make shards [SAMPLE=name] [OUT=folder] [WORKERS=n] [ARGS='--flag value']"
@@ -21,10 +23,20 @@ help: ## list the targets
 	@echo "  SAMPLE is one of: $(basename $(notdir $(wildcard configs/*.toml)))"
 
 shards: .venv/run ## make the shards of configs/SAMPLE.toml (without SAMPLE: a demo), or go on with them
-	@$(BIN)/fineweb-shards build --config 'configs/$(SAMPLE).toml' $(FLAGS)
+	@$(BIN)/fineweb-shards build --config '$(CONFIG)' $(FLAGS)
 
 plan: .venv/run ## show what `make shards` would do, without writing anything
-	@$(BIN)/fineweb-shards plan --config 'configs/$(SAMPLE).toml' $(FLAGS)
+	@$(BIN)/fineweb-shards plan --config '$(CONFIG)' $(FLAGS)
+
+# 20 and 21 mean running and stopped: answers, not failures.
+status: .venv/run ## how far it is, from any terminal (ARGS=--watch keeps showing it)
+	@$(BIN)/fineweb-shards status $(FOLDER) $(ARGS) || [ $$? -ge 20 ]
+
+report: .venv/run ## make the page about it again (ARGS=--open shows it in the browser)
+	@$(BIN)/fineweb-shards report $(FOLDER) $(ARGS)
+
+verify: .venv/run ## read every shard back and check it
+	@$(BIN)/fineweb-shards verify $(FOLDER)
 
 test: check ## all checks and tests; a few minutes
 	@$(BIN)/python -m pytest $(ARGS)

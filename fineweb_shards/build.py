@@ -16,13 +16,17 @@ from pathlib import Path
 from fineweb_shards.disk import Disk
 from fineweb_shards.durable import WORK_FOLDER, FolderLock, output_error
 from fineweb_shards.errors import Interrupted, OutputError, ShardError
+from fineweb_shards.estimate import Total
 from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
 from fineweb_shards.guard import MemoryGuard
+from fineweb_shards.heartbeat import invoke
+from fineweb_shards.history import load_history
 from fineweb_shards.job import Job
 from fineweb_shards.journal import Journal
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
+from fineweb_shards.monitor import Monitor
 from fineweb_shards.observer import Event
 from fineweb_shards.output import Output
 from fineweb_shards.packer import Packer
@@ -30,11 +34,13 @@ from fineweb_shards.plan import check_disk, make_plan
 from fineweb_shards.plan_text import short_lines
 from fineweb_shards.progress import Progress
 from fineweb_shards.quarantine import check_batch_bytes, describe, write_quarantine
+from fineweb_shards.screen import Screen
 from fineweb_shards.sources.files import check_same_files, files_to_json
 from fineweb_shards.stitcher import stitch
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
+from fineweb_shards.types import EncodedBlock, Quarantined, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.verify import check_folder
 
 Say = Callable[[str], None]
 
@@ -49,45 +55,57 @@ class Outcome:
     seconds: float
 
 
-def build(job: Job, *, fresh: bool, same_source: bool, say: Say) -> Outcome:
-    """Make the shards, or the rest of them."""
+def build(job: Job, *, fresh: bool, same_source: bool, screen: Screen, command: str) -> Outcome:
+    """Make the shards, or the rest of them. `command` is how to go on after an interruption."""
     with FolderLock(job.folder):
         if fresh:
-            delete_output(job.folder, job.layout, say)
+            delete_output(job.folder, job.layout, screen.say)
         manifest = open_ledger(job, same_source=same_source)
         if manifest.complete:
             return Outcome(manifest, 0, 0, 0.0)
         journal = Journal(job.folder)
         with accounted(journal, job):
-            return build_rest(job, manifest, journal, say)
+            return build_rest(job, manifest, journal, screen, command)
 
 
-def build_rest(job: Job, manifest: Manifest, journal: Journal, say: Say) -> Outcome:
+def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, command: str) -> Outcome:
     """From where the ledger ends."""
     begin = time.monotonic()
     spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
     guard = MemoryGuard(job.budget.worker_bytes)
-    # Workers take a second or two to load, in which the plan is made.
-    with LocalExecutor(
-        spec, job.budget.workers, job.budget.window_bytes, guard, manifest.quarantined
-    ) as executor:
-        plan = make_plan(job, trial_seconds=0, start=manifest.end)
-        lines = short_lines(plan)
-        if manifest.shards:
-            finished = f"{len(manifest.shards):,} shards, {show_count(manifest.tokens)} tokens"
-            lines.append(f"{'resuming':<10} {finished} are finished")
-        for line in lines:
-            say(line)
-            journal.write(Event("plan", line))
-        check_disk(plan, manifest.tokens)
-        with Progress(journal, plan.extent.tokens, manifest.tokens) as progress:
+    executor = LocalExecutor(spec, job.budget.workers, job.budget.window_bytes, guard, manifest.quarantined)
+    history = load_history(job.folder)
+    history.begin_run()
+    progress = Progress(journal, screen, history, finished=manifest.shards)
+    job.source.report_to(progress)
+    with Monitor(job, progress, guard, executor, invoke(command)):
+        with executor:
+            # Workers take a second or two to load, in which the plan is made.
+            tell_plan(job, manifest, progress)
             result = run(job, manifest, executor, guard, progress)
-    seconds = time.monotonic() - begin
+        seconds = time.monotonic() - begin
+        if job.config.verify and len(result.shards) > len(manifest.shards):
+            progress.verifying = True
+            check_folder(job.folder, screen.complain, progress.verify_shard)
     new_tokens = result.tokens - manifest.tokens
     journal.write(Event("end", f"complete: {result.tokens:,} tokens in {len(result.shards):,} shards; "
                         f"{new_tokens:,} of them in {show_seconds(seconds)}, "
                         f"peak memory {show_bytes(guard.peak_bytes)}"))  # fmt: skip
     return Outcome(result, len(result.shards) - len(manifest.shards), new_tokens, seconds)
+
+
+def tell_plan(job: Job, manifest: Manifest, progress: Progress) -> None:
+    """Look at what is still to do, say it, and refuse what the disk can't hold."""
+    plan = make_plan(job, trial_seconds=0, start=manifest.end)
+    lines = short_lines(plan)
+    if manifest.shards:
+        finished = f"{len(manifest.shards):,} shards, {show_count(manifest.tokens)} tokens"
+        lines.append(f"{'resuming':<10} {finished} are finished")
+    for line in lines:
+        progress.tell(Event("plan", line))
+    check_disk(plan, manifest.tokens)
+    total = Total(plan.extent.tokens, exact=plan.extent.exact, limit=job.config.max_tokens)
+    progress.expect(total, job.source.share_before)
 
 
 @contextlib.contextmanager
@@ -127,7 +145,6 @@ def run(
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
     executor.observe(progress)
-    job.source.report_to(progress)
     lost = list(manifest.quarantined)
     encoded = report_problems(executor.encode(job.source.batches(start)), job, lost, disk, progress)
     slices = pack(packer, stitch(encoded, make_mender, start))
@@ -193,15 +210,15 @@ def write_shards(
         wait_for_room(disk, progress, needed)
         for part in slices:
             known = len(output.manifest.shards)
-            progress.advance(len(part.tokens), known)
+            progress.advance(len(part.tokens), known, part.end)
             output.add(part)
             if part.checkpoint:
-                tell_records(output.manifest.shards[known:], progress)
+                progress.finish_shards(output.manifest.shards[known:])
                 job.source.release_before(part.end.file)
                 wait_for_room(disk, progress, needed)
         known = len(output.manifest.shards)
         manifest = output.finish()
-    tell_records(manifest.shards[known:], progress)
+    progress.finish_shards(manifest.shards[known:])
     job.source.release_before(len(job.source.files))
     return manifest
 
@@ -211,12 +228,6 @@ def wait_for_room(disk: Disk, progress: Progress, shard_bytes: int) -> None:
     left = progress.expected_left()
     if left is not None:
         disk.wait_for(min(2 * left, shard_bytes))
-
-
-def tell_records(records: Iterable[ShardRecord], progress: Progress) -> None:
-    for record in records:
-        counted = f"{record.tokens:,} tokens, {record.documents:,} documents"
-        progress.tell(Event("shard", f"{record.name}: {counted}, SHA-256 {record.sha256}", loud=False))
 
 
 def open_ledger(job: Job, *, same_source: bool) -> Manifest:

@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 
 from fineweb_shards import __version__
 from fineweb_shards.config import Config, load_config, parse_value
-from fineweb_shards.errors import DamageError, Interrupted, NoMatch, QuarantineError, ShardError, UsageError
+from fineweb_shards.errors import Interrupted, NoMatch, QuarantineError, ShardError, UsageError
 from fineweb_shards.machine import be_nice
 from fineweb_shards.observer import Observer
+from fineweb_shards.screen import Lines, Screen, put_json
 from fineweb_shards.terminal import printable
 from fineweb_shards.units import parse_count
 
@@ -27,10 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         options = make_parser().parse_args(words)
-        options.run(options)
+        options.command = resume_command(words, "--on-finish")  # others may read where it is kept
+        code: int | None = options.run(options)
     except Interrupted as stop:
         print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
-        _say(f"resume with: fineweb-shards {shlex.join(words)}")
+        _say(f"resume with: {resume_command(words)}")
         return stop.exit_code
     except NoMatch as nothing:
         return nothing.exit_code
@@ -42,7 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `fineweb-shards … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    return 0
+    return code or 0
+
+
+def resume_command(words: list[str], secret_flag: str | None = None) -> str:
+    """The command that goes on where this one stopped: not with --fresh, and without a flag whose value
+    may be a secret."""
+    kept: list[str] = []
+    skip_value = False
+    for word in words:
+        if not skip_value and word != "--fresh" and not (secret_flag and word.startswith(secret_flag)):
+            kept.append(word)
+        skip_value = word == secret_flag
+    return f"fineweb-shards {shlex.join(kept)}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,6 +113,9 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the input was copied: accept other modification times when resuming",
     )
+    shown = build.add_mutually_exclusive_group()
+    shown.add_argument("--quiet", action="store_true", help="show errors and the result only")
+    shown.add_argument("--json", action="store_true", help="progress and result as JSON lines, for programs")
     build.set_defaults(run=run_build)
 
     plan = verbs.add_parser("plan", help="show what a build would do, without writing anything")
@@ -106,14 +123,39 @@ def make_parser() -> argparse.ArgumentParser:
     plan.set_defaults(run=run_plan)
 
     verify = verbs.add_parser("verify", help="check every shard of a folder against its manifest")
-    verify.add_argument("folder", metavar="DIR", type=Path)
+    add_folder(verify)
     verify.set_defaults(run=run_verify)
 
-    status = verbs.add_parser("status", help="show what is in a folder and whether a run is at work")
-    status.add_argument("folder", metavar="DIR", type=Path)
+    status = verbs.add_parser("status", help="show how far a run is, from any terminal")
+    add_folder(status)
+    status.add_argument("--watch", action="store_true", help="keep showing it until the run ends")
+    status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(run=run_status)
+
+    report = verbs.add_parser("report", help="make the page about a folder again")
+    add_folder(report)
+    report.add_argument("--open", action="store_true", help="show it in the browser")
+    report.set_defaults(run=run_report)
     add_shard_verbs(verbs)
     return parser
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """An output folder: by its name, or by the config it was built with."""
+    parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="output folder of a build")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file that names it, instead of DIR")
+
+
+def _folder_of(options: argparse.Namespace) -> Path:
+    if (options.folder is None) == (options.config is None):
+        raise UsageError("Name one folder: DIR, or --config FILE with the config it was built with.",
+                         "For example: fineweb-shards status out/demo")  # fmt: skip
+    if options.folder is not None:
+        return Path(options.folder).expanduser()
+    config = load_config(options.config, {})
+    if not config.out:
+        raise UsageError(f"{options.config}: there is no output folder in it.", "Name the folder itself.")
+    return Path(config.out).expanduser()
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
@@ -179,38 +221,49 @@ def _config_of(options: argparse.Namespace) -> Config:
 
 def run_build(options: argparse.Namespace) -> None:
     """Build, and tell the user's own command how it ended."""
+    from fineweb_shards.bars import choose_screen
     from fineweb_shards.farewell import run_command
 
     catch_signals()
     be_nice()
     config = _config_of(options)
+    screen = choose_screen(quiet=options.quiet, as_json=options.json)
     ending: BaseException | None = None
     try:
-        make_shards(config, options)
+        make_shards(config, options, screen)
     except BaseException as error:
         ending = error
         raise
     finally:
+        if options.json and isinstance(ending, ShardError):
+            put_json({"event": "error", "exit_code": ending.exit_code, "message": ending.message})
         if config.on_finish and config.out:
             complaint = run_command(config.on_finish, Path(config.out).expanduser(), ending)
             if complaint:
-                _say(complaint)
+                screen.complain(complaint)
 
 
-def make_shards(config: Config, options: argparse.Namespace) -> None:
+def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> None:
     # Imported here, so that `--help` is quick and a worker's import of this module light.
     from fineweb_shards.build import build
     from fineweb_shards.durable import WORK_FOLDER
     from fineweb_shards.job import make_job, pinned_commit
     from fineweb_shards.quarantine import FILE_NAME as QUARANTINE
-    from fineweb_shards.summary import summary_lines
+    from fineweb_shards.summary import summary_lines, summary_values
 
     commit = None if options.fresh else pinned_commit(config)
-    job = make_job(config, commit=commit, observer=Console())
-    outcome = build(job, fresh=options.fresh, same_source=options.same_source, say=_say)
-    if job.config.verify and outcome.new_shards:
-        check_folder(job.folder)
-    _show(summary_lines(job, outcome))
+    job = make_job(config, commit=commit, observer=Console(screen))
+    outcome = build(
+        job,
+        fresh=options.fresh,
+        same_source=options.same_source,
+        screen=screen,
+        command=options.command,
+    )
+    if options.json:
+        put_json({"event": "result", **summary_values(job, outcome)})
+    else:
+        _show(summary_lines(job, outcome))
     if outcome.manifest.quarantined:
         raise QuarantineError(
             f"{len(outcome.manifest.quarantined):,} documents could not be encoded and were left out; "
@@ -224,33 +277,43 @@ def run_plan(options: argparse.Namespace) -> None:
     from fineweb_shards.plan_text import plan_lines
 
     config = dataclasses.replace(_config_of(options), download=False)  # a plan needs no whole file
-    job = make_job(config, commit=pinned_commit(config), observer=Console())
+    job = make_job(config, commit=pinned_commit(config), observer=Console(Lines()))
     _show(plan_lines(make_plan(job, trial_seconds=1.0)))
 
 
 def run_verify(options: argparse.Namespace) -> None:
-    manifest = check_folder(options.folder)
+    from fineweb_shards.verify import check_folder
+
+    folder = _folder_of(options)
+    manifest = check_folder(folder, Lines().complain)
     state = "complete" if manifest.complete else "so far: the build is not finished"
     count = len({shard.name for shard in manifest.shards})
-    _show([f"{options.folder}: {count:,} shards, {manifest.tokens:,} tokens verified, {state}."])
+    _show([f"{folder}: {count:,} shards, {manifest.tokens:,} tokens verified, {state}."])
 
 
-def check_folder(folder: Path) -> Any:
-    """Verify; names every damaged file and raises, or returns the manifest."""
-    from fineweb_shards.verify import verify_folder
+def run_status(options: argparse.Namespace) -> int:
+    """Show it; the exit code tells the state."""
+    from fineweb_shards.status import read_status, show_status
+    from fineweb_shards.watch import watch_status
 
-    verdict = verify_folder(folder)
-    for damage in verdict.damages:
-        print(printable(damage), file=sys.stderr)
-    if verdict.damages:
-        raise DamageError(f"{folder}: {len(verdict.damages)} damaged files.")
-    return verdict.manifest
+    folder = _folder_of(options)
+    if options.watch:
+        return watch_status(folder, as_json=options.json)
+    status = read_status(folder)
+    show_status(status, as_json=options.json)
+    return status.exit_code
 
 
-def run_status(options: argparse.Namespace) -> None:
-    from fineweb_shards.status import read_status, status_lines
+def run_report(options: argparse.Namespace) -> None:
+    from fineweb_shards.report import write_report
 
-    _show(status_lines(read_status(options.folder)))
+    path = write_report(_folder_of(options))
+    _show([str(path)])
+    if options.open:
+        import webbrowser
+
+        if not webbrowser.open(path.resolve().as_uri()):
+            Lines().complain("No browser was found here: open the file named above.")
 
 
 def catch_signals() -> None:
@@ -268,8 +331,11 @@ def catch_signals() -> None:
 class Console(Observer):
     """Waits, on the screen, before there is a run with its own way of showing them."""
 
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+
     def wait(self, cause: str, reason: str | None) -> None:
-        _say(reason or f"the wait for the {cause} is over")
+        self._screen.say(reason or f"the wait for the {cause} is over")
 
 
 def _show(lines: list[str]) -> None:

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fineweb_shards.errors import NoMatch
+from fineweb_shards.screen import Lines
 from fineweb_shards.terminal import printable
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ EXPORT_SETTINGS = (
 
 
 def run_export(options: argparse.Namespace) -> None:
-    from fineweb_shards.cli import catch_signals, check_folder
+    from fineweb_shards.cli import Console, catch_signals
     from fineweb_shards.config import load_config
     from fineweb_shards.export import export, export_lines, open_origin
+    from fineweb_shards.verify import check_folder
 
     catch_signals()
     given = {name: getattr(options, name) for name in EXPORT_SETTINGS}
@@ -30,10 +32,11 @@ def run_export(options: argparse.Namespace) -> None:
     if given["shard_tokens"] is None:
         given["shard_tokens"] = origin.manifest.settings["shard_tokens"]
     config = load_config(None, given)
-    result = export(origin, config, fresh=options.fresh, say=_say)
+    screen = Lines()
+    result = export(origin, config, fresh=options.fresh, say=screen.say, observer=Console(screen))
     if config.verify and result.seconds:
-        check_folder(result.spec.folder)
-    print("\n".join(export_lines(result)))
+        check_folder(result.spec.folder, screen.complain)
+    print(printable("\n".join(export_lines(result))))
 
 
 def run_inspect(options: argparse.Namespace) -> None:
@@ -80,23 +83,21 @@ def _run_grep(options: argparse.Namespace, target: Target) -> None:
 
 
 def run_upload(options: argparse.Namespace) -> None:
-    from fineweb_shards.cli import Console, catch_signals, check_folder
+    from fineweb_shards.cli import Console, catch_signals
     from fineweb_shards.config import load_config
     from fineweb_shards.outage import Patience
     from fineweb_shards.upload import Uploader, disable_progress_bars
+    from fineweb_shards.verify import check_folder
 
     catch_signals()
     if not sys.stderr.isatty():
         disable_progress_bars()
     config = load_config(None, {"max_outage": options.max_outage})
     patience = Patience(config.max_outage)
-    patience.observer = Console()
-    uploader = Uploader(options.repo, patience, _say)
-    manifest = check_folder(options.folder)
+    screen = Lines()
+    patience.observer = Console(screen)
+    uploader = Uploader(options.repo, patience, screen.say)
+    manifest = check_folder(options.folder, screen.complain)
     done = uploader.upload(options.folder, manifest, private=options.private)
     sent = f"{done.sent:,} of {done.files:,} files sent" if done.sent else "Nothing to send"
     print(f"{sent}; all are verified and at {done.url}")
-
-
-def _say(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +18,8 @@ from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 # Everything but finished shards and the ledger lives here. build-nanogpt's loader opens whatever has
 # `train` or `val` in its name, so no name in this program may have.
 WORK_FOLDER = ".fineweb-shards"
+_TRIES = 5
+_RETRY_SECONDS = 0.02
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
@@ -55,6 +59,18 @@ def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
         raise output_error(path, error) from error
 
 
+def write_quickly(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, whole or not at all, but not durably: for what only tells how a run goes.
+    Raises OSError."""
+    # Another process may do the same at the same time, and so may another thread.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 class FolderLock:
     """One run per output folder. The kernel frees the lock when the process ends, however it ends."""
 
@@ -69,7 +85,7 @@ class FolderLock:
             file = open(self._path, "a+b")
         except OSError as error:
             raise output_error(self._path, error) from error
-        if not _try_lock(file):
+        if not _try_patiently(file):
             file.seek(0)
             holder = file.read(64).decode("ascii", "replace").strip() or "unknown"
             file.close()
@@ -87,11 +103,22 @@ class FolderLock:
 
 def is_locked(folder: Path) -> bool:
     """Whether a run holds the folder now."""
+    path = folder / WORK_FOLDER / "lock"
     try:
-        with open(folder / WORK_FOLDER / "lock", "r+b") as file:
+        # Somebody else's folder may only be read, and that is enough.
+        with open(path, "r+b" if os.access(path, os.W_OK) else "rb") as file:
             return not _try_lock(file)
     except OSError:
         return False
+
+
+def _try_patiently(file: BinaryIO) -> bool:
+    """Try again for a moment: `status` holds the lock for an instant when it looks whether anybody does."""
+    for _ in range(_TRIES):
+        if _try_lock(file):
+            return True
+        time.sleep(_RETRY_SECONDS)
+    return False
 
 
 def _try_lock(file: BinaryIO) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 import fineweb_shards
 from fineweb_shards.build import check_no_strangers, delete_output
@@ -22,16 +23,15 @@ from fineweb_shards.disk import Disk
 from fineweb_shards.durable import FolderLock
 from fineweb_shards.errors import DiskFullError, InputError, UsageError
 from fineweb_shards.job import output_spec
-from fineweb_shards.journal import Journal
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.machine import free_disk_bytes
 from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
+from fineweb_shards.observer import Observer
 from fineweb_shards.output import Output, OutputSpec
 from fineweb_shards.packer import Packer
-from fineweb_shards.progress import Progress
 from fineweb_shards.result_text import content_lines, output_notes, training_lines
-from fineweb_shards.split import Split, make_split
+from fineweb_shards.split import Split
 from fineweb_shards.token_stream import read_stream
 from fineweb_shards.tokenizers.ranks import EOT
 from fineweb_shards.types import Counts, Cursor, TokenBlock, Tokens
@@ -95,12 +95,7 @@ def open_origin(folder: Path) -> Origin:
         raise InputError(f"{folder}: the build is not finished.", "Finish it first: run its command again.")
     settings = manifest.settings
     layout = get_layout(settings["layout"])
-    split = make_split(
-        settings["val_tokens"],
-        settings["val_ratio"],
-        settings["val_seed"],
-        layout.default_split(settings["shard_tokens"]),
-    )
+    split = manifest.split
     if split.val_ratio and manifest.totals["dropped_tokens"]:
         raise InputError(
             f"{folder}: made with --val-ratio and --last-shard drop; the order of its documents is lost.",
@@ -109,7 +104,9 @@ def open_origin(folder: Path) -> Origin:
     return Origin(folder, layout, manifest, split)
 
 
-def export(origin: Origin, config: Config, *, fresh: bool, say: Callable[[str], None]) -> Exported:
+def export(
+    origin: Origin, config: Config, *, fresh: bool, say: Callable[[str], None], observer: Observer
+) -> Exported:
     """Copy the tokens into another folder and layout, or the rest of them."""
     config.check()
     layout = get_layout(config.layout)
@@ -124,8 +121,12 @@ def export(origin: Origin, config: Config, *, fresh: bool, say: Callable[[str], 
             return Exported(spec, manifest, 0, 0.0)
         _check_disk(origin, spec, manifest)
         begin = time.monotonic()
-        with Progress(Journal(spec.folder), origin.manifest.tokens, manifest.tokens) as progress:
-            result = _copy(origin, spec, manifest, Disk(spec.folder, config.max_outage, progress), progress)
+        disk = Disk(spec.folder, config.max_outage, observer)
+        with tqdm(
+            total=2 * origin.manifest.tokens, initial=2 * manifest.tokens, unit="B", unit_scale=True,
+            disable=None,  # outside a terminal
+        ) as bar:  # fmt: skip
+            result = _copy(origin, spec, manifest, disk, lambda tokens: bar.update(2 * tokens))
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
 
 
@@ -158,7 +159,9 @@ def _open_ledger(origin: Origin, config: Config, spec: OutputSpec) -> Manifest:
     return trim(manifest, spec.folder)
 
 
-def _copy(origin: Origin, spec: OutputSpec, manifest: Manifest, disk: Disk, progress: Progress) -> Manifest:
+def _copy(
+    origin: Origin, spec: OutputSpec, manifest: Manifest, disk: Disk, advance: Callable[[int], object]
+) -> Manifest:
     disk.attempt(lambda: manifest.save(spec.folder))
     limit = origin.limit_tokens
     packer = Packer(
@@ -173,7 +176,7 @@ def _copy(origin: Origin, spec: OutputSpec, manifest: Manifest, disk: Disk, prog
     with Output(spec, manifest, disk) as output:
         for block in _blocks(origin, manifest.end.position, eot_first=spec.layout.eot_first):
             for part in packer.pack(block):  # what is behind a limit is dropped here
-                progress.advance(len(part.tokens), len(output.manifest.shards))
+                advance(len(part.tokens))
                 output.add(part)
         return output.finish()
 

@@ -17,8 +17,9 @@ from fineweb_shards.errors import ChangedError, DamageError
 from fineweb_shards.files import OutputFile, find_file, list_files
 from fineweb_shards.index import index_bytes, index_path
 from fineweb_shards.layouts import get_layout
-from fineweb_shards.layouts.base import tokens_of
+from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.packer import Done
+from fineweb_shards.split import Split, make_split
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
 FILE_NAME = "manifest.json"
@@ -51,6 +52,16 @@ class Manifest:
     @property
     def counts(self) -> Counts:
         return sum((shard.counts for shard in self.shards), Counts())
+
+    @property
+    def layout(self) -> Layout:
+        return get_layout(self.settings["layout"])
+
+    @property
+    def split(self) -> Split:
+        settings = self.settings
+        default = self.layout.default_split(settings["shard_tokens"])
+        return make_split(settings["val_tokens"], settings["val_ratio"], settings["val_seed"], default)
 
     @property
     def done(self) -> Done:
@@ -160,13 +171,13 @@ def trim(manifest: Manifest, folder: Path) -> Manifest:
 
 def _may_be_longer(manifest: Manifest, file: OutputFile) -> bool:
     """Whether the run may have written more of a file than the ledger knows of."""
-    one_file = get_layout(manifest.settings["layout"]).one_file
+    one_file = manifest.layout.one_file
     return not manifest.complete and (one_file or file.tokens % manifest.settings["shard_tokens"] != 0)
 
 
 def _has_index(manifest: Manifest, path: Path, documents: int) -> bool:
     """Whether the index is there and long enough for the documents; `verify` looks into it."""
-    if not get_layout(manifest.settings["layout"]).has_index:
+    if not manifest.layout.has_index:
         return True
     index = index_path(path)
     return index.is_file() and index.stat().st_size >= index_bytes(documents)

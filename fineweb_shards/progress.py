@@ -1,98 +1,108 @@
-"""What a person sees while a run goes on: a bar in a terminal, a line a minute elsewhere; and the log."""
+"""Where a run stands: fed by the run itself, looked at by the monitor. Tells the log and the screen."""
 
 from __future__ import annotations
 
-import sys
-import time
+import threading
+from collections.abc import Callable, Iterable
 
-from tqdm import tqdm
-
+from fineweb_shards.estimate import Total
+from fineweb_shards.history import History
 from fineweb_shards.journal import Journal
 from fineweb_shards.observer import Event, Observer
-from fineweb_shards.terminal import printable
-from fineweb_shards.units import show_count, show_seconds
+from fineweb_shards.screen import Screen
+from fineweb_shards.types import Cursor, ShardRecord
 
-_LINE_EVERY_SECONDS = 60.0
+ReadShare = Callable[[Cursor], float | None]
 
 
 class Progress(Observer):
-    """Tokens done of those expected. `expected_tokens` may be an estimate, and is None if unknown."""
+    """What is done, what is expected, and what is being waited for."""
 
-    def __init__(self, journal: Journal, expected_tokens: int | None, done_tokens: int) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        screen: Screen | None = None,
+        history: History | None = None,
+        *,
+        finished: Iterable[ShardRecord] = (),
+    ) -> None:
+        self.screen = screen or Screen()
+        self.history = history or History()
+        self.records = list(finished)  # of finished shards
+        self.resumed_tokens = self.tokens = sum(record.tokens for record in self.records)
+        self.shard = self.shard_tokens = 0
+        self.verified_shards = 0
+        self.verifying = False
+        self.total = Total(None)
         self._journal = journal
-        self._expected = expected_tokens
-        self._start_tokens = self._tokens = done_tokens
-        self._started = self._last_line = time.monotonic()
-        self._bar = None
+        self._place = Cursor(0, 0)
+        self._read_share: ReadShare = lambda place: None
         self._waits: dict[str, str] = {}  # cause to reason
-        if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=expected_tokens,
-                initial=done_tokens,
-                unit="tok",
-                unit_scale=True,
-                dynamic_ncols=True,
-                smoothing=0.1,
-                desc="shard 0",
-            )
+        self._lock = threading.Lock()
 
-    def __enter__(self) -> Progress:
-        return self
+    def expect(self, total: Total, read_share: ReadShare) -> None:
+        """What is known of the whole; `read_share` tells how much of the input lies before a place."""
+        self.total, self._read_share = total, read_share
 
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    def advance(self, tokens: int, shard: int, place: Cursor) -> None:
+        """`tokens` more, in a shard, which bring the stream to `place`."""
+        if shard != self.shard:
+            self.shard, self.shard_tokens = shard, 0
+        self.tokens += tokens
+        self.shard_tokens += tokens
+        self._place = place
 
-    def advance(self, tokens: int, shard_index: int) -> None:
-        """`tokens` more, in shard `shard_index`."""
-        self._tokens += tokens
-        if self._bar is not None:
-            if self._expected is not None and self._tokens > self._expected:
-                self._bar.total = self._expected = self._tokens  # it was an estimate
-            self._bar.set_description_str(f"shard {shard_index}", refresh=False)
-            self._bar.update(tokens)
-        elif time.monotonic() - self._last_line >= _LINE_EVERY_SECONDS:
-            self._last_line = time.monotonic()
-            print(self._line(shard_index), file=sys.stderr, flush=True)
+    def finish_shards(self, records: Iterable[ShardRecord]) -> None:
+        """They are in the ledger."""
+        for record in records:
+            self.records.append(record)
+            counted = f"{record.tokens:,} tokens, {record.documents:,} documents"
+            self.tell(Event("shard", f"{record.name}: {counted}, SHA-256 {record.sha256}", loud=False))
+
+    def verify_shard(self, record: ShardRecord) -> None:
+        """A shard was read back. From any thread."""
+        with self._lock:
+            self.verified_shards += 1
+
+    @property
+    def begun(self) -> bool:
+        """Whether this run has made any token."""
+        return self.tokens > self.resumed_tokens
+
+    @property
+    def waits(self) -> str:
+        """What is being waited for, if anything is."""
+        with self._lock:
+            return "; ".join(self._waits.values())
+
+    def expected_tokens(self) -> int | None:
+        """Of the whole stream, as well as it is known."""
+        place, tokens = self._place, self.tokens
+        read = max(0, tokens - place.skip_tokens)
+        return self.total.tokens(tokens, read, self._read_share(place) if self.begun else None)
 
     def expected_left(self) -> int | None:
         """Tokens still to come, as well as it is known."""
-        return None if self._expected is None else max(0, self._expected - self._tokens)
+        expected = self.expected_tokens()
+        return None if expected is None else expected - self.tokens
 
     def tell(self, event: Event) -> None:
         self._journal.write(event)
+        self.history.note(event)
         if event.loud:
-            self._say(event.text)
+            self.screen.tell(event)
 
     def wait(self, cause: str, reason: str | None) -> None:
-        begun = cause not in self._waits
-        if reason is None:
-            if not begun:
-                del self._waits[cause]
-                # In a terminal the bar shows it.
-                self.tell(Event("wait", f"the wait for the {cause} is over", loud=self._bar is None))
-        else:
-            self._waits[cause] = reason
-            if begun:
-                self.tell(Event("wait", reason, loud=self._bar is None))
-        if self._bar is not None:
-            self._bar.set_postfix_str(printable("; ".join(self._waits.values())))
-
-    def _say(self, message: str) -> None:
-        """A line of its own, above the bar."""
-        message = printable(message)
-        if self._bar is not None:
-            self._bar.write(message, file=sys.stderr)
-        else:
-            print(message, file=sys.stderr, flush=True)
-
-    def _line(self, shard_index: int) -> str:
-        seconds = time.monotonic() - self._started
-        speed = (self._tokens - self._start_tokens) / seconds
-        line = f"shard {shard_index}: {show_count(self._tokens)} tokens"
-        if self._expected:
-            line += f" of about {show_count(self._expected)}"
-        line += f", {show_count(speed)} tokens/s"
-        if self._expected and speed:
-            line += f", {show_seconds(max(0, self._expected - self._tokens) / speed)} left"
-        return line
+        with self._lock:
+            begun = cause not in self._waits
+            if reason is None:
+                self._waits.pop(cause, None)
+            else:
+                self._waits[cause] = reason
+        loud = not self.screen.shows_waits
+        if reason is not None and begun:
+            self.history.begin_wait(cause, reason)
+            self.tell(Event("wait", reason, loud=loud))
+        elif reason is None and not begun:
+            self.history.end_wait(cause)
+            self.tell(Event("wait", f"the wait for the {cause} is over", loud=loud))

@@ -30,6 +30,11 @@ class Split:
     val_ratio: Fraction = Fraction(0)
     seed: int = 0
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the files hold the stream in its order, validation first."""
+        return not self.val_ratio
+
     def first_index(self, side: Side, shard_tokens: int) -> int:
         """The number of a split's first shard: training goes on where validation ended. Where both
         grow side by side, each counts for itself."""

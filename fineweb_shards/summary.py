@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fineweb_shards.build import Outcome
 from fineweb_shards.job import Job
 from fineweb_shards.result_text import content_lines, output_notes, training_lines
@@ -25,6 +27,23 @@ def summary_lines(job: Job, outcome: Outcome) -> list[str]:
         lines.append(f"{'memory':<10} {peak} at most, all processes together")
     lines += _notes(job, outcome)
     return lines + training_lines(job.output, manifest)
+
+
+def summary_values(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """The same for programs."""
+    manifest = outcome.manifest
+    return {
+        "folder": str(job.folder),
+        "shards": len(manifest.shards),
+        "bytes": sum(shard.bytes for shard in manifest.shards),
+        **{name: value for name, value in manifest.totals.items() if name != "shards"},
+        "new_shards": outcome.new_shards,
+        "new_tokens": outcome.new_tokens,
+        "seconds": round(outcome.seconds, 3),
+        "verified": job.config.verify and outcome.new_shards > 0,
+        "quarantined": len(manifest.quarantined),
+        "peak_memory_bytes": manifest.peak_memory_bytes,
+    }
 
 
 def _notes(job: Job, outcome: Outcome) -> list[str]:

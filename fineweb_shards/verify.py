@@ -16,14 +16,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fineweb_shards.errors import OutputError
+from fineweb_shards.errors import DamageError, OutputError
 from fineweb_shards.files import OutputFile, find_file, list_files
 from fineweb_shards.index import check_index, index_path
-from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.machine import usable_cores
 from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
-from fineweb_shards.split import SIDES, Side, make_split
+from fineweb_shards.split import SIDES, Side
 from fineweb_shards.tokenizers.ranks import EOT, VOCABULARY_SIZE
 from fineweb_shards.types import ShardRecord
 
@@ -43,7 +42,7 @@ def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _
     manifest = load_manifest(folder)
     if manifest is None:
         raise OutputError(f"{folder}: there is no {FILE_NAME}.", "Name a folder made by `build`.")
-    layout = get_layout(manifest.settings["layout"])
+    layout = manifest.layout
     files = {file.name: file for file in list_files(manifest.shards)}
 
     def check(record: ShardRecord) -> str | None:
@@ -58,6 +57,18 @@ def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _
             found += [damage for damage in indices if damage]
     damages = [*dict.fromkeys(found), *_check_names(folder, layout, manifest)]
     return Verdict(manifest, damages)
+
+
+def check_folder(
+    folder: Path, complain: Callable[[str], None], report: Callable[[ShardRecord], None] = lambda _: None
+) -> Manifest:
+    """Verify; names every damaged file and raises, or returns the manifest."""
+    verdict = verify_folder(folder, report)
+    for damage in verdict.damages:
+        complain(damage)
+    if verdict.damages:
+        raise DamageError(f"{folder}: {len(verdict.damages)} damaged files.")
+    return verdict.manifest
 
 
 def _check_names(folder: Path, layout: Layout, manifest: Manifest) -> list[str]:
@@ -80,12 +91,7 @@ def _expected_names(layout: Layout, manifest: Manifest) -> list[str]:
     """The name of the file in which each record must be."""
     settings = manifest.settings
     shard_tokens = settings["shard_tokens"]
-    split = make_split(
-        settings["val_tokens"],
-        settings["val_ratio"],
-        settings["val_seed"],
-        layout.default_split(shard_tokens),
-    )
+    split = manifest.split
     done: dict[Side, int] = dict.fromkeys(SIDES, 0)
     names = []
     for record in manifest.shards:

@@ -22,6 +22,7 @@ from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.job import Job, make_job
 from fineweb_shards.journal import Journal
 from fineweb_shards.manifest import Manifest
+from fineweb_shards.observer import Observer
 from fineweb_shards.progress import Progress
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder
@@ -45,7 +46,8 @@ def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
 def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
     """A build without worker processes; everything else is the real thing."""
     job = job_of(out, *inputs, **settings)
-    with FolderLock(job.folder), Progress(Journal(job.folder), None, 0) as progress:
+    progress = Progress(Journal(job.folder))
+    with FolderLock(job.folder):
         manifest = open_ledger(job, same_source=False)
         if manifest.complete:
             return manifest
@@ -58,7 +60,8 @@ def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
 def export(source: Path, out: Path, **settings: Any) -> Manifest:
     """An export, as the command does it."""
     config = Config(out=str(out), **settings)
-    return export_shards(open_origin(source), config, fresh=False, say=lambda _: None).manifest
+    origin = open_origin(source)
+    return export_shards(origin, config, fresh=False, say=lambda _: None, observer=Observer()).manifest
 
 
 def shards_in(folder: Path) -> dict[str, bytes]:

@@ -98,6 +98,10 @@ class Format(ABC):
     def release(self, files: Sequence[InputFile]) -> None:
         """In the parent: these files will never be read again."""
 
+    def share_before(self, file: InputFile, position: int) -> float | None:
+        """In the parent: how much of the file lies before a position, from 0 to 1; None if nobody knows."""
+        return None
+
     def prefetch(self, file: InputFile, batch: Batch) -> None:
         """In a worker, in a thread of its own: this batch comes next."""
 
@@ -144,6 +148,17 @@ class Source:
     def report_to(self, observer: Observer) -> None:
         for format_ in self.formats.values():
             format_.report_to(observer)
+
+    def share_before(self, place: Cursor) -> float | None:
+        """How much of the input, in bytes of its files, lies before a place; None if nobody knows."""
+        if place.file >= len(self.files):
+            return 1.0
+        file = self.files[place.file]
+        share = self.formats[file.format].share_before(file, place.position)
+        if share is None or not self.size_bytes:
+            return None
+        before = sum(earlier.size_bytes for earlier in self.files[: place.file])
+        return (before + share * file.size_bytes) / self.size_bytes
 
     def release_before(self, index: int) -> None:
         """Everything from the files before `index` is in finished shards."""

@@ -39,9 +39,11 @@ class ParquetFormat(Format):
         self._file: tuple[str, Any] | None = None
         self._rows: _RowReader | None = None
         self._first_rows: dict[str, list[int]] = {}
+        self._group_counts: dict[int, int] = {}
 
     def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
         metadata = self.open(file).metadata
+        self._group_counts[file.index] = metadata.num_row_groups
         column = self.text_column_index(file, metadata)
         first, size = position, 0
         wanted = self.settings.batch_bytes * self.batches_at_once
@@ -94,6 +96,10 @@ class ParquetFormat(Format):
                 )
         ends = batch.rows is None or batch.rows[1] == self._group_rows(file, batch.position)
         yield replace(chunk, end=Cursor(batch.file, batch.end) if ends else None)
+
+    def share_before(self, file: InputFile, position: int) -> float | None:
+        groups = self._group_counts.get(file.index)  # known once the file was listed
+        return position / groups if groups else None
 
     def _group_rows(self, file: InputFile, group: int) -> int:
         return int(self.open(file).metadata.row_group(group).num_rows)

@@ -142,6 +142,9 @@ class TextFormat(Format):
         finally:
             view.close()
 
+    def share_before(self, file: InputFile, position: int) -> float | None:
+        return None if file.by_value or not file.size_bytes else position / file.size_bytes
+
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         data = self.read_range(file, batch)
         pieces = make_separator(batch.separator).split(data, batch.inside)

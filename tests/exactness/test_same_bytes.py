@@ -21,6 +21,7 @@ from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
 from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.packer import Packer
+from fineweb_shards.screen import Screen
 from fineweb_shards.sources.base import Source
 from fineweb_shards.stitcher import stitch
 from fineweb_shards.tokenizers.encoder import make_mender
@@ -167,6 +168,6 @@ def test_a_build_with_processes_and_one_without_leave_the_same_folder(
     settings = {"shard_tokens": shard_tokens, "batch_bytes": 4096}
     inline = runs.build_inline(tmp_path / "inline", path, **settings)
     job = runs.job_of(tmp_path / "local", path, workers=2, **settings)
-    local = build(job, fresh=False, same_source=False, say=lambda _: None).manifest
+    local = build(job, fresh=False, same_source=False, screen=Screen(), command="").manifest
     assert runs.shards_in(tmp_path / "local") == runs.shards_in(tmp_path / "inline")
     assert local.shards == inline.shards

@@ -1,0 +1,81 @@
+"""How many tokens there will be, and how long they will take. Pure: told what is read, made and when.
+
+The plan's figure is a guess from a glance at the input unless `token_count` gives it. As the run goes on the
+guess gives way to what was seen: tokens made from the share of the input that is read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+# The plan's guess weighs as much as having seen this share of the input.
+_GUESS_SHARE = 0.03
+WINDOW_SECONDS = 300.0
+
+
+class Total:
+    """The length of the whole stream, as well as it is known; None where nothing is."""
+
+    def __init__(self, planned_tokens: int | None, *, exact: bool = False, limit: int | None = None) -> None:
+        self._planned_tokens = planned_tokens
+        self._limit = limit
+        self.exact = exact
+
+    def tokens(self, done_tokens: int, read_tokens: int, read_share: float | None) -> int | None:
+        """`read_tokens` were made from `read_share` of the input; the others of `done_tokens` from what
+        follows, of which only the beginning is read."""
+        if self._planned_tokens is None:
+            return None
+        total: float = self._planned_tokens
+        if not self.exact and read_share is not None:
+            seen = _GUESS_SHARE + read_share
+            whole_input = (_GUESS_SHARE * self._planned_tokens + read_tokens) / seen
+            total = read_tokens + (1 - read_share) * whole_input
+        if self._limit is not None:
+            total = min(total, self._limit)
+        return max(done_tokens, round(total))
+
+
+class Speedometer:
+    """Tokens a second over the last minutes of work. Starting and waiting are no work."""
+
+    def __init__(self, window_seconds: float = WINDOW_SECONDS) -> None:
+        self._window_seconds = window_seconds
+        self._marks: deque[tuple[float, int]] = deque()  # seconds of work, tokens
+        self._last: tuple[float, int] | None = None
+        self._work_seconds = 0.0
+
+    def add(self, now_seconds: float, tokens: int, *, working: bool) -> None:
+        """How many tokens there are now. To be called every second or so."""
+        if self._last is None:
+            self._last = (now_seconds, tokens)
+            return
+        last_seconds, last_tokens = self._last
+        self._last = (now_seconds, tokens)
+        if not self._marks:  # the first tokens only tell that starting is over
+            if tokens > last_tokens:
+                self._marks.append((0.0, tokens))
+            return
+        if working:
+            self._work_seconds += now_seconds - last_seconds
+        self._marks.append((self._work_seconds, tokens))
+        while self._work_seconds - self._marks[1][0] > self._window_seconds:
+            self._marks.popleft()
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None before anything was measured."""
+        if len(self._marks) < 2:
+            return None
+        (first_seconds, first_tokens), (last_seconds, last_tokens) = self._marks[0], self._marks[-1]
+        seconds = last_seconds - first_seconds
+        return (last_tokens - first_tokens) / seconds if seconds > 0 else None
+
+
+def seconds_left(
+    done_tokens: int, expected_tokens: int | None, tokens_per_second: float | None
+) -> float | None:
+    """None where it can't be known."""
+    if expected_tokens is None or not tokens_per_second:
+        return None
+    return (expected_tokens - done_tokens) / tokens_per_second

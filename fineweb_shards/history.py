@@ -1,0 +1,137 @@
+"""`.fineweb-shards/history.json`: speed and memory over time, pauses and faults, for the report's charts.
+
+Bounded: when there are too many points every second one goes, so that three days take no more room than
+an hour. A resume goes on with the same history under another run number. It is an account, not a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fineweb_shards.durable import WORK_FOLDER, write_quickly
+from fineweb_shards.observer import Event
+from fineweb_shards.terminal import safe_text
+
+FILE_NAME = "history.json"
+MAXIMUM_POINTS = 1000
+MAXIMUM_MARKS = 400
+_FIRST_INTERVAL_SECONDS = 1.0
+_MARK_CHARACTERS = 200
+WAIT = "wait"
+# What a person wants to find in the chart again.
+_FAULTS = ("worker", "quarantine", "memory", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The run at a moment."""
+
+    time: float  # seconds since 1970
+    run: int
+    tokens: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened: a fault at a moment, or a wait with an end (None: it has not ended)."""
+
+    time: float
+    kind: str  # of an event, or WAIT
+    text: str
+    cause: str = ""  # of a wait
+    end: float | None = None
+
+
+class History:
+    """Points and marks of all runs in a folder. From any thread."""
+
+    def __init__(
+        self,
+        points: list[Point] | None = None,
+        marks: list[Mark] | None = None,
+        interval_seconds: float = _FIRST_INTERVAL_SECONDS,
+    ) -> None:
+        self._points = points or []
+        self._marks = marks or []
+        self._interval_seconds = interval_seconds
+        self._run = self._points[-1].run if self._points else 0
+        self._lock = threading.Lock()
+
+    @property
+    def points(self) -> list[Point]:
+        with self._lock:
+            return list(self._points)
+
+    @property
+    def marks(self) -> list[Mark]:
+        with self._lock:
+            return list(self._marks)
+
+    def begin_run(self) -> None:
+        """What follows belongs to another run. A wait that a crash has left open ended there."""
+        with self._lock:
+            self._run += 1
+            last = self._points[-1].time if self._points else 0.0
+            self._marks = [replace(mark, end=max(last, mark.time)) if mark.kind == WAIT and mark.end is None
+                           else mark for mark in self._marks]  # fmt: skip
+
+    def add(self, tokens: int, memory_bytes: int) -> None:
+        """The run now; kept if enough time has passed since the last point."""
+        now = time.time()
+        with self._lock:
+            last = self._points[-1] if self._points else None
+            # A clock that was set back must not silence the rest of the run.
+            if last and last.run == self._run and 0 <= now - last.time < self._interval_seconds * 0.95:
+                return
+            self._points.append(Point(now, self._run, tokens, memory_bytes))
+            if len(self._points) > MAXIMUM_POINTS:
+                self._points = [*self._points[:-1:2], self._points[-1]]
+                self._interval_seconds *= 2
+
+    def note(self, event: Event) -> None:
+        """Remember a fault; everything else is in the log."""
+        if event.kind in _FAULTS:
+            self._mark(Mark(time.time(), event.kind, safe_text(event.text, _MARK_CHARACTERS)))
+
+    def begin_wait(self, cause: str, reason: str) -> None:
+        self._mark(Mark(time.time(), WAIT, safe_text(reason, _MARK_CHARACTERS), cause))
+
+    def end_wait(self, cause: str) -> None:
+        """The last wait for `cause` is over."""
+        with self._lock:
+            for place in range(len(self._marks) - 1, -1, -1):
+                mark = self._marks[place]
+                if mark.cause == cause and mark.end is None:
+                    self._marks[place] = replace(mark, end=time.time())
+                    return
+
+    def _mark(self, mark: Mark) -> None:
+        with self._lock:
+            self._marks = [*self._marks, mark][-MAXIMUM_MARKS:]
+
+    def save(self, folder: Path) -> None:
+        with self._lock:
+            data = {
+                "interval_seconds": self._interval_seconds,
+                "points": [[round(p.time, 1), p.run, p.tokens, p.memory_bytes] for p in self._points],
+                "marks": [asdict(mark) for mark in self._marks],
+            }
+        write_quickly(folder / WORK_FOLDER / FILE_NAME, json.dumps(data).encode())
+
+
+def load_history(folder: Path) -> History:
+    """The folder's history; an empty one where there is none, or none that can be read."""
+    try:
+        data: Any = json.loads((folder / WORK_FOLDER / FILE_NAME).read_bytes())
+        points = [Point(float(t), int(run), int(tokens), int(memory)) for t, run, tokens, memory in
+                  data["points"]]  # fmt: skip
+        marks = [Mark(**mark) for mark in data["marks"]]
+        return History(points, marks, float(data["interval_seconds"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return History()

@@ -1,0 +1,184 @@
+"""Looks at a run once a second, from a thread of its own, and tells whoever wants to know: the screen, and
+the files from which `status` and the report are made.
+
+It never disturbs the run: what can't be written (on a full disk, say) stays unwritten until it can.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from fineweb_shards.errors import ShardError
+from fineweb_shards.estimate import Speedometer, seconds_left
+from fineweb_shards.guard import MemoryGuard
+from fineweb_shards.heartbeat import Heartbeat, Invocation
+from fineweb_shards.job import Job
+from fineweb_shards.observer import Event
+from fineweb_shards.progress import Progress
+from fineweb_shards.shard_statistics import Survey, complete_survey
+from fineweb_shards.snapshot import (
+    COMPLETE,
+    ENCODING,
+    FETCHING,
+    STARTING,
+    STOPPED,
+    VERIFYING,
+    WAITING,
+    Snapshot,
+)
+
+LOOK_EVERY_SECONDS = 1.0
+HEARTBEAT_EVERY_SECONDS = 3.0
+HISTORY_EVERY_SECONDS = 15.0
+REPORT_EVERY_SECONDS = 60.0
+_FIRST_REPORT_SECONDS = 5.0  # not while the workers start
+_LONGEST_GOODBYE_SECONDS = 3.0
+
+
+class Workers(Protocol):
+    """Whoever does the encoding."""
+
+    @property
+    def workers(self) -> int:
+        """How many are at work now."""
+        ...
+
+
+class Monitor:
+    """Watches one run; a context manager around all of it, so that its end is told, too."""
+
+    def __init__(
+        self, job: Job, progress: Progress, guard: MemoryGuard, executor: Workers, invocation: Invocation
+    ) -> None:
+        self._job = job
+        self._progress = progress
+        self._guard = guard
+        self._executor = executor
+        self._invocation = invocation
+        self._speedometer = Speedometer()
+        self._survey: Survey | None = None
+        self._began = time.monotonic()
+        self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}
+        self._complaints: set[str] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
+
+    def __enter__(self) -> Monitor:
+        # At once: the last word of a run before this one must not be taken for ours.
+        self._attempt(lambda: self._beat(self._take_snapshot(STARTING, "")))
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._ended.set()
+        self._thread.join(_LONGEST_GOODBYE_SECONDS)
+        self._progress.screen.close()
+        last = self._take_snapshot(*_ending(error))
+        self._progress.history.add(last.tokens, last.memory_bytes)
+        code = error.exit_code if isinstance(error, ShardError) else int(error is not None)
+        self._attempt(lambda: self._beat(last, code))
+        self._attempt(lambda: self._progress.history.save(self._job.folder))
+        self._attempt(lambda: self._write_report(alive=False))
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_EVERY_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        """Once around: everything that is due."""
+        progress = self._progress
+        snapshot = self._take_snapshot(*self._state())
+        working = snapshot.state in (FETCHING, ENCODING)
+        self._speedometer.add(time.monotonic(), progress.tokens, working=working)
+        progress.history.add(snapshot.tokens, snapshot.memory_bytes)
+        self._attempt(lambda: progress.screen.show(snapshot))
+        if self._is_due("heartbeat", HEARTBEAT_EVERY_SECONDS):
+            self._attempt(lambda: self._beat(snapshot))
+        if self._is_due("history", HISTORY_EVERY_SECONDS):
+            self._attempt(lambda: progress.history.save(self._job.folder))
+        self._attempt(self._count_shard)
+        if self._is_due("report", REPORT_EVERY_SECONDS):
+            self._attempt(lambda: self._write_report(alive=True))
+
+    def _is_due(self, what: str, every_seconds: float) -> bool:
+        now = time.monotonic()
+        due = now >= self._next_time.get(what, 0.0)
+        if due:
+            self._next_time[what] = now + every_seconds
+        return due
+
+    def _attempt(self, write: Callable[[], None]) -> None:
+        """Neither a full disk nor a mistake in the telling ends a run; each is logged once."""
+        try:
+            write()
+        except Exception as error:
+            complaint = f"the monitor could not write: {type(error).__name__}: {error}"
+            if complaint not in self._complaints:
+                self._complaints.add(complaint)
+                self._progress.tell(Event("monitor", complaint, loud=False))
+
+    def _state(self) -> tuple[str, str]:
+        progress = self._progress
+        if waits := progress.waits:
+            return WAITING, waits
+        if progress.verifying:
+            return VERIFYING, ""
+        if not progress.begun:
+            return STARTING, ""
+        return (FETCHING if self._job.commit else ENCODING), ""
+
+    def _take_snapshot(self, state: str, reason: str) -> Snapshot:
+        progress, guard = self._progress, self._guard
+        expected = progress.expected_tokens() if state != COMPLETE else progress.tokens
+        speed = self._speedometer.tokens_per_second
+        return Snapshot(
+            state=state,
+            reason=reason,
+            tokens=progress.tokens,
+            expected_tokens=expected,
+            expected_exact=progress.total.exact or state == COMPLETE,
+            resumed_tokens=progress.resumed_tokens,
+            shard=progress.shard,
+            shard_tokens=progress.shard_tokens,
+            shard_size_tokens=self._job.config.shard_tokens,
+            tokens_per_second=speed,
+            seconds_left=seconds_left(progress.tokens, expected, speed),
+            elapsed_seconds=time.monotonic() - self._began,
+            workers=self._executor.workers,
+            memory_bytes=guard.used_bytes,
+            peak_memory_bytes=guard.peak_bytes,
+            finished_shards=len(progress.records),
+            verified_shards=progress.verified_shards,
+        )
+
+    def _beat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:
+        Heartbeat(time.time(), self._invocation, snapshot, exit_code).save(self._job.folder)
+
+    def _count_shard(self) -> None:
+        """One at a time: there is always another second, and the last report counts what is missing."""
+        records, job = self._progress.records, self._job
+        in_order = job.output.split.is_in_order
+        if self._survey is None:
+            self._survey = complete_survey(job.folder, job.layout, records[:], in_order=in_order)
+        elif self._survey.shards < len(records):
+            record = records[self._survey.shards]
+            self._survey = self._survey.add(job.folder, job.layout, record, in_order=in_order)
+
+    def _write_report(self, *, alive: bool) -> None:
+        # Imported when it is first needed: the run should not wait for a chart library.
+        from fineweb_shards.report import write_report
+
+        if self._survey is not None:
+            self._survey.save(self._job.folder)
+        write_report(self._job.folder, alive=alive)
+
+
+def _ending(error: BaseException | None) -> tuple[str, str]:
+    if error is None:
+        return COMPLETE, ""
+    if isinstance(error, ShardError):
+        return STOPPED, error.message
+    return STOPPED, f"{type(error).__name__}: {error}"

