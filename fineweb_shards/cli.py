@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from fineweb_shards import __version__
+from fineweb_shards.cli_folder import add_folder_verbs
 from fineweb_shards.config import Config, load_config, parse_value
 from fineweb_shards.errors import Interrupted, QuarantineError, ShardError, UsageError
 from fineweb_shards.machine import be_nice
@@ -91,39 +92,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_config_flags(plan)
     plan.set_defaults(run=run_plan)
 
-    verify = verbs.add_parser("verify", help="check every shard of a folder against its manifest")
-    add_folder(verify)
-    verify.set_defaults(run=run_verify)
-
-    status = verbs.add_parser("status", help="show how far a run is, from any terminal")
-    add_folder(status)
-    status.add_argument("--watch", action="store_true", help="keep showing it until the run ends")
-    status.add_argument("--json", action="store_true", help="for programs")
-    status.set_defaults(run=run_status)
-
-    report = verbs.add_parser("report", help="make the page about a folder again")
-    add_folder(report)
-    report.add_argument("--open", action="store_true", help="show it in the browser")
-    report.set_defaults(run=run_report)
+    add_folder_verbs(verbs)
     return parser
-
-
-def add_folder(parser: argparse.ArgumentParser) -> None:
-    """An output folder: by its name, or by the config it was built with."""
-    parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="output folder of a build")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file that names it, instead of DIR")
-
-
-def _folder_of(options: argparse.Namespace) -> Path:
-    if (options.folder is None) == (options.config is None):
-        raise UsageError("Name one folder: DIR, or --config FILE with the config it was built with.",
-                         "For example: fineweb-shards status out/demo")  # fmt: skip
-    if options.folder is not None:
-        return Path(options.folder).expanduser()
-    config = load_config(options.config, {})
-    if not config.out:
-        raise UsageError(f"{options.config}: there is no output folder in it.", "Name the folder itself.")
-    return Path(config.out).expanduser()
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
@@ -229,40 +199,6 @@ def run_plan(options: argparse.Namespace) -> None:
     config = dataclasses.replace(_config_of(options), download=False)  # a plan needs no whole file
     job = make_job(config, commit=pinned_commit(config), observer=Console(Lines()))
     _show(plan_lines(make_plan(job, trial_seconds=1.0)))
-
-
-def run_verify(options: argparse.Namespace) -> None:
-    from fineweb_shards.verify import check_folder
-
-    folder = _folder_of(options)
-    manifest = check_folder(folder, Lines().complain)
-    state = "complete" if manifest.complete else "so far: the build is not finished"
-    _show([f"{folder}: {len(manifest.shards):,} shards, {manifest.tokens:,} tokens verified, {state}."])
-
-
-def run_status(options: argparse.Namespace) -> int:
-    """Show it; the exit code tells the state."""
-    from fineweb_shards.status import read_status, show_status
-    from fineweb_shards.watch import watch_status
-
-    folder = _folder_of(options)
-    if options.watch:
-        return watch_status(folder, as_json=options.json)
-    status = read_status(folder)
-    show_status(status, as_json=options.json)
-    return status.exit_code
-
-
-def run_report(options: argparse.Namespace) -> None:
-    from fineweb_shards.report import write_report
-
-    path = write_report(_folder_of(options))
-    _show([str(path)])
-    if options.open:
-        import webbrowser
-
-        if not webbrowser.open(path.resolve().as_uri()):
-            Lines().complain("No browser was found here: open the file named above.")
 
 
 def catch_signals() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import time
+import tomllib
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -89,6 +90,7 @@ def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch, samples: int = 5) -> 
     return write_report(folder).read_text("utf-8")
 
 
+@pytest.mark.promise(24)
 def test_nothing_of_a_document_acts(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty payloads in every place: no element, attribute or address of theirs, no control character."""
     assert len(PAYLOADS) == 40
@@ -123,6 +125,12 @@ def test_the_policy_allows_the_style_sheet_and_nothing_else(
     assert text.index("Content-Security-Policy") < text.index("<style>")
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in text
+
+
+def test_the_wheel_holds_the_style_sheet() -> None:
+    """What is installed can make the page."""
+    data = tomllib.loads((Path(__file__).parent.parent.parent / "pyproject.toml").read_text())
+    assert data["tool"]["setuptools"]["package-data"]["fineweb_shards"] == ["report.css"]
 
 
 def test_it_is_accessible(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
