@@ -117,6 +117,7 @@ class Bars(Screen):
 
 
 def _make_bar(position: int) -> tqdm[None]:
+    # The delay keeps tqdm from drawing before there is anything to draw.
     return tqdm(
         position=position, leave=False, dynamic_ncols=True, file=sys.stderr, bar_format=" ", delay=1e-9
     )

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from fineweb_shards import __version__
+from fineweb_shards.cli_folder import add_folder_verbs
 from fineweb_shards.config import Config, load_config, parse_value
 from fineweb_shards.errors import Interrupted, NoMatch, QuarantineError, ShardError, UsageError
 from fineweb_shards.machine import be_nice
@@ -122,6 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_config_flags(plan)
     plan.set_defaults(run=run_plan)
 
+<<<<<<< HEAD
     verify = verbs.add_parser("verify", help="check every shard of a folder against its manifest")
     add_folder(verify)
     verify.set_defaults(run=run_verify)
@@ -137,25 +139,10 @@ def make_parser() -> argparse.ArgumentParser:
     report.add_argument("--open", action="store_true", help="show it in the browser")
     report.set_defaults(run=run_report)
     add_shard_verbs(verbs)
+=======
+    add_folder_verbs(verbs)
+>>>>>>> seen
     return parser
-
-
-def add_folder(parser: argparse.ArgumentParser) -> None:
-    """An output folder: by its name, or by the config it was built with."""
-    parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="output folder of a build")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file that names it, instead of DIR")
-
-
-def _folder_of(options: argparse.Namespace) -> Path:
-    if (options.folder is None) == (options.config is None):
-        raise UsageError("Name one folder: DIR, or --config FILE with the config it was built with.",
-                         "For example: fineweb-shards status out/demo")  # fmt: skip
-    if options.folder is not None:
-        return Path(options.folder).expanduser()
-    config = load_config(options.config, {})
-    if not config.out:
-        raise UsageError(f"{options.config}: there is no output folder in it.", "Name the folder itself.")
-    return Path(config.out).expanduser()
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
@@ -281,6 +268,7 @@ def run_plan(options: argparse.Namespace) -> None:
     _show(plan_lines(make_plan(job, trial_seconds=1.0)))
 
 
+<<<<<<< HEAD
 def run_verify(options: argparse.Namespace) -> None:
     from fineweb_shards.verify import check_folder
 
@@ -316,6 +304,8 @@ def run_report(options: argparse.Namespace) -> None:
             Lines().complain("No browser was found here: open the file named above.")
 
 
+=======
+>>>>>>> seen
 def catch_signals() -> None:
     """Ctrl-C and SIGTERM end the run cleanly; a second one ends it at once."""
 

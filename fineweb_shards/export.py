@@ -93,15 +93,12 @@ def open_origin(folder: Path) -> Origin:
         raise InputError(f"{folder}: there is no {FILE_NAME}.", "Name a folder made by `build` or `export`.")
     if not manifest.complete:
         raise InputError(f"{folder}: the build is not finished.", "Finish it first: run its command again.")
-    settings = manifest.settings
-    layout = get_layout(settings["layout"])
-    split = manifest.split
-    if split.val_ratio and manifest.totals["dropped_tokens"]:
+    if manifest.split.val_ratio and manifest.totals["dropped_tokens"]:
         raise InputError(
             f"{folder}: made with --val-ratio and --last-shard drop; the order of its documents is lost.",
             "Build it again without --last-shard drop.",
         )
-    return Origin(folder, layout, manifest, split)
+    return Origin(folder, manifest.layout, manifest, manifest.split)
 
 
 def export(

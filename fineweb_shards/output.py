@@ -82,6 +82,7 @@ class Output:
                 write_index(self._spec.folder / file.name, file.documents)
         manifest = self.manifest
         totals = {
+            "shards": len(list_files(manifest.shards)),
             "tokens": manifest.tokens,
             "documents": manifest.documents,
             "dropped_tokens": dropped.tokens if dropped else 0,

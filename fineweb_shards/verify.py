@@ -89,9 +89,7 @@ def _check_names(folder: Path, layout: Layout, manifest: Manifest) -> list[str]:
 
 def _expected_names(layout: Layout, manifest: Manifest) -> list[str]:
     """The name of the file in which each record must be."""
-    settings = manifest.settings
-    shard_tokens = settings["shard_tokens"]
-    split = manifest.split
+    shard_tokens, split = manifest.settings["shard_tokens"], manifest.split
     done: dict[Side, int] = dict.fromkeys(SIDES, 0)
     names = []
     for record in manifest.shards:

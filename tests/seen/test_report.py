@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import time
+import tomllib
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -89,6 +90,7 @@ def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch, samples: int = 5) -> 
     return write_report(folder).read_text("utf-8")
 
 
+@pytest.mark.promise(24)
 def test_nothing_of_a_document_acts(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty payloads in every place: no element, attribute or address of theirs, no control character."""
     assert len(PAYLOADS) == 40
@@ -125,6 +127,12 @@ def test_the_policy_allows_the_style_sheet_and_nothing_else(
     assert "https://" not in text
 
 
+def test_the_wheel_holds_the_style_sheet() -> None:
+    """What is installed can make the page."""
+    data = tomllib.loads((Path(__file__).parent.parent.parent / "pyproject.toml").read_text())
+    assert data["tool"]["setuptools"]["package-data"]["fineweb_shards"] == ["report.css"]
+
+
 def test_it_is_accessible(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Language, title, landmarks, headers with a scope, names for charts."""
     page = Page(page_of(finished, monkeypatch))
@@ -143,7 +151,7 @@ def test_the_figures_are_those_of_the_documents(finished: Path) -> None:
     """Lengths, frequencies and bytes a token, counted here once more from the texts."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    survey = complete_survey(finished, LAYOUT, manifest.shards)
+    survey = complete_survey(finished, LAYOUT, manifest.shards, in_order=True)
     figures = survey.statistics.closed(eot_first=True)
     encoded = [reference.encode(text) for text in DOCUMENTS]
     lengths = Counter(len(tokens).bit_length() for tokens in encoded)
@@ -162,7 +170,7 @@ def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: p
     manifest = load_manifest(finished)
     assert manifest is not None
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).unlink(missing_ok=True)
-    survey = complete_survey(finished, LAYOUT, manifest.shards)
+    survey = complete_survey(finished, LAYOUT, manifest.shards, in_order=True)
     assert not survey.whole
     assert survey.statistics.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
     whole_documents = sum(
@@ -178,14 +186,14 @@ def test_a_shard_that_was_made_again_is_counted_again(finished: Path) -> None:
     """The figures know what they were counted from; a damaged file is counted anew, too."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    survey = complete_survey(finished, LAYOUT, manifest.shards)
+    survey = complete_survey(finished, LAYOUT, manifest.shards, in_order=True)
     assert survey.fits(manifest.shards)
     other = (replace(manifest.shards[0], sha256="0" * 64), *manifest.shards[1:])
     assert not survey.fits(other)
     assert not survey.fits(manifest.shards[:1])
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).write_bytes(b"PK\x03\x04 broken")
     assert load_survey(finished).shards == 0
-    assert complete_survey(finished, LAYOUT, manifest.shards).digest == survey.digest
+    assert complete_survey(finished, LAYOUT, manifest.shards, in_order=True).digest == survey.digest
 
 
 def test_samples_are_documents(finished: Path) -> None:
@@ -225,7 +233,7 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
     """Below 1 MB with 13,000 shards, three days of history and all the faults that are kept."""
     (tmp_path / WORK_FOLDER).mkdir()
     record = ShardRecord(
-        "edufineweb_train_000001.npy", 10**8, 10**5, 2 * 10**8, "a" * 64, Cursor(0, 0), Counts()
+        "edufineweb_train_000001.npy", "train", 0, 10**8, 10**5, 2 * 10**8, "a" * 64, Cursor(0, 0), Counts()
     )
     shards = tuple(replace(record, name=f"edufineweb_train_{i:06d}.npy") for i in range(13_000))
     settings = {"layout": "build-nanogpt", "shard_tokens": 10**8}

@@ -1,0 +1,84 @@
+"""The verbs that look at an output folder: `verify`, `status`, `report`. Thin, like cli.py."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fineweb_shards.config import load_config
+from fineweb_shards.errors import UsageError
+from fineweb_shards.screen import Lines
+from fineweb_shards.terminal import printable
+
+
+def add_folder_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Their flags."""
+    verify = verbs.add_parser("verify", help="check every shard of a folder against its manifest")
+    _add_folder(verify)
+    verify.set_defaults(run=run_verify)
+
+    status = verbs.add_parser("status", help="show how far a run is, from any terminal")
+    _add_folder(status)
+    status.add_argument("--watch", action="store_true", help="keep showing it until the run ends")
+    status.add_argument("--json", action="store_true", help="for programs")
+    status.set_defaults(run=run_status)
+
+    report = verbs.add_parser("report", help="make the page about a folder again")
+    _add_folder(report)
+    report.add_argument("--open", action="store_true", help="show it in the browser")
+    report.set_defaults(run=run_report)
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    """An output folder: by its name, or by the config it was built with."""
+    parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="output folder of a build")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file that names it, instead of DIR")
+
+
+def _folder_of(options: argparse.Namespace) -> Path:
+    if (options.folder is None) == (options.config is None):
+        raise UsageError("Name one folder: DIR, or --config FILE with the config it was built with.",
+                         "For example: fineweb-shards status out/demo")  # fmt: skip
+    if options.folder is not None:
+        return Path(options.folder).expanduser()
+    config = load_config(options.config, {})
+    if not config.out:
+        raise UsageError(f"{options.config}: there is no output folder in it.", "Name the folder itself.")
+    return Path(config.out).expanduser()
+
+
+def run_verify(options: argparse.Namespace) -> None:
+    from fineweb_shards.verify import check_folder
+
+    folder = _folder_of(options)
+    manifest = check_folder(folder, Lines().complain)
+    state = "complete" if manifest.complete else "so far: the build is not finished"
+    print(
+        printable(f"{folder}: {len(manifest.shards):,} shards, {manifest.tokens:,} tokens verified, {state}.")
+    )
+
+
+def run_status(options: argparse.Namespace) -> int:
+    """Show it; the exit code tells the state."""
+    from fineweb_shards.status import read_status, show_status
+    from fineweb_shards.watch import watch_status
+
+    folder = _folder_of(options)
+    if options.watch:
+        return watch_status(folder, as_json=options.json)
+    status = read_status(folder)
+    show_status(status, as_json=options.json)
+    return status.exit_code
+
+
+def run_report(options: argparse.Namespace) -> None:
+    from fineweb_shards.report import write_report
+
+    path = write_report(_folder_of(options))
+    print(printable(str(path)))
+    if options.open:
+        import webbrowser
+
+        if not webbrowser.open(path.resolve().as_uri()):
+            Lines().complain("No browser was found here: open the file named above.")
