@@ -123,25 +123,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_config_flags(plan)
     plan.set_defaults(run=run_plan)
 
-<<<<<<< HEAD
-    verify = verbs.add_parser("verify", help="check every shard of a folder against its manifest")
-    add_folder(verify)
-    verify.set_defaults(run=run_verify)
-
-    status = verbs.add_parser("status", help="show how far a run is, from any terminal")
-    add_folder(status)
-    status.add_argument("--watch", action="store_true", help="keep showing it until the run ends")
-    status.add_argument("--json", action="store_true", help="for programs")
-    status.set_defaults(run=run_status)
-
-    report = verbs.add_parser("report", help="make the page about a folder again")
-    add_folder(report)
-    report.add_argument("--open", action="store_true", help="show it in the browser")
-    report.set_defaults(run=run_report)
-    add_shard_verbs(verbs)
-=======
     add_folder_verbs(verbs)
->>>>>>> seen
+    add_shard_verbs(verbs)
     return parser
 
 
@@ -268,44 +251,6 @@ def run_plan(options: argparse.Namespace) -> None:
     _show(plan_lines(make_plan(job, trial_seconds=1.0)))
 
 
-<<<<<<< HEAD
-def run_verify(options: argparse.Namespace) -> None:
-    from fineweb_shards.verify import check_folder
-
-    folder = _folder_of(options)
-    manifest = check_folder(folder, Lines().complain)
-    state = "complete" if manifest.complete else "so far: the build is not finished"
-    count = len({shard.name for shard in manifest.shards})
-    _show([f"{folder}: {count:,} shards, {manifest.tokens:,} tokens verified, {state}."])
-
-
-def run_status(options: argparse.Namespace) -> int:
-    """Show it; the exit code tells the state."""
-    from fineweb_shards.status import read_status, show_status
-    from fineweb_shards.watch import watch_status
-
-    folder = _folder_of(options)
-    if options.watch:
-        return watch_status(folder, as_json=options.json)
-    status = read_status(folder)
-    show_status(status, as_json=options.json)
-    return status.exit_code
-
-
-def run_report(options: argparse.Namespace) -> None:
-    from fineweb_shards.report import write_report
-
-    path = write_report(_folder_of(options))
-    _show([str(path)])
-    if options.open:
-        import webbrowser
-
-        if not webbrowser.open(path.resolve().as_uri()):
-            Lines().complain("No browser was found here: open the file named above.")
-
-
-=======
->>>>>>> seen
 def catch_signals() -> None:
     """Ctrl-C and SIGTERM end the run cleanly; a second one ends it at once."""
 

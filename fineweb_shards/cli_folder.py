@@ -54,9 +54,8 @@ def run_verify(options: argparse.Namespace) -> None:
     folder = _folder_of(options)
     manifest = check_folder(folder, Lines().complain)
     state = "complete" if manifest.complete else "so far: the build is not finished"
-    print(
-        printable(f"{folder}: {len(manifest.shards):,} shards, {manifest.tokens:,} tokens verified, {state}.")
-    )
+    count = len({shard.name for shard in manifest.shards})
+    print(printable(f"{folder}: {count:,} shards, {manifest.tokens:,} tokens verified, {state}."))
 
 
 def run_status(options: argparse.Namespace) -> int:

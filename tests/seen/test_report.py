@@ -23,6 +23,7 @@ from inputs import write_jsonl
 from page_payloads import PAYLOADS
 
 from fineweb_shards import report, shard_statistics
+from fineweb_shards.config import Config
 from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.heartbeat import Heartbeat, Invocation
 from fineweb_shards.history import History
@@ -236,8 +237,7 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
         "edufineweb_train_000001.npy", "train", 0, 10**8, 10**5, 2 * 10**8, "a" * 64, Cursor(0, 0), Counts()
     )
     shards = tuple(replace(record, name=f"edufineweb_train_{i:06d}.npy") for i in range(13_000))
-    settings = {"layout": "build-nanogpt", "shard_tokens": 10**8}
-    Manifest(settings, [], {}, shards=shards, complete=True).save(tmp_path)
+    Manifest(Config().fingerprint(), [], {}, shards=shards, complete=True).save(tmp_path)
     history = {
         "interval_seconds": 256.0,
         "points": [[300.0 * i, 1, 10**9 * i, 10**9] for i in range(1000)],
