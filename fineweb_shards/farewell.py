@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from fineweb_shards.errors import Interrupted, QuarantineError, ShardError
@@ -26,7 +27,13 @@ def run_command(command: str, folder: Path, error: BaseException | None) -> str 
     environment = {**os.environ, **describe_outcome(folder, error)}
     try:
         done = subprocess.run(
-            command, shell=True, env=environment, stdin=subprocess.DEVNULL, timeout=longest, check=False
+            command,
+            shell=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,  # standard output is for the result, or for --json
+            timeout=longest,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"--on-finish: the command was stopped after {longest:.0f} s"
