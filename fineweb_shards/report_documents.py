@@ -6,7 +6,6 @@ All of it is somebody else's text: it only reaches the page through `markup`, wh
 from __future__ import annotations
 
 from fineweb_shards.charts import draw_columns
-from fineweb_shards.layouts import get_layout
 from fineweb_shards.markup import Markup, tag
 from fineweb_shards.report import Report
 from fineweb_shards.report_run import section, table
@@ -119,15 +118,18 @@ def _figures(report: Report) -> Statistics | None:
     survey, manifest = report.survey, report.status.manifest
     if not survey.statistics.tokens or manifest is None:
         return None
-    if not survey.whole:
+    if not survey.whole or not manifest.split.is_in_order:
         return survey.statistics
-    return survey.statistics.closed(eot_first=get_layout(manifest.settings["layout"]).eot_first)
+    return survey.statistics.closed(eot_first=manifest.layout.eot_first)
 
 
 def _basis(report: Report) -> str:
     survey = report.survey
     if survey.whole:
-        return f"Counted over all {survey.statistics.tokens:,} tokens of the finished shards."
+        counted = f"Counted over all {survey.statistics.tokens:,} tokens of the finished shards"
+        manifest = report.status.manifest
+        in_order = manifest is None or manifest.split.is_in_order
+        return f"{counted}." if in_order else f"{counted}, without documents that run from one into the next."
     return (
         f"Counted over the first {SAMPLE_TOKENS:,} tokens of every finished shard, "
         f"{show_count(survey.statistics.tokens)} in all."

@@ -86,13 +86,15 @@ class Tries:
 
     def __call__(self, quick: int, full: int) -> Iterator[int]:
         for number in range(full if self._soak else quick):
-            self.add(1)
+            for score in self._scores:
+                score.tries += 1
             yield number
 
-    def add(self, count: int) -> None:
-        """So many were made at once."""
-        for score in self._scores:
-            score.tries += count
+
+@pytest.fixture
+def soak(request: pytest.FixtureRequest) -> bool:
+    """Whether there is time for everything."""
+    return bool(request.config.getoption("soak"))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from layout_reference import Wanted
 DOCUMENTS = make_documents(36, seed=95)
 
 
+@pytest.mark.promise(1)
 @pytest.mark.parametrize(
     "wanted",
     [

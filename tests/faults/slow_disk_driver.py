@@ -6,7 +6,7 @@ import sys
 import time
 
 from fineweb_shards import cli
-from fineweb_shards.types import Counts, Tokens
+from fineweb_shards.types import Tokens
 from fineweb_shards.writer import ShardWriter
 
 SECONDS_FOR_A_SLICE = 0.2
@@ -14,9 +14,9 @@ SECONDS_FOR_A_SLICE = 0.2
 write = ShardWriter.write
 
 
-def write_slowly(writer: ShardWriter, tokens: Tokens, counts: Counts) -> None:
+def write_slowly(writer: ShardWriter, tokens: Tokens) -> None:
     time.sleep(SECONDS_FOR_A_SLICE)
-    write(writer, tokens, counts)
+    write(writer, tokens)
 
 
 if __name__ == "__main__":

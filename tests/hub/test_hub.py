@@ -214,19 +214,19 @@ def test_a_resume_fetches_no_finished_row_group_again(hub: StandInHub, home: Pat
 
 
 @pytest.mark.promise(16)
-def test_two_hundred_faults_of_every_kind(home: Path, tmp_path: Path, tries: Tries) -> None:
+def test_faults_of_every_kind(home: Path, tmp_path: Path, tries: Tries) -> None:
     """At random, in one run: the same bytes."""
     names = sorted(FILES)
     repository = Repository(
         REPO, {n: fineweb_parquet(d, rows=1) for n, d in zip(names, DOCUMENTS, strict=True)}
     )
-    plan = RandomFaults(faults=EVERY_FAULT, seed=5, probability=0.4, budget=200, path_contains=".parquet")
+    budget = sum(1 for _ in tries(60, 200))
+    plan = RandomFaults(faults=EVERY_FAULT, seed=5, probability=0.4, budget=budget, path_contains=".parquet")
     with StandInHub([repository], [plan]) as hub:
         # Several workers, because they spend their time waiting.
         done = build(hub, home, tmp_path / "out", *SAMPLE, "--batch-bytes", "1k", "--workers", "6")
     assert done.returncode == 0, done.stderr
-    assert plan.injected >= 190, plan.injected
-    tries.add(plan.injected)
+    assert plan.injected >= 0.95 * budget, plan.injected
     assert runs.shards_in(tmp_path / "out") == EXPECTED
 
 
