@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fineweb_shards.disk import Disk
@@ -79,7 +80,7 @@ class Output:
         self._enter(self._commit(set(SIDES)))
         if self._spec.layout.has_index:
             for file in list_files(self.manifest.shards):
-                write_index(self._spec.folder / file.name, file.documents)
+                self._disk.attempt(partial(write_index, self._spec.folder / file.name, file.documents))
         manifest = self.manifest
         totals = {
             "shards": len(list_files(manifest.shards)),

@@ -21,7 +21,6 @@ from fineweb_shards.card import MARK, CardFile, make_card
 from fineweb_shards.errors import HubError, InputError, UsageError
 from fineweb_shards.files import OutputFile, list_files
 from fineweb_shards.index import index_path
-from fineweb_shards.layouts import get_layout
 from fineweb_shards.manifest import FILE_NAME, Manifest
 from fineweb_shards.outage import Patience, Trouble
 from fineweb_shards.sources.ranges import translated_errors
@@ -84,7 +83,7 @@ class Uploader:
         self, folder: Path, manifest: Manifest, files: list[CardFile], remote: dict[str, RepoFile]
     ) -> None:
         """The small files, where they are not the same already."""
-        layout = get_layout(manifest.settings["layout"])
+        layout = manifest.layout
         small = {FILE_NAME: (folder / FILE_NAME).read_bytes()}
         if self._may_write_card(remote.get(CARD_NAME)):
             small[CARD_NAME] = make_card(self._repo, layout, manifest, files).encode()
@@ -184,7 +183,7 @@ class Uploader:
 
 def _describe(folder: Path, manifest: Manifest) -> Iterator[CardFile]:
     """The large files and their hashes."""
-    layout = get_layout(manifest.settings["layout"])
+    layout = manifest.layout
     for file in list_files(manifest.shards):
         path = folder / file.name
         size = path.stat().st_size
