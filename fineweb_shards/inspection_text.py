@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fineweb_shards.inspection import Match, Target, decode
+from fineweb_shards.inspection import Match, Target
 from fineweb_shards.statistics import Statistics, bucket_range
 from fineweb_shards.terminal import safe_text
+from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.tokenizers.ranks import VOCABULARY_SIZE
 from fineweb_shards.units import show_bytes, show_count
 

@@ -133,7 +133,8 @@ def render_shards(report: Report) -> Markup:
 
 def _completeness(manifest: Manifest) -> Markup:
     last = manifest.shards[-1].tokens
-    if manifest.complete and last < manifest.settings["shard_tokens"]:
+    short = last < manifest.settings["shard_tokens"] and not manifest.layout.one_file
+    if manifest.complete and short:
         return tag("p", f"The last shard holds the rest, {last:,} tokens: that is expected.")
     return Markup()
 

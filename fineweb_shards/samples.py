@@ -11,6 +11,7 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.shard_tokens import map_tokens
+from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.tokenizers.ranks import EOT, load_ranks, token_bytes
 from fineweb_shards.types import ShardRecord, Tokens
 
@@ -52,7 +53,8 @@ def _sample_at(shard: str, tokens: Tokens, place: int, eot_first: bool) -> Sampl
     shown = tokens[start : start + _SHOWN_TOKENS]
     ends = np.flatnonzero(shown == EOT)
     cut = not len(ends) and start + _SHOWN_TOKENS < len(tokens)
-    return Sample(shard, start, decode(shown[: ends[0]] if len(ends) else shown), cut)
+    text = decode(shown[: ends[0]] if len(ends) else shown)
+    return Sample(shard, start, text.decode("utf-8", "replace"), cut)  # half a character may be at its end
 
 
 def _find_start(tokens: Tokens, place: int, eot_first: bool) -> int | None:
@@ -64,14 +66,6 @@ def _find_start(tokens: Tokens, place: int, eot_first: bool) -> int | None:
     first = max(0, place - _SEARCH_TOKENS)
     before = np.flatnonzero(tokens[first:place] == EOT)
     return first + int(before[-1]) + 1 if len(before) else None
-
-
-def decode(tokens: Tokens) -> str:
-    """The text of tokens; half characters at the ends become U+FFFD."""
-    spelling = _spelling()
-    return b"".join(spelling[token] for token in tokens.tolist() if token < len(spelling)).decode(
-        "utf-8", "replace"
-    )
 
 
 def spell(token: int) -> str:
