@@ -220,7 +220,7 @@ def test_faults_of_every_kind(home: Path, tmp_path: Path, tries: Tries) -> None:
     repository = Repository(
         REPO, {n: fineweb_parquet(d, rows=1) for n, d in zip(names, DOCUMENTS, strict=True)}
     )
-    budget = sum(1 for _ in tries(60, 200))
+    budget = sum(1 for _ in tries(30, 200))
     plan = RandomFaults(faults=EVERY_FAULT, seed=5, probability=0.4, budget=budget, path_contains=".parquet")
     with StandInHub([repository], [plan]) as hub:
         # Several workers, because they spend their time waiting.
@@ -468,7 +468,7 @@ def test_plan_of_a_dataset(hub: StandInHub, home: Path, tmp_path: Path) -> None:
 @pytest.mark.promise(16)
 def test_leaving_after_a_part_is_clean(hub: StandInHub, home: Path, tmp_path: Path, tries: Tries) -> None:
     """No abort and no hang at exit with files half read (arrow#45214)."""
-    for number in tries(3, 20):
+    for number in tries(2, 20):
         done = build(hub, home, tmp_path / str(number), *SAMPLE, "--max-tokens", "30k")
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
