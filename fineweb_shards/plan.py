@@ -20,14 +20,18 @@ from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.sources.stream import expansion_of
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.types import Batch, Cursor, TextChunk
+from fineweb_shards.types import Batch, Cursor
 from fineweb_shards.units import show_bytes
 
 _BEGINNING = Cursor(0, 0)
 TOKEN_COUNT_COLUMN = "token_count"
 _SAMPLE_FILES = 64
+_LEAST_SAMPLE_FILES = 8
+_LOOKED_AT_BYTES = 64 * 2**20  # where files are large, fewer of them: reading one begins with a chunk
+_LARGE_FILE_BYTES = 8 * 2**20
 _SAMPLE_BYTES = 24 * 2**20
 _QUICK_SAMPLE_BYTES = 2**18
+_LONGEST_TEXT = 2**16
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 REMOTE_FOOTERS = 3
 _CHEAP_ROW_GROUPS = 64  # a request for each, where token_count is on the hub
@@ -79,14 +83,13 @@ def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
     limit = _SAMPLE_BYTES if trial_seconds else _QUICK_SAMPLE_BYTES
     sample = _take_sample(job, limit, start if job.commit else _BEGINNING)
     engine = job.engine() if trial_seconds else TiktokenEngine()
-    measured = _measure(engine, sample.chunks, trial_seconds)
+    measured = _measure(engine, sample.texts, trial_seconds)
     extent = _measure_extent(job, sample, measured, start, every_footer=trial_seconds > 0)
-    documents = [text for chunk in sample.chunks for text in chunk.documents[:3]]
     return Plan(
         job,
         _limit(extent, job.config.max_tokens),
         tuple(sorted(sample.separators)),
-        tuple(documents[:3]),
+        tuple(sample.texts[:3]),
         _predict_speed(job, sample, measured) if trial_seconds else None,
         free_disk_bytes(job.folder),
     )
@@ -108,7 +111,12 @@ def check_disk(plan: Plan, done_tokens: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    chunks: list[TextChunk]
+    """Some texts, and how much was read of which they are a part: all of it would not fit the parent."""
+
+    texts: list[str]
+    documents: int
+    read_bytes: int  # of the files, as their sizes count
+    content_bytes: int  # of the documents
     separators: set[str]
     read_seconds: float
 
@@ -124,12 +132,14 @@ class _Measured:
 def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
     """The beginning of a few files, spread over all of them."""
     files = [file for file in job.source.files[start.file :] if not file.is_standard_input]
-    most = 1 if job.commit else _SAMPLE_FILES
+    most = 1 if job.commit else _files_to_sample(files)
     chosen = files[:: max(1, len(files) // most)][:most]
-    chunks: list[TextChunk] = []
+    texts: list[str] = []
+    documents = read_bytes = content_bytes = 0
     separators: set[str] = set()
     begin = time.monotonic()
     for file in chosen:
+        share_bytes = limit_bytes // len(chosen)
         try:
             taken = 0
             position = start.position if file.index == start.file else 0
@@ -138,23 +148,41 @@ def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
                     separators.add(batch.separator)
                 job.source.prefetch(batch)
                 for chunk in job.source.chunks(batch):
-                    chunks.append(chunk)
+                    texts += _beginnings(chunk.documents, share_bytes - taken)
+                    documents += len(chunk.documents)
+                    content_bytes += sum(len(text.encode("utf-8", "replace")) for text in chunk.documents)
+                    read_bytes += chunk.counts.text_bytes
                     taken += chunk.counts.text_bytes
-                    if taken >= limit_bytes // len(chosen):
+                    if taken >= share_bytes:
                         break
-                if taken >= limit_bytes // len(chosen):
+                if taken >= share_bytes:
                     break
         except BadFileError:
             if not job.source.settings.skip_bad:
                 raise
-    return _Sample(chunks, separators, time.monotonic() - begin)
+    return _Sample(texts, documents, read_bytes, content_bytes, separators, time.monotonic() - begin)
+
+
+def _files_to_sample(files: list[InputFile]) -> int:
+    average = sum(file.size_bytes for file in files) // max(1, len(files)) + 1
+    wanted = _LOOKED_AT_BYTES // min(average, _LARGE_FILE_BYTES)
+    return min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
+
+
+def _beginnings(documents: list[str], limit: int) -> Iterator[str]:
+    """The first documents, up to so many characters; of a long one the beginning."""
+    for text in documents:
+        if limit <= 0:
+            return
+        yield text[: min(limit, _LONGEST_TEXT)]
+        limit -= len(text)
 
 
 def _first_batches(job: Job, file: InputFile, position: int) -> Iterator[Batch]:
     return islice(job.source.formats[file.format].batches(file, position, False), 64)
 
 
-def _measure(engine: Engine, chunks: list[TextChunk], seconds: float) -> _Measured:
+def _measure(engine: Engine, texts: list[str], seconds: float) -> _Measured:
     """Encode the sample, or as much of it as fits the time (a little of it where that is 0).
 
     The speed is that of the second half, when the engine's caches are warm.
@@ -162,7 +190,7 @@ def _measure(engine: Engine, chunks: list[TextChunk], seconds: float) -> _Measur
     documents = tokens = text_bytes = 0
     begin = time.monotonic()
     marks = [(begin, 0)]
-    for part in _parts(chunks):
+    for part in _parts(texts):
         tokens += len(engine.encode(part)[0]) + len(part)
         documents += len(part)
         text_bytes += sum(len(text.encode()) for text in part)
@@ -177,21 +205,18 @@ def _measure(engine: Engine, chunks: list[TextChunk], seconds: float) -> _Measur
 
 def _predict_speed(job: Job, sample: _Sample, measured: _Measured) -> float | None:
     """Tokens a second of all workers, each of which reads and encodes."""
-    read_bytes = sum(chunk.counts.text_bytes for chunk in sample.chunks)
-    if not measured.tokens_per_second or not measured.tokens or not read_bytes:
+    if not measured.tokens_per_second or not measured.tokens or not sample.read_bytes:
         return None
     bytes_per_token = measured.text_bytes / measured.tokens
-    read_seconds = sample.read_seconds / read_bytes * bytes_per_token
+    read_seconds = sample.read_seconds / sample.read_bytes * bytes_per_token
     seconds = read_seconds + 1 / measured.tokens_per_second
     return job.budget.workers * _PARALLEL_EFFICIENCY / seconds
 
 
-def _parts(chunks: list[TextChunk]) -> Iterator[list[str]]:
-    """The sampled documents a few at a time; of long ones the beginning."""
-    for chunk in chunks:
-        for first in range(0, len(chunk.documents), 16):
-            part = chunk.documents[first : first + 16]
-            yield [text[:65536].encode("utf-8", "replace").decode() for text in part]
+def _parts(texts: list[str]) -> Iterator[list[str]]:
+    """The sampled texts a few at a time."""
+    for first in range(0, len(texts), 16):
+        yield [text.encode("utf-8", "replace").decode() for text in texts[first : first + 16]]
 
 
 def _measure_extent(
@@ -204,19 +229,14 @@ def _measure_extent(
         return _parquet_extent(job, measured, start, every_footer=every_footer)
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
-    read_bytes = sum(chunk.counts.text_bytes for chunk in sample.chunks)
     total_bytes = sum(file.size_bytes * expansion_of(file) for file in files)
-    scale = total_bytes / read_bytes
-    sampled = sum(len(chunk.documents) for chunk in sample.chunks)
-    # The trial may have seen only a part of the sample.
-    tokens = measured.tokens * (sum(map(_text_bytes, sample.chunks)) / measured.text_bytes)
+    scale = total_bytes / sample.read_bytes
+    sampled = sample.documents
+    # The sample holds only a part of what was read, and the trial may have seen only a part of it.
+    tokens = sampled + (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
     a_file_a_document = job.config.separator == "none" and all(file.format == "text" for file in files)
     documents = len(files) if a_file_a_document else round(sampled * scale)
     return Extent(documents, round(tokens * scale), exact=False)
-
-
-def _text_bytes(chunk: TextChunk) -> int:
-    return sum(len(text.encode("utf-8", "replace")) for text in chunk.documents)
 
 
 def _parquet_extent(job: Job, measured: _Measured, start: Cursor, *, every_footer: bool) -> Extent:

@@ -12,7 +12,7 @@ import runs
 from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_parquet, write_text
 
-from fineweb_shards.plan import make_plan
+from fineweb_shards.plan import _take_sample, make_plan
 from fineweb_shards.plan_text import plan_lines
 
 DOCUMENTS = [text for text in make_documents(400, seed=61) if text and "<|endoftext|>" not in text]
@@ -77,3 +77,14 @@ def test_a_bad_file_is_told_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(BadFileError, match=r"a\.parquet"):
         plan_of(tmp_path, path)
     assert plan_of(tmp_path, path, on_bad_file="skip").extent.documents == 0
+
+
+def test_what_is_kept_of_the_input_does_not_grow_with_it(tmp_path: Path) -> None:
+    """A glance at forty files of long documents holds no more than at one: the parent's memory is small."""
+    for number in range(40):
+        write_parquet(tmp_path / f"{number:02}.parquet", [f"{number} " + "some words " * 20_000] * 3)
+    job = runs.job_of(tmp_path / "out", tmp_path)
+    sample = _take_sample(job, 2**18, runs.START)
+    assert 0 < sum(map(len, sample.texts)) <= 2**18
+    assert sample.documents >= 3 * 8
+    assert sample.read_bytes > 8 * 3 * 220_000
