@@ -22,7 +22,7 @@ from fineweb_shards.statistics import NOTHING, Statistics, count_blocks
 from fineweb_shards.tokenfile import TokenFile, has_eot_first, open_token_file, token_files
 from fineweb_shards.tokenizers.decoder import BORDER, decode
 from fineweb_shards.tokenizers.ranks import EOT
-from fineweb_shards.types import Tokens
+from fineweb_shards.types import Tokens, count_eots
 
 _CONTEXT_BYTES = 80
 
@@ -78,7 +78,7 @@ def count(target: Target) -> Statistics:
 
 def choose_document(target: Target, seed: int | None) -> int:
     """A document by chance, each with the same."""
-    borders = sum(int(np.count_nonzero(block == EOT)) for block in target.blocks())
+    borders = sum(map(count_eots, target.blocks()))
     if not borders:
         raise InputError(f"{target.path}: no document begins or ends here.", "Name another file.")
     return random.Random(seed).randrange(borders)

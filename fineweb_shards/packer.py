@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.split import SIDES, Side, Split
-from fineweb_shards.tokenizers.ranks import EOT
-from fineweb_shards.types import Counts, ShardSlice, TokenBlock, Tokens
+from fineweb_shards.types import Counts, ShardSlice, TokenBlock, Tokens, count_eots
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class Packer:
         if self._split.val_ratio:
             ranges = self._split.ranges(tokens, self._documents, eot_first=self._eot_first)
             piece = self._both_sides(tokens, ranges) if len(ranges) else self._one_side("train", tokens)
-            self._documents += int(np.count_nonzero(tokens[: piece.length] == EOT))
+            self._documents += count_eots(tokens[: piece.length])
             return piece
         return self._one_side("val" if self._tokens["val"] < self._split.val_tokens else "train", tokens)
 

@@ -23,7 +23,7 @@ from fineweb_shards.tokenizers.ranks import EOT
 from fineweb_shards.types import ShardRecord, Tokens
 from fineweb_shards.verify import check_stretch
 
-BLOCK_TOKENS = 2**22
+BLOCK_TOKENS = 2**19  # as in verify.py: no larger, or page faults take more time than the copying
 _RUN_DOCUMENTS = 2**16  # numbers looked at together
 
 

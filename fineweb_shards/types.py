@@ -15,6 +15,13 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.uint16]
 EOT = 50256  # `<|endoftext|>`: between documents, and never made from text
+_COUNT_TOKENS = 2**17
+
+
+def count_eots(tokens: Tokens) -> int:
+    """A little at a time: what is compared stays in the processor's caches, and no large array is made."""
+    parts = (tokens[i : i + _COUNT_TOKENS] for i in range(0, len(tokens), _COUNT_TOKENS))
+    return sum(int(np.count_nonzero(part == EOT)) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from fineweb_shards.durable import output_error, publish, sync_folder
 from fineweb_shards.files import growing_path
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.split import Side
-from fineweb_shards.tokenizers.ranks import EOT
-from fineweb_shards.types import Counts, Cursor, ShardRecord, Tokens
+from fineweb_shards.types import Counts, Cursor, ShardRecord, Tokens, count_eots
 
 # Written data goes to the disk in the background a little at a time. The fsync at the end is then
 # short, and the machine's page cache is not filled with a whole shard of unwritten data.
@@ -96,7 +95,7 @@ class ShardWriter:
         self._put(data)
         hashing.result()
         self.tokens += len(tokens)
-        self._documents += int(np.count_nonzero(tokens == EOT))
+        self._documents += count_eots(tokens)
         self._sync_in_background(len(data))
 
     def commit(self, end: Cursor, *, whole: bool = True) -> ShardRecord:
