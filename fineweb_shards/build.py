@@ -205,17 +205,18 @@ def write_shards(
     progress: Progress,
 ) -> Manifest:
     """Write slices to shards and enter each finished one in the ledger."""
-    needed = 2 * job.config.shard_tokens
+    begins_shard = True
     with Output(job.output, manifest, disk, books.sign) as output:
-        wait_for_room(disk, progress, needed)
         for part in slices:
+            if begins_shard:  # not before something comes: the last shard may have been the last
+                wait_for_room(disk, progress, 2 * job.config.shard_tokens)
+            begins_shard = part.checkpoint
             known = len(output.manifest.shards)
             progress.advance(len(part.tokens), known, part.end)
             output.add(part)
             if part.checkpoint:
                 progress.finish_shards(output.manifest.shards[known:])
                 job.source.release_before(part.end.file)
-                wait_for_room(disk, progress, needed)
         known = len(output.manifest.shards)
         manifest = output.finish()
     progress.finish_shards(manifest.shards[known:])
