@@ -325,7 +325,7 @@ def test_a_private_dataset_with_its_token(home: Path, tmp_path: Path, tries: Tri
         (canary, [], ["--text-column", "nothing"], 3),
         (canary, [Status(404)] * 50, [], 3),
     ]
-    for number in tries(4, 20):
+    for number in tries(3, 20):
         token, script, more, code = failures[number % len(failures)]
         out = tmp_path / str(number)
         faults = ScriptedFaults(script=script, path_contains=".parquet")
