@@ -41,7 +41,7 @@ verify: .venv/run ## read every shard back and check it
 test: check ## all checks and tests; a few minutes
 	@$(BIN)/python -m pytest $(ARGS)
 
-soak: .venv/dev ## every promise in full, then a night of MINUTES=30 with a fault a minute; an hour or more
+soak: .venv/dev ## every promise in full, then a night of MINUTES=30 with a fault a minute; three quarters of an hour
 	@$(BIN)/python -m pytest --soak $(ARGS)
 	@$(BIN)/python tests/night.py --minutes $(MINUTES)
 

@@ -6,6 +6,7 @@ Nothing here does I/O: `standin_hub` asks a plan once per request and carries it
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -90,7 +91,7 @@ class RequestRecord:
 
 
 @dataclass(kw_only=True)
-class FaultPlan:
+class FaultPlan(ABC):
     """Decides which requests get a fault. Only those that fit `on` and `path_contains` count."""
 
     on: Literal["content"] | Kind = "content"
@@ -108,9 +109,9 @@ class FaultPlan:
         self.injected += fault is not None
         return fault
 
+    @abstractmethod
     def choose(self, number: int) -> Fault | None:
         """Return the fault for the n-th request that fits, counted from 0."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,9 @@ from pathlib import Path
 import pytest
 import runs
 
-from fineweb_shards.machine import process_memory_bytes
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+
+from memory import PeakMemory
 
 MIB = 2**20
 BUDGET = 700 * MIB
@@ -30,29 +31,6 @@ def write_giant(path: Path, size: int, ending: bytes) -> Path:
         for _ in range(size // len(piece)):
             file.write(piece)
     return path
-
-
-class Peak:
-    """The largest that a process and its children are together (PSS), looked at ten times a second."""
-
-    def __init__(self, pid: int) -> None:
-        self.bytes = 0
-        self._pid = pid
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def end(self) -> int:
-        self._stop.set()
-        self._thread.join()
-        return self.bytes
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.1):
-            children = Path(f"/proc/{self._pid}/task/{self._pid}/children")
-            with contextlib.suppress(OSError):
-                pids = [self._pid, *map(int, children.read_text().split())]
-                self.bytes = max(self.bytes, sum(process_memory_bytes(pid) or 0 for pid in pids))
 
 
 @contextlib.contextmanager
@@ -82,9 +60,9 @@ def run_limited(words: list[str], procs: Path) -> tuple[int, str, int]:
     """Exit code, what was said, and the peak of a command inside a limit."""
     enter = ["sh", "-c", f'echo $$ > {procs}; exec "$@"', "sh", *words]
     with subprocess.Popen(enter, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        peak = Peak(process.pid)
-        _, errors = process.communicate()
-        return process.returncode, errors, peak.end()
+        with PeakMemory(process.pid) as memory:
+            _, errors = process.communicate()
+        return process.returncode, errors, memory.peak_bytes
 
 
 @pytest.mark.promise(17)
@@ -122,7 +100,9 @@ def test_a_slow_disk_does_not_fill_the_memory(tmp_path: Path) -> None:
     driver = Path(__file__).parent / "slow_disk_driver.py"
     words = [sys.executable, str(driver), "build", "--input", str(path), "--out", str(tmp_path / "out")]
     words += ["--workers", "2", "--max-memory", str(BUDGET)]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        peak = Peak(process.pid)
+    with (
+        subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+        PeakMemory(process.pid) as memory,
+    ):
         assert process.wait() == 0
-    assert 100 * MIB < peak.end() < BUDGET
+    assert 100 * MIB < memory.peak_bytes < BUDGET
