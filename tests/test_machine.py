@@ -75,8 +75,11 @@ def test_manners() -> None:
     """Lowest priority for cores, idle for the disk, first for the OOM killer: what a worker does."""
     code = (
         "import os; from fineweb_shards import machine; machine.be_nice(); machine.offer_to_oom_killer();"
-        "print(os.nice(0), open('/proc/self/oom_score_adj').read().strip());"
+        "print(os.nice(0), open('/proc/self/oom_score_adj').read().strip(), flush=True);"
         "os.execvp('ionice', ['ionice', '-p', str(os.getpid())])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=buffered, check=False
+    )
     assert done.stdout.split() == ["19", "800", "idle"]
