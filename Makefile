@@ -39,7 +39,7 @@ verify: .venv/run ## read every shard back and check it
 	@$(BIN)/fineweb-shards verify $(FOLDER)
 
 test: check ## all checks and tests; a few minutes
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=worksteal $(ARGS)
 
 soak: .venv/dev ## every promise in full, then a night of MINUTES=30 with a fault a minute; three quarters of an hour
 	@$(BIN)/python -m pytest --soak $(ARGS)
