@@ -59,14 +59,26 @@ bench-hub: .venv/dev ## the same files from the disk and from a hub on loopback
 clean: ## remove .venv and caches (never any shards)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
 
-# Two stamps, so that `make shards` does not install what only tests need. With uv where it is installed.
+# A .venv that an interrupted try or an older Python left behind would trap every later one.
+FITS := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+$(shell $(BIN)/python $(FITS) || rm -rf .venv)
+
+# uv finds a Python that fits, unless one is named.
+UV := $(shell command -v uv 2>/dev/null)
+NAMED := $(if $(UV),$(if $(filter file,$(origin PYTHON)),,$(PYTHON)),$(PYTHON))
+
+# Two stamps, so that `make shards` does not install what only tests need.
 .venv/run .venv/dev: pyproject.toml
+	@[ -x $(BIN)/python ] || [ -z '$(NAMED)' ] || $(NAMED) $(FITS) || { \
+	  echo "fineweb_shards needs Python 3.11 or later; $(NAMED) is" \
+	    "$$(command -v $(NAMED) >/dev/null && $(NAMED) --version 2>&1 || echo 'not installed')." \
+	    "Name a newer one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Setting up .venv ($(if $(filter %dev,$@),with test tools,what a build needs)); once, about a minute ..."
-	@if command -v uv >/dev/null 2>&1; then \
-	  { [ -x $(BIN)/python ] || uv venv --quiet --python $(PYTHON) .venv; } && \
+	@if [ -n '$(UV)' ]; then \
+	  { [ -x $(BIN)/python ] || uv venv --quiet --python '$(or $(NAMED),>=3.11)' .venv; } && \
 	  uv pip install --quiet --python $(BIN)/python --editable '.$(if $(filter %dev,$@),[dev])'; \
 	else \
-	  { [ -x $(BIN)/python ] || $(PYTHON) -m venv .venv; } && \
+	  { $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv; } && \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter %dev,$@),[dev])'; \
 	fi
 	@touch $@
