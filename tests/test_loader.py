@@ -122,7 +122,7 @@ def write_shards(folder: Path, lengths: list[int], layout: str = "build-nanogpt"
 @pytest.mark.parametrize("layout", ["build-nanogpt", "llm.c", "plain"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_batches_are_those_of_dataloaderlite(tmp_path: Path, layout: str, ranks: int) -> None:
-    """For every rank, in both of two epochs, wherever DataLoaderLite does not crash, in all kinds of files."""
+    """For every rank, in both of two epochs, where DataLoaderLite does not crash, in all kinds of files."""
     write_shards(tmp_path / "ours", LENGTHS[:3], layout)
     write_shards(tmp_path / "npy", LENGTHS[:3])
     for rank in range(ranks):
