@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from fineweb_shards import __version__
 from fineweb_shards.cli_folder import add_folder_verbs
 from fineweb_shards.config import Config, load_config, parse_value
-from fineweb_shards.errors import Interrupted, NoMatch, QuarantineError, ShardError, UsageError
+from fineweb_shards.errors import InputError, Interrupted, NoMatch, QuarantineError, ShardError, UsageError
 from fineweb_shards.machine import be_nice
 from fineweb_shards.observer import Observer
 from fineweb_shards.screen import Lines, Screen, put_json
@@ -239,6 +239,8 @@ def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> 
             f"{len(outcome.manifest.quarantined):,} documents could not be encoded and were left out; "
             f"they are named in {job.folder / WORK_FOLDER / QUARANTINE}."
         )
+    if not outcome.manifest.shards and not outcome.manifest.totals["dropped_tokens"]:
+        raise InputError("The input holds no document, so there is no shard.", "Check the input.")
 
 
 def run_plan(options: argparse.Namespace) -> None:

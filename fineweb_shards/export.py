@@ -17,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 import fineweb_shards
+from fineweb_shards.advice import stray_warnings
 from fineweb_shards.build import check_no_strangers, delete_output
 from fineweb_shards.config import Config
 from fineweb_shards.disk import Disk
@@ -30,7 +31,13 @@ from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_ma
 from fineweb_shards.observer import Observer
 from fineweb_shards.output import Output, OutputSpec
 from fineweb_shards.packer import Packer
-from fineweb_shards.result_text import content_lines, output_notes, training_lines
+from fineweb_shards.result_text import (
+    content_lines,
+    output_notes,
+    output_warnings,
+    training_lines,
+    warning_lines,
+)
 from fineweb_shards.split import Split
 from fineweb_shards.token_stream import read_stream
 from fineweb_shards.tokenizers.ranks import EOT
@@ -117,6 +124,8 @@ def export(
         if manifest.complete:
             return Exported(spec, manifest, 0, 0.0)
         _check_disk(origin, spec, manifest)
+        for warning in stray_warnings(spec.folder, layout):
+            say(f"{'WARNING':<10} {warning}")
         begin = time.monotonic()
         disk = Disk(spec.folder, config.max_outage, observer)
         with tqdm(
@@ -130,7 +139,7 @@ def export(
 def export_lines(result: Exported) -> list[str]:
     """What a person reads at the end."""
     if not result.seconds:
-        first = "Nothing to do: the export is complete."
+        first = "Nothing to do: the export was made before."
     else:
         speed = show_bytes(2 * result.new_tokens / max(result.seconds, 1e-9))
         first = f"Done: in {show_seconds(result.seconds)}, {speed}/s."
@@ -140,6 +149,7 @@ def export_lines(result: Exported) -> list[str]:
         *content_lines(result.spec, result.manifest),
         *notes,
         *training_lines(result.spec, result.manifest),
+        *warning_lines(output_warnings(result.spec, result.manifest)),
     ]
 
 

@@ -1,8 +1,7 @@
 """`inspect`: what is in a file of tokens, or in a folder of them, with or without a manifest.
 
-Everything is read a block at a time, so memory does not grow with the file or with a document. Documents
-are numbered from 0 by the EOTs; what stands before the first EOT of a shard that begins inside a
-document has no number.
+Everything is read a block at a time, so memory does not grow with the file or with a document. The documents
+that begin in what is looked at are numbered from 0; the rest of one that began before has no number.
 """
 
 from __future__ import annotations
@@ -34,6 +33,12 @@ class Target:
     path: Path
     files: tuple[TokenFile, ...]
     eot_first: bool
+    begins_inside: bool = False  # with EOT behind documents: the first one began in the shard before
+
+    @property
+    def first_number(self) -> int:
+        """Of the document that is there at the beginning; -1: it began before, or ends at an EOT in front."""
+        return -1 if self.eot_first or self.begins_inside else 0
 
     def blocks(self) -> Iterator[Tokens]:
         for file in self.files:
@@ -53,7 +58,9 @@ class Match:
 def open_target(path: Path) -> Target:
     """A file, the files of a manifest in their order, or all token files of a folder."""
     if not path.is_dir():
-        return Target(path, (open_token_file(path),), has_eot_first(path))
+        file = open_token_file(path)
+        eot_first = has_eot_first(file)
+        return Target(path, (file,), eot_first, not eot_first and _begins_inside(path))
     manifest = load_manifest(path) if (path / FILE_NAME).exists() else None
     if manifest is None:
         files = token_files(path)
@@ -64,24 +71,43 @@ def open_target(path: Path) -> Target:
         raise InputError(
             f"{path}: there is no file of tokens here.", "Name a .npy or .bin file, or a folder."
         )
-    sides = {has_eot_first(file.path) for file in files}
+    sides = {has_eot_first(file) for file in files}
     if len(sides) > 1:
         raise InputError(f"{path}: files of several layouts are here.", "Name one of the files.")
-    return Target(path, tuple(files), sides.pop())
+    eot_first = sides.pop()
+    return Target(path, tuple(files), eot_first, not eot_first and _begins_inside(files[0].path))
+
+
+def _begins_inside(path: Path) -> bool:
+    """Whether the shard before this one, if it is there, ends without an EOT."""
+    stem = path.stem.rstrip("0123456789")
+    number = path.stem[len(stem) :]
+    before = f"{int(number) - 1:0{len(number)}d}" if number.strip("0") else number
+    for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}"):
+        previous = path.with_name(f"{name}{path.suffix}")
+        if name != path.stem and previous.is_file():
+            file = open_token_file(previous)
+            return file.tokens > 0 and int(file.map()[-1]) != EOT
+    return False
 
 
 def count(target: Target) -> Statistics:
     """The figures of all files. Each that follows another goes on with its last document."""
     total = sum((count_blocks(file.blocks()) for file in target.files), NOTHING)
-    return total.closed(eot_first=target.eot_first)
+    return total.closed(eot_first=target.eot_first, begins_inside=target.begins_inside)
 
 
 def choose_document(target: Target, seed: int | None) -> int:
     """A document by chance, each with the same."""
-    borders = sum(map(count_eots, target.blocks()))
-    if not borders:
-        raise InputError(f"{target.path}: no document begins or ends here.", "Name another file.")
-    return random.Random(seed).randrange(borders)
+    documents = target.first_number + (1 if target.eot_first else 0)
+    last = EOT
+    for block in target.blocks():
+        documents += count_eots(block)
+        last = int(block[-1])
+    documents += 1 if last != EOT and not target.eot_first else 0
+    if documents < 1:
+        raise InputError(f"{target.path}: no document begins here.", "Name another file, or the folder.")
+    return random.Random(seed).randrange(documents)
 
 
 def read_document(target: Target, number: int) -> Iterator[str]:
@@ -103,9 +129,20 @@ def read_document(target: Target, number: int) -> Iterator[str]:
 
 def find_text(target: Target, text: str) -> Iterator[Match]:
     """Every document that contains `text`, in order."""
-    wanted = text.encode("utf-8", "surrogateescape")
+    try:
+        wanted = text.encode()
+    except UnicodeEncodeError:  # bytes of the command line that are no UTF-8
+        raise UsageError(
+            f"--grep {text!a}: that is no UTF-8.", "Documents are; look for whole characters."
+        ) from None
+    if not wanted:
+        raise UsageError("--grep: there is nothing to look for.", "Name a text.")
+    return _find_bytes(target, wanted)
+
+
+def _find_bytes(target: Target, wanted: bytes) -> Iterator[Match]:
     carry = b""
-    number = -1 if target.eot_first else 0  # of the document at the beginning of a block
+    number = target.first_number  # of the document at the beginning of a block
     last: int | None = None
     for tokens in target.blocks():
         data = carry + decode(tokens)
@@ -126,8 +163,8 @@ def find_text(target: Target, text: str) -> Iterator[Match]:
 
 def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
     """A document's tokens, a part for each block it is in; one empty part where it is empty."""
-    seen = -1 if target.eot_first else 0  # number of the document at the beginning of a block
-    begun = not target.eot_first and number == 0
+    seen = target.first_number  # number of the document at the beginning of a block
+    begun = number == seen
     for tokens in target.blocks():
         places = np.flatnonzero(tokens == EOT)
         first, seen = seen, seen + len(places)

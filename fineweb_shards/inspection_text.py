@@ -33,8 +33,11 @@ def statistics_lines(target: Target, found: Statistics) -> list[str]:
         f"{'tokens':<10} {found.tokens:,}",
         f"{'documents':<10} {found.documents:,}, EOT {side} each",
     ]
+    if found.head_tokens:
+        rest = f"its first {found.head_tokens:,} tokens are the rest of one that began before"
+        rows.append(f"{'begins':<10} in the middle of a document: {rest}")
     if found.documents:
-        mean = (found.tokens - found.borders) / found.documents
+        mean = (found.tokens - found.borders - found.head_tokens) / found.documents
         rows.append(f"{'length':<10} {mean:,.1f} tokens on average, the longest {found.longest:,}")
         rows.append(
             f"{'text':<10} {show_bytes(found.text_bytes)}, {found.bytes_per_token:.2f} bytes per token"
@@ -61,6 +64,7 @@ def statistics_json(target: Target, found: Statistics, frequent: int = 100) -> d
         "eot_first": target.eot_first,
         "tokens": found.tokens,
         "documents": found.documents,
+        "rest_tokens": found.head_tokens,
         "longest_document_tokens": found.longest,
         "text_bytes": found.text_bytes,
         "bytes_per_token": found.bytes_per_token,

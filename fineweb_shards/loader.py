@@ -11,6 +11,11 @@ short for it, where DataLoaderLite crashes, is passed over. With a seed, shards 
 `length` tokens) are shuffled, differently in each epoch and alike on all ranks: no two ranks see the same
 window, and a window comes at most once an epoch (the last few may not fill a batch on all ranks).
 
+Every rank has the same number of batches in an epoch, `len(loader)`; `next_batch` goes on with the next epoch
+behind it. (DataLoaderLite gives some ranks a few more: they are left out, so that no rank waits for another.)
+In the workers of a torch DataLoader use `ShardDataset` (torch_dataset.py), which divides the batches among
+them; here `next_batch` refuses, because every worker would give the same ones.
+
 Shards are mapped, not loaded. Only numpy is needed; where torch is installed, batches are its tensors.
 """
 
@@ -19,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -35,7 +41,7 @@ Rows = NDArray[np.int64]
 
 
 class ShardLoader:
-    """Endless batches; `epoch` counts how often the shards have begun anew on this rank."""
+    """Endless batches; `epoch` counts how often the shards have begun anew, `len` is that of an epoch."""
 
     def __init__(
         self,
@@ -73,8 +79,11 @@ class ShardLoader:
 
     @property
     def batches_per_epoch(self) -> int:
-        """How many batches this rank gets before the shards begin anew."""
+        """How many batches every rank gets before the shards begin anew."""
         return self._order.batches
+
+    def __len__(self) -> int:
+        return self.batches_per_epoch
 
     @property
     def epoch(self) -> int:
@@ -86,10 +95,27 @@ class ShardLoader:
 
     def next_batch(self) -> tuple[Any, Any]:
         """Inputs and targets, int64, `batch_size` x `length`."""
-        epoch, number = divmod(self._batches, self.batches_per_epoch)
-        x, y = self._order.batch(epoch, number)
+        if _torch_worker()[1] > 1:
+            raise RuntimeError(
+                "a ShardLoader in several workers of a torch DataLoader would give each batch several times: "
+                "use fineweb_shards.torch_dataset.ShardDataset, or num_workers=0"
+            )
+        batch = self.batch(*divmod(self._batches, self.batches_per_epoch))
         self._batches += 1
-        x, y = (rows.reshape(self._batch_size, self._length) for rows in (x, y))
+        return batch
+
+    def epoch_batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]:
+        """The batches of an epoch from number `start` on; in a worker of a torch DataLoader, its share.
+
+        A DataLoader asks its workers in turn, so that all together they come in the order of one.
+        """
+        worker, workers = _torch_worker()
+        for number in range(start + worker, self.batches_per_epoch, workers):
+            yield self.batch(epoch, number)
+
+    def batch(self, epoch: int, number: int) -> tuple[Any, Any]:
+        """One batch of an epoch, by its number from 0."""
+        x, y = (rows.reshape(self._batch_size, self._length) for rows in self._order.batch(epoch, number))
         if not self._torch:
             return x, y
         torch = importlib.import_module("torch")  # not before: numpy alone is enough, and quick
@@ -119,12 +145,22 @@ class ShardLoader:
         }
 
 
+def _torch_worker() -> tuple[int, int]:
+    """Which worker of a torch DataLoader this process is, and of how many; (0, 1) where it is none."""
+    data = sys.modules.get("torch.utils.data")  # loaded in every process that is one
+    info = data.get_worker_info() if data else None
+    return (0, 1) if info is None else (int(info.id), int(info.num_workers))
+
+
 class _Mapped:
     """The shards, of which the ones used last stay mapped."""
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
         self._files = files
         self._open: dict[int, NDArray[np.uint16]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_files": self._files, "_open": {}}  # a mapped shard would be pickled with all its tokens
 
     def __getitem__(self, number: int) -> NDArray[np.uint16]:
         if number not in self._open:
@@ -140,22 +176,23 @@ class _InOrder:
     def __init__(self, files: Sequence[TokenFile], size: int, rank: int, ranks: int) -> None:
         self._shards = _Mapped(files)
         self._size, self._rank, self._ranks = size, rank, ranks
-        self._ends = [*accumulate(self._count(file.tokens) for file in files)]
-        self.batches = self._ends[-1]
+        self._ends = [*accumulate(self._count(file.tokens, rank) for file in files)]
+        # The last rank has the fewest. All stop there: ranks that disagree wait for each other for ever.
+        self.batches = sum(self._count(file.tokens, ranks - 1) for file in files)
 
-    def _count(self, tokens: int) -> int:
+    def _count(self, tokens: int, rank: int) -> int:
         """How many batches DataLoaderLite takes from a shard: it takes one without looking, and goes on
         while a step of all ranks lies ahead of this one."""
-        if tokens < self._size * (self._rank + 1) + 1:
+        if tokens < self._size * (rank + 1) + 1:
             return 0
-        return max(1, (tokens - 1 - self._size * self._rank) // (self._size * self._ranks))
+        return max(1, (tokens - 1 - self._size * rank) // (self._size * self._ranks))
 
     def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
         shard = bisect_right(self._ends, number)
         step = number - (self._ends[shard - 1] if shard else 0)
         begin = self._size * (step * self._ranks + self._rank)
         tokens = self._shards[shard][begin : begin + self._size + 1].astype(np.int64)
-        return tokens[:-1], tokens[1:]
+        return tokens[:-1], tokens[1:].copy()  # a change of the targets must not change the inputs
 
 
 class _Shuffled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fineweb_shards.advice import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.plan import REMOTE_FOOTERS, Plan
 from fineweb_shards.terminal import safe_text
 from fineweb_shards.units import show_bytes, show_count, show_seconds
@@ -23,12 +24,23 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"{f'document {number}':<10} {safe_text(text, 66)}")
     if config.input and any(file.is_standard_input for file in plan.job.source.files):
         lines.append("           (standard input can only be read once: its content is not looked at)")
-    return lines
+    return lines + warning_lines(plan)
 
 
 def short_lines(plan: Plan) -> list[str]:
-    """The plan in four lines, for the beginning of a build."""
-    return [f"{name:<10} {text}" for name, text in _short_rows(plan)]
+    """The plan in four lines, for the beginning of a build, and what can be foreseen to go wrong."""
+    return [f"{name:<10} {text}" for name, text in _short_rows(plan)] + warning_lines(plan)
+
+
+def warning_lines(plan: Plan) -> list[str]:
+    """What the reader of the files would stumble over, as far as the plan can tell."""
+    job, extent = plan.job, plan.extent
+    warnings = stray_warnings(job.folder, job.layout)
+    if extent.tokens and extent.documents:
+        files = expect_files(job.output, extent.tokens, extent.documents, exact=extent.exact)
+        about = "" if extent.exact else "By the estimate: "
+        warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files)]
+    return [f"{'WARNING':<10} {warning}" for warning in warnings]
 
 
 def _short_rows(plan: Plan) -> list[tuple[str, str]]:

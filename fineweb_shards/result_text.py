@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fineweb_shards.advice import reader_warnings, stray_warnings
 from fineweb_shards.files import list_files
 from fineweb_shards.layouts.base import tokens_of
 from fineweb_shards.manifest import Manifest
@@ -25,14 +26,29 @@ def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
 
 
 def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """What is expected, and what a reader will stumble over."""
-    notes = []
-    last = manifest.shards[-1].tokens if manifest.shards else 0
+    """What looks like a fault and is expected."""
     if dropped := manifest.totals["dropped_tokens"]:
-        notes.append(f"The last {dropped:,} tokens do not fill a shard and were left out.")
-    elif not spec.layout.one_file and 0 < last < spec.shard_tokens:
-        notes.append(f"The last shard holds the rest, {last:,} tokens: that is expected, nothing is missing.")
-    return notes + spec.layout.warnings(manifest.shards, spec.shard_tokens)
+        return [f"The last {dropped:,} tokens do not fill a shard and were left out."]
+    last = manifest.shards[-1] if manifest.shards else None
+    if last and last.split == "train" and last.tokens < spec.shard_tokens and not spec.layout.one_file:
+        return [
+            f"The last shard holds the rest, {last.tokens:,} tokens: that is expected, nothing is missing."
+        ]
+    return []
+
+
+def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
+    """What its reader will stumble over, over all files."""
+    dropped = manifest.totals["dropped_tokens"]
+    return [
+        *reader_warnings(spec, list_files(manifest.shards), dropped),
+        *stray_warnings(spec.folder, spec.layout),
+    ]
+
+
+def warning_lines(warnings: list[str]) -> list[str]:
+    """Last on the screen, where they are seen."""
+    return ["", *(f"{'WARNING':<10} {warning}" for warning in warnings)] if warnings else []
 
 
 def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:

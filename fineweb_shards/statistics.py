@@ -28,7 +28,7 @@ class Statistics:
 
     tokens: int
     borders: int  # EOTs
-    head_tokens: int  # before the first EOT: the end of a document, or all of one
+    head_tokens: int  # before the first EOT: the end of a document, or all of one; if closed, only the former
     tail_tokens: int  # behind the last EOT
     lengths: Counted  # how many documents lie whole between two EOTs, by bucket
     longest: int  # of those
@@ -51,22 +51,25 @@ class Statistics:
             self.frequencies + other.frequencies,
         )
 
-    def closed(self, *, eot_first: bool) -> Statistics:
-        """With the ends counted: the stretch is a whole stream, or stands for itself.
+    def closed(self, *, eot_first: bool, begins_inside: bool = False) -> Statistics:
+        """With the ends counted: the documents that begin in the stretch.
 
-        What is on the side where EOT stands is a document too; on the other side it is one only if
-        there is anything (the rest of a document that began elsewhere, or was cut off).
+        With EOT in front these are as many as there are EOTs; what stands before the first one is the rest
+        of a document that began elsewhere. With EOT behind, what is there at the beginning is a document
+        unless `begins_inside` says otherwise, and at the end if there is anything.
         """
-        if not self.borders:
-            ends = [self.tokens] if self.tokens else []
+        if eot_first:
+            ends = [self.tail_tokens] if self.borders else []
+        elif not self.borders:
+            ends = [self.tokens] if self.tokens and not begins_inside else []
         else:
-            sure, rest = self.head_tokens, self.tail_tokens
-            if eot_first:
-                sure, rest = rest, sure
-            ends = [sure] + ([rest] if rest else [])
+            ends = ([] if begins_inside else [self.head_tokens]) + (
+                [self.tail_tokens] if self.tail_tokens else []
+            )
+        rest_tokens = self.head_tokens if eot_first or begins_inside else 0
         lengths = self.lengths + _bucket_counts(np.array(ends, np.int64))
         longest = max([self.longest, *ends])
-        return Statistics(self.tokens, self.borders, 0, 0, lengths, longest, self.frequencies)
+        return Statistics(self.tokens, self.borders, rest_tokens, 0, lengths, longest, self.frequencies)
 
     @property
     def documents(self) -> int:

@@ -1,11 +1,15 @@
 """A file of tokens, whoever made it: a NumPy array, llm.c's header, or nothing but uint16.
 
-Nothing in the file is trusted. A header must fit the file's length before anything is read or mapped,
-and no pickle is ever loaded.
+Nothing in the file is trusted. A header must fit the file's length before anything is read or mapped, and no
+pickle is ever loaded. A file without a header that we know is taken for bare tokens only if it has the name
+of such a layout, or begins with tokens of the vocabulary: a header must never be read as tokens.
 """
 
 from __future__ import annotations
 
+import ast
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +20,29 @@ from numpy.typing import NDArray
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.llm_c import HEADER_INTS, MAGIC, VERSION
-from fineweb_shards.types import Tokens
+from fineweb_shards.types import EOT, Tokens
 
 SUFFIXES = (".npy", ".bin")
-_MAGIC_UINT32 = 20240801  # llm.c's header for Llama 3
+Kind = Literal["npy", "llm.c", "raw"]
 _NPY_MAGIC = b"\x93NUMPY"
+_LLM_C_MAGIC = MAGIC.to_bytes(4, "little")
 _LONGEST_NPY_HEADER = 4096
+_LOOKED_AT_BYTES = 4096  # at the beginning of a file that may have a header we don't know
+_FOREIGN = {  # what a .bin or .npy may begin with that would pass for tokens, or deserves its name
+    (20240801).to_bytes(4, "little"): "holds 32-bit tokens of another vocabulary (llm.c's Llama 3)",
+    (278895051).to_bytes(4, "little"): "has the header of NeMo Automodel, which is not read here",
+    (20240522).to_bytes(4, "little"): "is an evaluation file of llm.c",
+    (20240326).to_bytes(4, "little"): "is a model of llm.c",
+    b"MMIDIDX\0\0": "is an index of Megatron; name the .bin beside it",
+    b"PAR1": "is a parquet file",
+    b"PK\3\4": "is a zip archive",
+    b"\x1f\x8b": "is compressed (gzip)",
+    b"\x28\xb5\x2f\xfd": "is compressed (zstd)",
+    b"\x89HDF": "is an HDF5 file",
+    b"GGUF": "is a GGUF model",
+}
 BLOCK_TOKENS = 2**20
 
 
@@ -31,7 +51,7 @@ class TokenFile:
     """Where the tokens are in a file."""
 
     path: Path
-    kind: Literal["npy", "llm.c", "raw"]
+    kind: Kind
     header_bytes: int
     tokens: int
 
@@ -39,37 +59,42 @@ class TokenFile:
         """The tokens, mapped into memory; pages are read as they are used."""
         if not self.tokens:
             return np.empty(0, "<u2")
-        return np.memmap(self.path, "<u2", "r", self.header_bytes, (self.tokens,))
+        try:
+            return np.memmap(self.path, "<u2", "r", self.header_bytes, (self.tokens,))
+        except (OSError, ValueError) as error:  # ValueError: it is shorter than it was
+            raise _refused(self.path, f"can't be mapped ({error})") from error
 
     def blocks(self) -> Iterator[Tokens]:
         """The tokens a block at a time, in constant memory."""
-        with open(self.path, "rb") as file:
-            file.seek(self.header_bytes)
-            left = self.tokens
-            while left and len(block := np.fromfile(file, "<u2", min(left, BLOCK_TOKENS))):
-                left -= len(block)
-                yield block
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.header_bytes)
+                left = self.tokens
+                while left:
+                    block = np.fromfile(file, "<u2", min(left, BLOCK_TOKENS))
+                    if not len(block):
+                        raise _refused(self.path, "has become shorter while it was read")
+                    left -= len(block)
+                    yield block
+        except OSError as error:
+            raise _refused(self.path, error.strerror or str(error)) from error
 
 
 def open_token_file(path: Path) -> TokenFile:
     """What kind of file it is and how many tokens it holds, or why it can't be one."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise _refused(path, "is a folder" if path.is_dir() else "is no regular file")
         with open(path, "rb") as file:
-            size = path.stat().st_size
-            start = file.read(8)
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(_LOOKED_AT_BYTES)
             if start.startswith(_NPY_MAGIC):
                 return _open_npy(path, file, size)
-            if start[:4] == MAGIC.to_bytes(4, "little"):  # no tokens: 55432 is outside the vocabulary
-                return _open_llm_c(path, file, size)
+            if start.startswith(_LLM_C_MAGIC):  # no tokens: 55432 is outside the vocabulary
+                return _open_llm_c(path, start, size)
     except OSError as error:
-        raise InputError(
-            f"{path}: {error.strerror or error}.", "Name a file or a folder of shards."
-        ) from error
-    if start[:4] == _MAGIC_UINT32.to_bytes(4, "little"):
-        raise _refused(path, "holds 32-bit tokens of another vocabulary")
-    if path.suffix != ".bin" or size % 2:
-        raise _refused(path, "is no file of uint16 tokens")
-    return TokenFile(path, "raw", 0, size // 2)
+        raise _refused(path, error.strerror or str(error)) from error
+    return _open_bare(path, start, size)
 
 
 def token_files(folder: Path, split: str = "") -> list[TokenFile]:
@@ -78,36 +103,65 @@ def token_files(folder: Path, split: str = "") -> list[TokenFile]:
     return [open_token_file(path) for path in sorted(paths)]
 
 
-def has_eot_first(path: Path) -> bool:
+def has_eot_first(file: TokenFile) -> bool:
     """On which side of a document EOT stands, by the name of the file, or else by the kind of it."""
-    known = [layout.eot_first for layout in LAYOUTS.values() if layout.owns(path.name)]
-    return known[0] if known else open_token_file(path).kind != "raw"
+    layout = _layout_of(file.path)
+    return layout.eot_first if layout else file.kind != "raw"
+
+
+def _layout_of(path: Path) -> Layout | None:
+    """The layout whose files have such a name."""
+    return next((layout for layout in LAYOUTS.values() if layout.owns(path.name)), None)
 
 
 def _open_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
-    file.seek(0)
+    """NPY 1.0: magic, version, length of the header, a Python dictionary. Read here and not by numpy, which
+    raises half a dozen kinds of errors over a damaged one."""
+    file.seek(len(_NPY_MAGIC))
+    version, length = file.read(2), int.from_bytes(file.read(2), "little")
+    if version != b"\1\0":
+        raise _refused(path, f"has the NPY version {'.'.join(map(str, version))}, not 1.0")
+    if length > _LONGEST_NPY_HEADER or file.tell() + length > size:
+        raise _refused(path, f"has a damaged NPY header ({length:,} bytes long)")
     try:
-        version = np.lib.format.read_magic(file)
-        if version != (1, 0):
-            raise _refused(path, f"has the NPY version {version[0]}.{version[1]}, not 1.0")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=_LONGEST_NPY_HEADER)
-    except ValueError as error:
-        raise _refused(path, f"has a damaged NPY header ({error})") from error
-    if dtype != np.dtype("<u2") or len(shape) != 1:
-        raise _refused(path, f"holds {dtype} of shape {shape}, not a row of uint16")
-    if file.tell() + 2 * shape[0] != size:
-        raise _refused(path, f"is {size:,} bytes long, but its header says {shape[0]:,} tokens")
-    return TokenFile(path, "npy", file.tell(), shape[0])
+        header = ast.literal_eval(file.read(length).decode("latin-1").strip())
+        dtype, (tokens,) = header["descr"], header["shape"]
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError) as error:
+        raise _refused(path, "has a damaged NPY header, or is not a row of uint16") from error
+    if dtype != "<u2" or type(tokens) is not int or tokens < 0:
+        raise _refused(path, f"holds {dtype!r:.40} of shape {header['shape']!r:.40}, not a row of uint16")
+    if file.tell() + 2 * tokens != size:
+        raise _refused(path, f"is {size:,} bytes long, but its header says {tokens:,} tokens")
+    return TokenFile(path, "npy", file.tell(), tokens)
 
 
-def _open_llm_c(path: Path, file: BinaryIO, size: int) -> TokenFile:
-    file.seek(0)
-    header = np.frombuffer(file.read(4 * HEADER_INTS).ljust(4 * HEADER_INTS, b"\0"), "<i4").tolist()
+def _open_llm_c(path: Path, start: bytes, size: int) -> TokenFile:
+    header_bytes = 4 * HEADER_INTS
+    header = np.frombuffer(start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
     if header[1] != VERSION:
         raise _refused(path, f"has version {header[1]} in its header, not {VERSION}: no uint16 tokens")
-    if header[2] < 0 or 4 * HEADER_INTS + 2 * header[2] != size:
+    if header[2] < 0 or header_bytes + 2 * header[2] != size:
         raise _refused(path, f"is {size:,} bytes long, but its header says {header[2]:,} tokens")
-    return TokenFile(path, "llm.c", 4 * HEADER_INTS, header[2])
+    return TokenFile(path, "llm.c", header_bytes, header[2])
+
+
+def _open_bare(path: Path, start: bytes, size: int) -> TokenFile:
+    """Nothing but tokens, if the name says so or they look like it."""
+    layout = _layout_of(path)
+    if layout and layout.header_bytes:
+        raise _refused(path, f"has no header, or a damaged one; with this name {layout.name} reads one")
+    for magic, what in _FOREIGN.items():
+        if start.startswith(magic) and not layout:
+            raise _refused(path, what)
+    if path.suffix != ".bin" or size % 2:
+        raise _refused(path, f"is no file of uint16 tokens ({size:,} bytes)")
+    highest = int(np.frombuffer(start[: len(start) // 2 * 2], "<u2").max(initial=0))
+    if highest > EOT and not layout:
+        raise InputError(
+            f"{path}: it has no header we know, and {highest} among its first numbers is no token of GPT-2.",
+            "If it holds nothing but uint16 tokens, call it train.bin, val.bin or train_shard_0000.bin.",
+        )
+    return TokenFile(path, "raw", 0, size // 2)
 
 
 def _refused(path: Path, why: str) -> InputError:

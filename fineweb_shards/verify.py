@@ -131,9 +131,9 @@ def _check_tokens(layout: Layout, record: ShardRecord, data: BinaryIO) -> str | 
     while left and (block := data.read(min(left, _READ_BYTES))):
         left -= len(block)
         digest.update(block)
-        tokens = np.frombuffer(block, "<u2")
+        tokens = np.frombuffer(block[: len(block) // 2 * 2], "<u2")
         documents += count_eots(tokens)
-        highest = max(highest, int(tokens.max()))
+        highest = max(highest, int(tokens.max(initial=0)))
     if digest.hexdigest() != record.sha256:
         return f"{record.name}: SHA-256{_place(record)} is {digest.hexdigest()}, should be {record.sha256}"
     if highest >= VOCABULARY_SIZE:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import pickle
 import subprocess
+import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -110,25 +114,110 @@ def write_shards(folder: Path, lengths: list[int], layout: str = "build-nanogpt"
         else:
             header = np.zeros(256 if layout == "llm.c" else 0, "<i4")
             header[:3] = [20240520, 1, length][: len(header)]
-            (folder / f"fineweb_train_{number:06d}.bin").write_bytes(header.tobytes() + tokens.tobytes())
+            name = f"fineweb_train_{number:06d}.bin" if layout == "llm.c" else f"train_shard_{number:04d}.bin"
+            (folder / name).write_bytes(header.tobytes() + tokens.tobytes())
     return shards
 
 
 @pytest.mark.parametrize("layout", ["build-nanogpt", "llm.c", "plain"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_batches_are_those_of_dataloaderlite(tmp_path: Path, layout: str, ranks: int) -> None:
-    """For every rank, over two epochs, wherever DataLoaderLite does not crash, in every kind of file."""
+    """For every rank, in both of two epochs, where DataLoaderLite does not crash, in all kinds of files."""
     write_shards(tmp_path / "ours", LENGTHS[:3], layout)
     write_shards(tmp_path / "npy", LENGTHS[:3])
     for rank in range(ranks):
-        theirs = DataLoaderLite(tmp_path / "npy", 3, 16, rank, ranks, "train")
         ours = ShardLoader(
             tmp_path / "ours", batch_size=3, length=16, rank=rank, ranks=ranks, framework="numpy"
         )
-        for _ in range(2 * ours.batches_per_epoch + 3):
-            for found, expected in zip(ours.next_batch(), theirs.next_batch(), strict=True):
-                assert found.dtype == np.int64
-                assert np.array_equal(found, expected)
+        for _ in range(2):
+            theirs = DataLoaderLite(tmp_path / "npy", 3, 16, rank, ranks, "train")
+            for _ in range(len(ours)):
+                for found, expected in zip(ours.next_batch(), theirs.next_batch(), strict=True):
+                    assert found.dtype == np.int64
+                    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_all_ranks_have_the_same_number_of_batches(tmp_path: Path, ranks: int, seed: int | None) -> None:
+    """So that a loop over an epoch ends on all of them; it is what the rank with the fewest has."""
+    write_shards(tmp_path / "some", [2000, 937, 1500, 430, 300, 40, 1])
+    loaders = [
+        ShardLoader(
+            tmp_path / "some", batch_size=2, length=16, rank=r, ranks=ranks, seed=seed, framework="numpy"
+        )
+        for r in range(ranks)
+    ]
+    (number,) = {len(loader) for loader in loaders}
+    for loader in loaders:
+        assert number == loader.batches_per_epoch == sum(1 for _ in loader.epoch_batches(0))
+        for _ in range(number):
+            assert loader.epoch == 0
+            loader.next_batch()
+        assert loader.epoch == 1
+
+
+def be_worker(monkeypatch: pytest.MonkeyPatch, number: int, workers: int) -> None:
+    """As in a process that a torch DataLoader has started."""
+    info = types.SimpleNamespace(id=number, num_workers=workers)
+    module = types.SimpleNamespace(get_worker_info=lambda: info)
+    monkeypatch.setitem(sys.modules, "torch.utils.data", module)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3, 7, 500])
+@pytest.mark.parametrize("start", [0, 5])
+def test_workers_share_the_batches_of_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, seed: int | None, start: int
+) -> None:
+    """Each batch comes from one worker, and asked in turn they give the order of a single one."""
+    write_shards(tmp_path / "some", LENGTHS)
+    for rank in range(2):
+        loader = ShardLoader(
+            tmp_path / "some", batch_size=2, length=16, rank=rank, ranks=2, seed=seed, framework="numpy"
+        )
+        expected = [x.tolist() for x, _ in loader.epoch_batches(1, start)]
+        assert len(expected) == len(loader) - start
+        shares = []
+        for number in range(workers):
+            be_worker(monkeypatch, number, workers)
+            shares.append([x.tolist() for x, _ in loader.epoch_batches(1, start)])
+            monkeypatch.undo()
+        turns = itertools.zip_longest(*shares)
+        assert [batch for turn in turns for batch in turn if batch is not None] == expected
+
+
+def test_several_workers_with_the_same_batches_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one worker there is nothing to refuse."""
+    write_shards(tmp_path / "some", LENGTHS)
+    loader = ShardLoader(tmp_path / "some", batch_size=2, length=16, framework="numpy")
+    be_worker(monkeypatch, 0, 1)
+    loader.next_batch()
+    be_worker(monkeypatch, 0, 2)
+    with pytest.raises(RuntimeError, match="ShardDataset"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_pickle_holds_no_tokens(tmp_path: Path, seed: int | None) -> None:
+    """A loader that has mapped a shard is as small as before, and goes on where it was."""
+    write_shards(tmp_path / "some", [60_000])
+    loader = ShardLoader(tmp_path / "some", batch_size=2, length=1000, seed=seed, framework="numpy")
+    loader.next_batch()
+    data = pickle.dumps(loader)
+    assert len(data) < 4000
+    other = pickle.loads(data)
+    assert np.array_equal(other.next_batch()[0], loader.next_batch()[0])
+
+
+def test_targets_are_an_array_of_their_own(tmp_path: Path) -> None:
+    """Masking some of them leaves the inputs as they are."""
+    write_shards(tmp_path / "some", LENGTHS)
+    x, y = ShardLoader(tmp_path / "some", batch_size=2, length=16, framework="numpy").next_batch()
+    y[:] = -100
+    assert x.ravel().tolist() == list(range(32))
 
 
 def test_short_shards_do_not_crash(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fineweb_shards.statistics import NOTHING, Statistics, bucket_range, count_b
 streams = st.lists(st.sampled_from([reference.EOT, 1, 2, 300, 65535]), max_size=40)
 
 
-def plain(tokens: list[int], *, eot_first: bool) -> Counter[int]:
+def plain(tokens: list[int], *, eot_first: bool, begins_inside: bool = False) -> Counter[int]:
     """Document lengths by a loop over tokens."""
     pieces: list[list[int]] = [[]]
     for token in tokens:
@@ -22,10 +22,10 @@ def plain(tokens: list[int], *, eot_first: bool) -> Counter[int]:
             pieces.append([])
         else:
             pieces[-1].append(token)
-    # On the side away from EOT an empty piece is no document.
-    loose = 0 if eot_first else -1
-    if not pieces[loose]:
-        del pieces[loose]
+    if eot_first or begins_inside:
+        del pieces[0]  # began elsewhere
+    if not eot_first and pieces and not pieces[-1]:
+        del pieces[-1]
     return Counter(len(piece).bit_length() for piece in pieces)
 
 
@@ -36,8 +36,10 @@ def test_parts_add_up_to_the_whole(tokens: list[int], cuts: list[int], eot_first
     found = count_blocks(np.split(array, sorted(cuts)))
     assert (found.tokens, found.borders) == (len(tokens), tokens.count(reference.EOT))
     assert {i: int(n) for i, n in enumerate(found.frequencies) if n} == Counter(tokens)
-    closed = found.closed(eot_first=eot_first)
-    assert {i: int(n) for i, n in enumerate(closed.lengths) if n} == plain(tokens, eot_first=eot_first)
+    for begins_inside in (False, True):
+        closed = found.closed(eot_first=eot_first, begins_inside=begins_inside)
+        expected = plain(tokens, eot_first=eot_first, begins_inside=begins_inside)
+        assert {i: int(n) for i, n in enumerate(closed.lengths) if n} == expected
     assert closed.outside == tokens.count(65535)
 
 

@@ -8,10 +8,23 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from fineweb_shards.split import Side, Split
 from fineweb_shards.types import ShardRecord
+
+
+class SizedFile(Protocol):
+    """A file of tokens: one that is there, or one that a plan expects."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def side(self) -> Side: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def documents(self) -> int: ...
 
 
 class Layout(ABC):
@@ -24,6 +37,7 @@ class Layout(ABC):
     one_file: ClassVar[bool] = False  # a split is one file that grows, not numbered shards
     has_index: ClassVar[bool] = False  # beside every file stands Megatron's index of its documents
     pattern: ClassVar[str]  # all names that a file of this layout can have
+    without_split: ClassVar[dict[Side, str]] = {}  # what the reader says where a split has no file
 
     @abstractmethod
     def shard_name(self, side: Side, index: int) -> str:
@@ -41,13 +55,18 @@ class Layout(ABC):
     def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
         """What a user writes to train on the files `names` in `folder`."""
 
-    def warnings(self, shards: Sequence[ShardRecord], shard_tokens: int) -> list[str]:
-        """What the reader will stumble over, in sentences with a next step."""
+    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
+        """What the reader will stumble over in these files, in sentences with a next step. A split that
+        has no file at all is told by advice.py."""
         return []
 
     def owns(self, name: str) -> bool:
         """Whether a file name could be a shard's: such a file is replaced, or deleted by --fresh."""
         return re.fullmatch(self.pattern, name) is not None
+
+    def opens(self, name: str) -> bool:
+        """Whether the reader would take a file of this name for a shard, whoever made it."""
+        return self.owns(name)
 
 
 def tokens_of(shards: Sequence[ShardRecord], side: Side) -> int:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.base import Layout, SizedFile
+from fineweb_shards.layouts.limits import BATCH_LENGTH, BATCH_ROWS, GPUS, SHORTEST_SHARD_TOKENS
 from fineweb_shards.split import Side
-from fineweb_shards.types import ShardRecord
-
-# DataLoaderLite never checks the length of a new shard: with less than B*T*ranks + 1 tokens in it,
-# `.view` crashes (build-nanogpt#41). The figure for its defaults, 64 x 1024 on 8 GPUs.
-MINIMUM_SHARD_TOKENS = 64 * 1024 * 8 + 1
+from fineweb_shards.units import show_number_of
 
 
 class BuildNanoGPT(Layout):
@@ -25,6 +23,10 @@ class BuildNanoGPT(Layout):
     eot_first = True
     header_bytes = 128
     pattern = r"edufineweb_(val|train)_\d{6,}\.npy"
+    without_split: ClassVar[dict[Side, str]] = {
+        "train": "no shards found for split train",
+        "val": "no shards found for split val",
+    }
 
     def shard_name(self, side: Side, index: int) -> str:
         return f"edufineweb_{side}_{index:06d}.npy"
@@ -45,15 +47,31 @@ class BuildNanoGPT(Layout):
             f'# build-nanogpt: set data_root = "{folder}" in train_gpt2.py',
         ]
 
-    def warnings(self, shards: Sequence[ShardRecord], shard_tokens: int) -> list[str]:
-        return short_shard_warnings(shards, shard_tokens, "build-nanogpt's loader")
+    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
+        # DataLoaderLite never looks at the length of a new shard (build-nanogpt#41).
+        crash = f"its loader would crash there (shape '[{BATCH_ROWS}, {BATCH_LENGTH}]' is invalid)"
+        return short_shard_warnings(files, self.name, crash)
+
+    def opens(self, name: str) -> bool:
+        return "train" in name or "val" in name  # os.listdir, and whatever contains the split
 
 
-def short_shard_warnings(shards: Sequence[ShardRecord], shard_tokens: int, reader: str) -> list[str]:
-    """A short last shard that is shorter than a batch of the reader on 8 GPUs."""
-    if len(shards) < 2 or shards[-1].tokens >= min(shard_tokens, MINIMUM_SHARD_TOKENS):
+def short_shard_warnings(files: Sequence[SizedFile], reader: str, failure: str) -> list[str]:
+    """Shards, of either split, that are shorter than a batch of the reader on all GPUs."""
+    short = [file for file in files if file.tokens < SHORTEST_SHARD_TOKENS]
+    if not short:
         return []
+    shortest = min(short, key=lambda file: file.tokens)
+    if len(short) == len(files) and len(files) > 1:
+        remedy = f"give it --shard-tokens {SHORTEST_SHARD_TOKENS} or more"
+    elif [file.side for file in short] == ["train"]:
+        remedy = "leave it out with --last-shard drop"
+    else:
+        remedy = f"give validation --val-tokens {SHORTEST_SHARD_TOKENS} or more"
+    which = f"{len(short):,} of {show_number_of(len(files), 'shard')}" if len(files) > 1 else "The only shard"
+    have = "has" if len(short) == 1 else "have"
     return [
-        f"The last shard is shorter than the {MINIMUM_SHARD_TOKENS:,} tokens that {reader} needs at its "
-        "default batch on 8 GPUs: with a large batch, leave it out (--last-shard drop)."
+        f"{which} {have} fewer than the {SHORTEST_SHARD_TOKENS:,} tokens that "
+        f"{reader} needs for {BATCH_ROWS} x {BATCH_LENGTH:,} on {GPUS} GPUs ({shortest.name}: "
+        f"{shortest.tokens:,}); {failure}. Keep its B x T x GPUs below {shortest.tokens:,}, or {remedy}."
     ]

@@ -6,14 +6,15 @@ Its loader checks magic, version and that the file is exactly as long as the hea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.layouts.build_nanogpt import short_shard_warnings
 from fineweb_shards.split import Side
-from fineweb_shards.types import ShardRecord
 
 MAGIC, VERSION = 20240520, 1  # uint16 tokens
 HEADER_INTS = 256
@@ -26,6 +27,11 @@ class LlmC(Layout):
     header_bytes = 4 * HEADER_INTS
     most_tokens = (LARGEST_FILE_BYTES - header_bytes) // 2
     pattern = r"edu_fineweb_(val|train)_\d{6,}\.bin"
+    glob = r"edu_fineweb_(val|train)_.*\.bin"  # what the reader is told to open
+    without_split: ClassVar[dict[Side, str]] = {
+        "train": "Error: failed to glob pattern",
+        "val": "Error: failed to glob pattern",
+    }
 
     def shard_name(self, side: Side, index: int) -> str:
         return f"edu_fineweb_{side}_{index:06d}.bin"
@@ -39,5 +45,10 @@ class LlmC(Layout):
         stem = names[0].rsplit("_", 2)[0]
         return [f"./train_gpt2cu -i '{folder}/{stem}_train_*.bin' -j '{folder}/{stem}_val_*.bin'"]
 
-    def warnings(self, shards: Sequence[ShardRecord], shard_tokens: int) -> list[str]:
-        return short_shard_warnings(shards, shard_tokens, "llm.c")
+    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
+        # It looks at all shards of both splits before it begins.
+        abort = "it would abort (Assertion `shard_ntok >= (int64_t) (num_processes * B * T + 1)' failed)"
+        return short_shard_warnings(files, self.name, abort)
+
+    def opens(self, name: str) -> bool:
+        return re.fullmatch(self.glob, name) is not None

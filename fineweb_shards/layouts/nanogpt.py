@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import ClassVar
 
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.base import Layout, SizedFile
+from fineweb_shards.layouts.limits import NANOGPT_BLOCK_TOKENS, NANOGPT_SHORTEST_TOKENS
 from fineweb_shards.split import Side, Split
-from fineweb_shards.types import ShardRecord
 
 DEFAULT_RATIO = Fraction(1, 2000)
 
@@ -20,6 +21,10 @@ class NanoGPT(Layout):
     eot_first = False
     one_file = True
     pattern = r"(train|val)\.bin"
+    without_split: ClassVar[dict[Side, str]] = {
+        "train": "No such file or directory: train.bin",
+        "val": "No such file or directory: val.bin",
+    }
 
     def shard_name(self, side: Side, index: int) -> str:
         return f"{side}.bin"
@@ -34,11 +39,16 @@ class NanoGPT(Layout):
             f"# nanoGPT: put the folder below data/ and set dataset to its name ({folder})",
         ]
 
-    def warnings(self, shards: Sequence[ShardRecord], shard_tokens: int) -> list[str]:
-        missing = {"train", "val"} - {shard.split for shard in shards}
+    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
         return [
-            f"There is no {side}.bin: the input is too small for this split. Choose a larger --val-ratio, "
-            "or --val-tokens."
-            for side in sorted(missing)
-            if shards
+            f"{file.name} has {file.tokens:,} tokens; nanoGPT draws windows of block_size = "
+            f"{NANOGPT_BLOCK_TOKENS:,} and needs {NANOGPT_SHORTEST_TOKENS:,} (torch.randint would fail). Set "
+            f"its block_size below {file.tokens:,}, or choose "
+            + (
+                f"--val-tokens {NANOGPT_SHORTEST_TOKENS} or more."
+                if file.side == "val"
+                else "a larger input."
+            )
+            for file in files
+            if file.tokens < NANOGPT_SHORTEST_TOKENS
         ]

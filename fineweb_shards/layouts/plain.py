@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from fineweb_shards.layouts.base import Layout
@@ -28,3 +29,6 @@ class Plain(Layout):
             f'tokens = np.memmap("{folder}/{names[0]}", dtype="<u2", mode="r")',
             f"# as one file: cat {folder}/train_shard_*.bin > train.bin",
         ]
+
+    def opens(self, name: str) -> bool:
+        return re.fullmatch(r"(train|val)_shard_.*\.bin", name) is not None

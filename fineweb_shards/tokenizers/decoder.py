@@ -12,10 +12,12 @@ from fineweb_shards.tokenizers.ranks import load_ranks, token_bytes
 from fineweb_shards.types import Tokens
 
 BORDER = b"\xff"  # stands for EOT: no UTF-8 text has this byte
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def decode(tokens: Tokens) -> bytes:
-    """The bytes of tokens; an EOT, or what is no token, is a border."""
+    """The bytes of tokens; an EOT is a border, and nothing else is: what is no token, or the one byte that
+    means a border, is the replacement character, as a decoder would show it."""
     if not len(tokens):
         return b""
     table = _byte_table()
@@ -39,6 +41,7 @@ class _ByteTable:
 @cache
 def _byte_table() -> _ByteTable:
     known = token_bytes(load_ranks())
-    spelled = known + [BORDER] * (2**16 - len(known))
+    spelled = [token.replace(BORDER, _REPLACEMENT) for token in known]
+    spelled += [BORDER] + [_REPLACEMENT] * (2**16 - len(known) - 1)
     lengths = np.array([len(token) for token in spelled], np.int64)
     return _ByteTable(np.frombuffer(b"".join(spelled), np.uint8), np.cumsum(lengths) - lengths, lengths)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import struct
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,9 +18,8 @@ from documents import make_documents
 from inputs import write_jsonl
 from layout_reference import Wanted
 
-from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.layouts.modded_nanogpt import VALIDATION_TOKENS
-from fineweb_shards.types import Counts, Cursor, ShardRecord
+from fineweb_shards.layouts import LAYOUTS, limits
+from fineweb_shards.split import Side
 
 DOCUMENTS = make_documents(80, seed=93)
 ENCODED = [reference.encode(text) for text in DOCUMENTS]
@@ -53,19 +54,228 @@ def test_llm_c_opens_every_shard(made: Path, layout: str, stem: str) -> None:
         assert np.fromfile(paths[0], np.uint16, offset=1024)[0] == 50256
 
 
-def test_modded_nanogpt_minimums_are_told() -> None:
-    """Two training shards and enough validation tokens, or a warning with the next step."""
+class File(NamedTuple):
+    """As much of a file as the rules look at."""
 
-    def record(side: str, name: str, tokens: int) -> ShardRecord:
-        return ShardRecord(name, side, 0, tokens, 1, 2 * tokens, "", Cursor(0, 0), Counts())  # type: ignore[arg-type]
+    name: str
+    side: Side
+    tokens: int
+    documents: int
 
-    layout = LAYOUTS["modded-nanogpt"]
-    few = [record("val", "v", VALIDATION_TOKENS), record("train", "a", 10**8)]
-    first, second = layout.warnings(few, 10**8)
-    assert "--val-tokens" in first
-    assert "--shard-tokens" in second
-    enough = [record("val", "v", 10**8), record("train", "a", 10**8), record("train", "b", 10**8)]
-    assert layout.warnings(enough, 10**8) == []
+
+def name_files(layout: str, val: list[int], train: list[int], average: int = 800) -> list[File]:
+    sizes: list[tuple[Side, int]] = [*(("val", n) for n in val), *(("train", n) for n in train)]
+    return [
+        File(LAYOUTS[layout].shard_name(side, number), side, tokens, tokens // average)
+        for number, (side, tokens) in enumerate(sizes)
+    ]
+
+
+BATCH = 8 * 64 * 1024
+
+
+@pytest.mark.parametrize("layout", ["build-nanogpt", "llm.c"])
+@pytest.mark.parametrize(
+    ("val", "train", "words"),
+    [
+        ([BATCH + 1], [BATCH + 1] * 3, None),
+        ([BATCH + 1], [10**8, BATCH], "1 of 3 shards has fewer than the 524,289 tokens .* --last-shard drop"),
+        ([BATCH], [10**8] * 2, "1 of 3 shards has .* --val-tokens 524289 or more"),
+        ([10**8, 70], [10**8, 5], r"2 of 4 shards have .*000003.*: 5\).* below 5, or give validation"),
+        ([9000], [9000, 9000], "3 of 3 shards have .* --shard-tokens 524289 or more"),
+        ([], [9000], "The only shard has fewer"),
+    ],
+)
+def test_every_shard_is_compared_with_a_batch(
+    layout: str, val: list[int], train: list[int], words: str | None
+) -> None:
+    """DataLoaderLite and llm.c: each shard of either split needs a batch of all GPUs and one token."""
+    warnings = LAYOUTS[layout].warnings(name_files(layout, val, train))
+    assert len(warnings) == (words is not None)
+    if words:
+        assert re.search(words, warnings[0])
+        assert ("would abort" if layout == "llm.c" else "would crash") in warnings[0]
+
+
+def data_loader_lite_reads(sizes: list[int], size: int, ranks: int) -> bool:
+    """Whether DataLoaderLite comes through all shards once on every rank."""
+    for rank in range(ranks):
+        for tokens in sizes:
+            position = size * rank
+            while True:
+                if tokens - position < size + 1:  # .view of a shorter buffer
+                    return False
+                position += size * ranks
+                if position + size * ranks + 1 > tokens:
+                    break
+    return True
+
+
+@pytest.mark.parametrize("offset", [-1, 0, 1])
+def test_the_shortest_shard_is_what_data_loader_lite_and_llm_c_say(offset: int) -> None:
+    """At the figure they read it, one token below they don't."""
+    tokens = limits.SHORTEST_SHARD_TOKENS + offset
+    assert data_loader_lite_reads([tokens], 64 * 1024, 8) == (offset >= 0)
+    assert (tokens >= 8 * 64 * 1024 + 1) == (offset >= 0)  # llm.c's assertion
+
+
+def modded_validation(sizes: list[int], batch: int, steps: int) -> bool:
+    """distributed_data_generator without align_to_bos: whether it gives that many batches on 8 ranks."""
+    files = iter(sizes)
+    tokens, position = next(files), 0
+    for _ in range(steps):
+        if position + batch + 1 >= tokens:
+            following = next(files, None)
+            if following is None:
+                return False
+            tokens, position = following, 0
+        if position + batch + 1 > tokens:  # the last rank's buffer is too short for .view
+            return False
+        position += batch
+    return True
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [10_485_762],
+        [10_485_761],
+        [10**8],
+        [6_000_000, 6_000_000],
+        [8_000_000, 8_000_000],
+        [1_000_000] * 20,
+        [2_097_153] * 6,
+        [2_097_154] * 5,
+        [8_388_610, 2_097_153],
+        [8_388_610, 2_097_152],
+    ],
+)
+def test_validation_of_modded_nanogpt_in_one_file_or_more(sizes: list[int]) -> None:
+    """A warning exactly where its generator does not give 10,485,760 tokens on 8 GPUs."""
+    warnings = LAYOUTS["modded-nanogpt"].warnings(name_files("modded-nanogpt", sizes, [10**9] * 3))
+    reads = modded_validation(sizes, 8 * 262_144, 5)
+    assert len(warnings) == (not reads)
+    assert all("10,485,762 in one file" in text and "--val-tokens 10485762" in text for text in warnings)
+
+
+def modded_training(shards: list[list[int]], stages: tuple[limits.Stage, ...], ranks: int) -> tuple[int, int]:
+    """distributed_data_generator with align_to_bos, over the lengths of documents: how many steps it gives
+    before it asks for a file that is not there, and the most documents in the batch of a rank."""
+    schedule = [stage for stage in stages for _ in range(stage.steps)]
+    most = step = 0
+    for lengths in shards:
+        place = 0
+        while step < len(schedule):
+            wanted, longest = schedule[step].batch_tokens // ranks, schedule[step].longest_document_tokens
+            counts, ahead = [], place
+            for _ in range(ranks):
+                taken = count = 0
+                while taken <= wanted and ahead < len(lengths):
+                    taken += min(lengths[ahead], longest, wanted - taken + 1)
+                    count, ahead = count + 1, ahead + 1
+                counts.append(count if taken == wanted + 1 else None)
+            if None in counts:
+                break  # the shard is exhausted
+            most = max(most, *(count for count in counts if count is not None))
+            place, step = ahead, step + 1
+    return step, most
+
+
+STAGES = (limits.Stage(20, 8 * 512, 60, 7), limits.Stage(30, 16 * 512, 200, 9))  # a small training
+
+
+@pytest.mark.parametrize("average", [20, 60, 150, 900])
+@pytest.mark.parametrize("documents", [400, 3000, 20_000])
+def test_the_steps_of_modded_nanogpt_are_never_more_than_said(average: int, documents: int) -> None:
+    """Its own arithmetic ends no later; where the tokens do not reach it never comes to its end."""
+    chooser = np.random.default_rng([average, documents])
+    lengths = (1 + chooser.exponential(average, documents)).astype(int).tolist()
+    halves = [lengths[: documents // 2], lengths[documents // 2 :]]
+    steps, _ = modded_training(halves, STAGES, 8)
+    bound = limits.most_steps(sum(lengths), documents, STAGES)
+    assert steps <= bound + 1
+    if sum(lengths) < limits.tokens_of_stages(STAGES):
+        assert bound < limits.steps_of(STAGES)
+
+
+@pytest.mark.parametrize("average", [30, 60, 70, 80])
+def test_documents_that_must_overflow_do(average: int) -> None:
+    """Below the average of a stage its own arithmetic has a batch with more documents than places."""
+    stage = limits.Stage(10**6, 8 * 512, 400, 7)
+    lengths = [average] * 5000
+    _, most = modded_training([lengths], (stage,), 8)
+    assert (most > stage.most_documents) == (average < stage.shortest_average_tokens)
+
+
+@pytest.mark.parametrize(
+    ("val", "train", "average", "words"),
+    [
+        (10**8, [10**8] * 2, 800, ["too few for train_gpt.py", "too few for train_gpt_medium.py"]),
+        (10**8, [10**8], 800, ["needs 2 training shards", "train_gpt.py", "train_gpt_medium.py"]),
+        (10**8, [10**8] * 4, 800, ["train_gpt_medium.py"]),
+        (10**8, [10**8] * 99, 800, []),
+        (10**8, [10**8] * 99, 20, ["63 in a batch of 16,384 tokens", "895 in a batch of 262,144"]),
+        (10**8, [10**8] * 99, 300, ["95 in a batch of 32,768 tokens"]),
+    ],
+)
+def test_what_modded_nanogpt_would_stumble_over(
+    val: int, train: list[int], average: int, words: list[str]
+) -> None:
+    """Too few shards or tokens for its schedule, documents too short for its places, and nothing else."""
+    warnings = LAYOUTS["modded-nanogpt"].warnings(name_files("modded-nanogpt", [val], train, average))
+    assert len(warnings) == len(words)
+    assert all(word in text for word, text in zip(words, warnings, strict=True))
+
+
+def test_the_schedule_of_modded_nanogpt() -> None:
+    """By hand from its scripts: boundaries of thirds of 1,270 steps, twelfths of 4,700."""
+    ends = [0, *(round(part * 1270) for part in (1 / 3, 2 / 3, 1)), 1285]
+    sizes = [131_072, 262_144, 393_216, 393_216]
+    tokens = sum((end - begin) * size for begin, end, size in zip(ends, ends[1:], sizes, strict=False))
+    assert (limits.steps_of(limits.STAGES), limits.tokens_of_stages(limits.STAGES)) == (1285, tokens)
+    schedule = [131_072, 262_144, 393_216, *[524_288] * 9]
+    tokens = sum(schedule[int(12 * (step / 4700))] for step in range(4700)) + 40 * 524_288
+    assert limits.steps_of(limits.MEDIUM_STAGES) == 4740
+    assert limits.tokens_of_stages(limits.MEDIUM_STAGES) == tokens
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(1024, False), (1025, True)])
+def test_nanogpt_needs_a_window(tokens: int, fits: bool) -> None:
+    """get_batch: torch.randint(len(data) - block_size) needs a place to begin, in both files."""
+    assert (tokens - 1024 > 0) == fits
+    for val, train in (([tokens], [10**6]), ([10**6], [tokens])):
+        assert (LAYOUTS["nanogpt"].warnings(name_files("nanogpt", val, train)) == []) == fits
+
+
+def test_the_documentation_states_the_same_figures() -> None:
+    """docs/layouts.md has a line for each reader's rule, with the figures of the table in the code."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "layouts.md").read_text()
+    stated = {
+        "build-nanogpt, llm.c": [limits.BATCH_LENGTH, limits.SHORTEST_SHARD_TOKENS],
+        "nanoGPT": [limits.NANOGPT_BLOCK_TOKENS, limits.NANOGPT_SHORTEST_TOKENS],
+        "modded-nanogpt, validation": [
+            limits.VALIDATION_TOKENS,
+            limits.VALIDATION_FILE_TOKENS,
+            limits.VALIDATION_GPU_TOKENS,
+            limits.VALIDATION_DOCUMENTS,
+        ],
+        "modded-nanogpt, train_gpt.py": [
+            limits.LEAST_TRAIN_SHARDS,
+            limits.steps_of(limits.STAGES),
+            limits.tokens_of_stages(limits.STAGES),
+            *(stage.gpu_tokens for stage in limits.STAGES),
+            *(stage.most_documents for stage in limits.STAGES),
+            *(round(stage.shortest_average_tokens) for stage in limits.STAGES),
+        ],
+        "modded-nanogpt, train_gpt_medium.py": [
+            limits.steps_of(limits.MEDIUM_STAGES),
+            limits.tokens_of_stages(limits.MEDIUM_STAGES),
+        ],
+    }
+    for reader, figures in stated.items():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {reader} |")]
+        found = {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d|\d", row)}
+        assert set(figures) <= found, reader
 
 
 def test_nanogpt_maps_its_files(made: Path) -> None:

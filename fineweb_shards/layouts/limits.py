@@ -1,0 +1,98 @@
+"""What the readers ask of their files: every figure once, with the place in the reader that it comes from.
+
+docs/layouts.md states the same figures, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GPUS = 8  # what the trainers' own scripts run on
+
+# build-nanogpt's train_gpt2.py: B, T = 64, 1024; llm.c's run_gpt2_124M.sh: -b 64 -t 1024.
+BATCH_ROWS, BATCH_LENGTH = 64, 1024
+SHORTEST_SHARD_TOKENS = GPUS * BATCH_ROWS * BATCH_LENGTH + 1
+
+# nanoGPT's get_batch: `torch.randint(len(data) - block_size, …)` needs one place at least.
+NANOGPT_BLOCK_TOKENS = 1024
+NANOGPT_SHORTEST_TOKENS = NANOGPT_BLOCK_TOKENS + 1
+
+# modded-nanogpt's Hyperparameters: val_tokens, val_batch_size. It takes a batch while
+# `pos + num_tokens + 1 < len(tokens)`, and what a file has left over is lost.
+VALIDATION_TOKENS = 10_485_760
+VALIDATION_BATCH_TOKENS = 4 * 64 * 1024 * 8
+VALIDATION_FILE_TOKENS = VALIDATION_TOKENS + 2
+# `next_multiple_of_n(num_tokens_local // 300, n=128)`, of which one place is for the 0 in front.
+VALIDATION_GPU_TOKENS = VALIDATION_BATCH_TOKENS // GPUS
+VALIDATION_DOCUMENTS = 896 - 1
+LEAST_TRAIN_SHARDS = 2  # it opens the second before it gives out the first batch
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Some steps of modded-nanogpt's training, all with the same batch."""
+
+    steps: int
+    batch_tokens: int  # of all GPUs
+    longest_document_tokens: int  # what is beyond is passed over
+    most_documents: int  # in the batch of a GPU
+
+    @property
+    def gpu_tokens(self) -> int:
+        return self.batch_tokens // GPUS
+
+    @property
+    def shortest_average_tokens(self) -> float:
+        """Documents that are shorter on average do not fit the places it has for them."""
+        return self.gpu_tokens / self.most_documents
+
+
+# train_gpt.py: TRAINING_STAGES over 1,270 + 15 steps, TRAIN_MAX_NUM_DOCS (one place is for the 0 in front).
+STAGES = (
+    Stage(423, 8 * 2048 * 8, 896, 63),
+    Stage(424, 16 * 2048 * 8, 2048, 95),
+    Stage(423 + 15, 24 * 2048 * 8, 2048, 127),
+)
+# train_gpt_medium.py: train_bs_schedule in twelfths of 4,700 steps, and 40 more.
+MEDIUM_STAGES = (
+    Stage(392, 131_072, 4096, 127),
+    Stage(392, 262_144, 4096, 127),
+    Stage(391, 393_216, 4096, 255),
+    Stage(3525 + 40, 524_288, 4096, 255),
+)
+
+
+def steps_of(stages: Sequence[Stage]) -> int:
+    """How many steps a training takes."""
+    return sum(stage.steps for stage in stages)
+
+
+def tokens_of_stages(stages: Sequence[Stage]) -> int:
+    """How many tokens a training takes, where no document is cut."""
+    return sum(stage.steps * stage.batch_tokens for stage in stages)
+
+
+def most_steps(tokens: int, documents: int, stages: Sequence[Stage]) -> int:
+    """How many steps so many tokens can feed: of a long document only the beginning is used, so that a
+    document gives at most the average, and at most the longest one that is taken."""
+    average = tokens / max(1, documents)
+    left, steps = float(max(1, documents)), 0
+    for stage in stages:
+        documents_a_step = stage.batch_tokens / min(average, stage.longest_document_tokens)
+        possible = min(stage.steps, int(left / documents_a_step + 1e-9))
+        steps += possible
+        if possible < stage.steps:
+            break
+        left -= possible * documents_a_step
+    return steps
+
+
+def validation_batches(sizes: Sequence[int], batch_tokens: int = VALIDATION_BATCH_TOKENS) -> int:
+    """How many batches modded-nanogpt takes from validation files of these sizes before it fails."""
+    batches = 0
+    for number, tokens in enumerate(sizes):
+        if number and tokens < batch_tokens + 1:
+            return batches  # it opens the next file without a look at its length
+        batches += max(1 if number else 0, (tokens - 2) // batch_tokens)
+    return batches

@@ -1,0 +1,80 @@
+"""ShardLoader's batches for a torch DataLoader, divided among its workers and the ranks of a training.
+
+    from torch.utils.data import DataLoader
+    from fineweb_shards.torch_dataset import ShardDataset
+
+    dataset = ShardDataset("edu_fineweb10B", "train", batch_size=64, length=1024, seed=0)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, pin_memory=True)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        for x, y in loader:               # (64, 1024) each, the same order for any number of workers
+            ...
+
+The dataset makes whole batches, hence `batch_size=None`. A pass over it is one epoch, of the same length on
+every rank. To go on in the middle of one: `dataset.set_epoch(epoch, batches)` with the batches already taken.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.utils.data import IterableDataset
+
+from fineweb_shards.loader import ShardLoader
+
+
+class ShardDataset(IterableDataset):
+    """The batches of one rank. Rank and ranks are those of torch.distributed or torchrun unless you say."""
+
+    def __init__(
+        self,
+        shards: str | Path | Sequence[str | Path],
+        split: str = "train",
+        *,
+        batch_size: int,
+        length: int,
+        rank: int | None = None,
+        ranks: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if (rank is None) != (ranks is None):
+            raise ValueError("name both rank and ranks, or neither")
+        if rank is None or ranks is None:
+            rank, ranks = _rank_of_this_process()
+        self._loader = ShardLoader(
+            shards,
+            split,
+            batch_size=batch_size,
+            length=length,
+            rank=rank,
+            ranks=ranks,
+            seed=seed,
+            framework="torch",
+        )
+        # Shared with the workers: persistent ones are started once and must hear of the next epoch.
+        self._place = torch.zeros(2, dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int, batches: int = 0) -> None:
+        """Which epoch the next pass gives, and how many of its batches to leave out. With a seed, every
+        epoch has its own order; without a call all passes are epoch 0."""
+        if epoch < 0 or not 0 <= batches <= len(self._loader):
+            raise ValueError(f"epoch {epoch}, batch {batches}: an epoch has {len(self._loader)} batches")
+        self._place[0], self._place[1] = epoch, batches
+
+    def __len__(self) -> int:
+        """How many batches the next pass gives on this rank."""
+        return len(self._loader) - int(self._place[1])
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return self._loader.epoch_batches(int(self._place[0]), int(self._place[1]))
+
+
+def _rank_of_this_process() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
