@@ -8,9 +8,14 @@ ARGS ?=
 
 PYTHON ?= python3
 BIN := .venv/bin
-CONFIG := configs/$(SAMPLE).toml
-FOLDER = $(if $(OUT),'$(OUT)',--config '$(CONFIG)')
-FLAGS := $(if $(OUT),--out '$(OUT)') $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
+# A word for the shell, whatever is in it.
+quote = '$(subst ','\'',$(1))'
+TARGET = $(call quote,$(SAMPLE))
+FOLDER = $(call quote,$(or $(OUT),$(SAMPLE)))
+FLAGS = $(if $(OUT),--out $(call quote,$(OUT))) $(if $(WORKERS),--workers $(call quote,$(WORKERS))) $(ARGS)
+# What was typed, for the command that is printed to go on with.
+given = $(filter-out undefined default file,$(origin $(1)))
+TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(name)), $(name)=$(call quote,$(value $(name)))))
 
 .DEFAULT_GOAL := help
 .PHONY: help shards plan status report verify test soak check bench bench-hub clean
@@ -23,10 +28,10 @@ help: ## list the targets
 	@echo "  SAMPLE is one of: $(basename $(notdir $(wildcard configs/*.toml)))"
 
 shards: .venv/run ## make the shards of configs/SAMPLE.toml (without SAMPLE: a demo), or go on with them
-	@$(BIN)/fineweb-shards build --config '$(CONFIG)' $(FLAGS)
+	@FINEWEB_SHARDS_COMMAND=$(call quote,$(TYPED)) $(BIN)/fineweb-shards build $(TARGET) $(FLAGS)
 
 plan: .venv/run ## show what `make shards` would do, without writing anything
-	@$(BIN)/fineweb-shards plan --config '$(CONFIG)' $(FLAGS)
+	@$(BIN)/fineweb-shards plan $(TARGET) $(FLAGS)
 
 # 20 and 21 mean running and stopped: answers, not failures.
 status: .venv/run ## how far it is, from any terminal (ARGS=--watch keeps showing it)
@@ -59,15 +64,26 @@ bench-hub: .venv/dev ## the same files from the disk and from a hub on loopback
 clean: ## remove .venv and caches (never any shards)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
 
-# Two stamps, so that `make shards` does not install what only tests need. With uv where it is installed.
+# Two stamps, so that `make shards` does not install what only tests need. With uv where it is installed, which
+# then finds a fitting Python by itself.
+FITS := import sys; sys.exit(sys.version_info < (3, 11))
+ifneq ($(shell command -v uv 2>/dev/null),)
+  MAKE_VENV = uv venv --quiet --python $(if $(call given,PYTHON),$(call quote,$(PYTHON)),'>=3.11') .venv
+  HAS_INSTALLER = true
+  INSTALL = uv pip install --quiet --python $(BIN)/python
+else
+  MAKE_VENV = { $(PYTHON) -c '$(FITS)' 2>/dev/null || $(TOO_OLD); } && $(PYTHON) -m venv .venv
+  HAS_INSTALLER = $(BIN)/python -m pip --version
+  INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+endif
+TOO_OLD = { echo "fineweb_shards needs Python 3.11 or later; $(PYTHON) is: $$($(PYTHON) -V 2>&1 | head -n 1)." \
+  "Name another one: make PYTHON=python3.12" >&2; false; }
+
+# A .venv that can't be used (made by an old Python, by one that is gone, or only half) is made anew.
 .venv/run .venv/dev: pyproject.toml
+	@{ $(BIN)/python -c '$(FITS)' && $(HAS_INSTALLER); } >/dev/null 2>&1 || \
+	  { rm -rf .venv && $(MAKE_VENV) && { $(BIN)/python -c '$(FITS)' || $(TOO_OLD); }; } || { rm -rf .venv; exit 1; }
 	@echo "Setting up .venv ($(if $(filter %dev,$@),with test tools,what a build needs)); once, about a minute ..."
-	@if command -v uv >/dev/null 2>&1; then \
-	  { [ -x $(BIN)/python ] || uv venv --quiet --python $(PYTHON) .venv; } && \
-	  uv pip install --quiet --python $(BIN)/python --editable '.$(if $(filter %dev,$@),[dev])'; \
-	else \
-	  { [ -x $(BIN)/python ] || $(PYTHON) -m venv .venv; } && \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter %dev,$@),[dev])'; \
-	fi
+	@$(INSTALL) --editable '.$(if $(filter %dev,$@),[dev])'
 	@touch $@
 	@case $@ in *dev) touch .venv/run ;; esac

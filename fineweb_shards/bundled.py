@@ -32,7 +32,9 @@ def find_config(text: str) -> Path:
     if path.is_file():
         return path
     here = {str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml"}
-    what = "is a folder, not a TOML file" if path.is_dir() else "no such TOML file, and no sample of that name"
+    what = (
+        "is a folder, not a TOML file" if path.is_dir() else "no such TOML file, and no sample of that name"
+    )
     raise UsageError(f"--config {text}: {what}.", suggest(text, {*here, *bundled_configs()}, samples_hint()))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from fineweb_shards.bundled import bundled_configs
 from fineweb_shards.config import Config, parse_value
 from fineweb_shards.errors import UsageError
-from fineweb_shards.suggestions import closest, suggest
+from fineweb_shards.suggestions import closest
 from fineweb_shards.typed_command import PROGRAM
 from fineweb_shards.units import parse_count
 
@@ -85,8 +85,9 @@ def join_values(words: Sequence[str], flags: Mapping[str, argparse.Action], prog
 
 
 def _flag_hint(flag: str, flags: Iterable[str], prog: str) -> str:
-    plain = "--" + flag.lstrip("-").replace("_", "-")
-    return suggest(plain, [name for name in flags if name != "-h"], f"See `{prog} --help`.")
+    names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
+    match = closest(flag.lstrip("-").replace("_", "-"), names)
+    return f"Did you mean {names[match]}?" if match else f"See `{prog} --help`."
 
 
 def _boolean_hint(flag: str, flags: Collection[str]) -> str:

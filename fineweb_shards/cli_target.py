@@ -18,6 +18,7 @@ from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.errors import InputError, OutputError, UsageError
 from fineweb_shards.screen import Lines
 from fineweb_shards.suggestions import closest, suggest
+from fineweb_shards.typed_command import PROGRAM
 
 _DATASET = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -28,7 +29,14 @@ def read_config(options: argparse.Namespace) -> Config:
     config, inputs = split_targets(options.targets, options.config)
     if inputs and given["input"]:
         raise UsageError(
-            f"The input is named twice: {inputs[0]} and --input {given['input'][0]}.", "Use one of the two ways."
+            f"The input is named twice: {inputs[0]} and --input {given['input'][0]}.",
+            "Use one of the two ways.",
+        )
+    if not any([config, inputs, given["input"], given["dataset"], given["out"]]):
+        raise UsageError(
+            "There is nothing to build.",
+            f"Name a sample (`{PROGRAM} build demo`), or files and a folder "
+            f"(`{PROGRAM} build 'data/*.parquet' --out shards`).",
         )
     if inputs or given["input"]:
         given["input"] = tuple(inputs or given["input"])
@@ -39,7 +47,9 @@ def split_targets(targets: list[str], config: str | None) -> tuple[Path | None, 
     """The config and the inputs that were named."""
     configs = [word for word in targets if is_config(word)]
     if config is not None and configs:
-        raise UsageError(f"The config is named twice: {configs[0]} and --config {config}.", "Name one of the two.")
+        raise UsageError(
+            f"The config is named twice: {configs[0]} and --config {config}.", "Name one of the two."
+        )
     if configs and len(targets) > 1:
         other = next(word for word in targets if word is not configs[0])
         raise UsageError(
@@ -91,11 +101,13 @@ def _check_exists(word: str) -> None:
         return
     if path.name == word and not path.suffix:
         raise InputError(
-            f"{word}: there is no such sample, file or folder.", suggest(word, bundled_configs(), samples_hint())
+            f"{word}: there is no such sample, file or folder.",
+            suggest(word, bundled_configs(), samples_hint()),
         )
     if _DATASET.fullmatch(word) and not path.suffix:
         raise InputError(
-            f"{word}: no such file or folder.", f"If it is a dataset on the Hugging Face hub: --dataset {word}"
+            f"{word}: no such file or folder.",
+            f"If it is a dataset on the Hugging Face hub: --dataset {word}",
         )
 
 

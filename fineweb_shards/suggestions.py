@@ -9,7 +9,7 @@ from collections.abc import Iterable
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The known name that is most like `word`, if any is; upper and lower case count as alike."""
     names = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.7)
     return names[found[0]] if found else None
 
 

@@ -17,12 +17,12 @@ _LONG_TIMES = {"sec": 1, "m": 60, "hour": 3600, "hours": 3600, "day": 86400, "da
 _MOST_DIGITS = 30  # more would only keep the processor busy
 _DIGITS = r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*"
 _NUMBER = re.compile(rf"((?:{_DIGITS})?(?:\.[0-9]*)?)(?:e([+-]?[0-9]+))?\s*([a-z%]*)", re.ASCII)
-_DECIMAL_COMMA = re.compile(r"([0-9]+),([0-9]+\s*[a-z%]*)", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"-?[0-9]+,([0-9]+)\s*[a-z%]*", re.ASCII)
 
 
 def parse_count(text: str) -> int:
     """`100M`, `1e8`, `100_000_000` or `100000000`; ValueError for anything that is no whole count."""
-    return _parse_whole(text, _COUNTS, {}, "100M, 1e8 or 250_000")
+    return _parse_whole(text, _COUNTS, {}, "8, 250_000, 100M or 1e8")
 
 
 def parse_bytes(text: str) -> int:
@@ -49,7 +49,8 @@ def _parse_whole(text: str, units: dict[str, int], more_units: dict[str, int], e
     factors = {name.lower(): factor for name, factor in (units | more_units).items()}
     if unit not in factors:
         known = ", ".join(name for name in units if name)
-        raise ValueError(f"{text!r} has the unknown unit {unit!r}; known are {known}")
+        shown = text.strip()[-len(unit) :]
+        raise ValueError(f"{text!r} has the unknown unit {shown!r}; known are {known}")
     value = number * factors[unit]
     if value < 0:
         raise ValueError(f"{text!r} is below 0")
@@ -62,9 +63,9 @@ def _parse_number(text: str, examples: str) -> tuple[Fraction, str]:
     """What stands before the unit, exactly, and the unit in lower case."""
     plain = text.strip().lower()
     sign = -1 if plain.startswith("-") else 1
-    if comma := _DECIMAL_COMMA.fullmatch(plain.removeprefix("-")):
-        if len(re.sub("[^0-9]", "", comma[2])) != 3:
-            raise ValueError(f"{text!r} has a comma that groups no thousands; write {text.strip().replace(',', '.')}")
+    if (comma := _DECIMAL_COMMA.fullmatch(plain)) and len(comma[1]) != 3:
+        written = text.strip().replace(",", ".")
+        raise ValueError(f"{text!r} has a comma that groups no thousands; write {written}")
     match = _NUMBER.fullmatch(plain.removeprefix("-"))
     if not match or match[1] in ("", "."):
         raise ValueError(f"{text!r} is not a number such as {examples}")

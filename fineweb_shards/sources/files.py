@@ -39,7 +39,7 @@ def find_files(
     if not inputs:
         raise InputError(
             "There is no input.",
-            "Name a sample (demo, sample-10BT), files, folders or globs, or a dataset on the hub with --dataset.",
+            "Name a sample (demo, sample-10BT), files, folders or globs, or a dataset with --dataset.",
         )
     pairs = [pair for text in inputs for pair in _expand(text, format_name)]
     found = [(path, name) for path, name in pairs if not is_output(Path(path))]
