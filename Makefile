@@ -8,9 +8,14 @@ ARGS ?=
 
 PYTHON ?= python3
 BIN := .venv/bin
-CONFIG := configs/$(SAMPLE).toml
-FOLDER = $(if $(OUT),'$(OUT)',--config '$(CONFIG)')
-FLAGS := $(if $(OUT),--out '$(OUT)') $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
+# A word for the shell, whatever is in it.
+quote = '$(subst ','\'',$(1))'
+TARGET = $(call quote,$(SAMPLE))
+FOLDER = $(call quote,$(or $(OUT),$(SAMPLE)))
+FLAGS = $(if $(OUT),--out $(call quote,$(OUT))) $(if $(WORKERS),--workers $(call quote,$(WORKERS))) $(ARGS)
+# What was typed, for the command that is printed to go on with.
+given = $(filter-out undefined default file,$(origin $(1)))
+TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(name)), $(name)=$(call quote,$(value $(name)))))
 
 .DEFAULT_GOAL := help
 .PHONY: help shards plan status report verify test soak check bench bench-hub clean
@@ -23,10 +28,10 @@ help: ## list the targets
 	@echo "  SAMPLE is one of: $(basename $(notdir $(wildcard configs/*.toml)))"
 
 shards: .venv/run ## make the shards of configs/SAMPLE.toml (without SAMPLE: a demo), or go on with them
-	@$(BIN)/fineweb-shards build --config '$(CONFIG)' $(FLAGS)
+	@FINEWEB_SHARDS_COMMAND=$(call quote,$(TYPED)) $(BIN)/fineweb-shards build $(TARGET) $(FLAGS)
 
 plan: .venv/run ## show what `make shards` would do, without writing anything
-	@$(BIN)/fineweb-shards plan --config '$(CONFIG)' $(FLAGS)
+	@$(BIN)/fineweb-shards plan $(TARGET) $(FLAGS)
 
 # 20 and 21 mean running and stopped: answers, not failures.
 status: .venv/run ## how far it is, from any terminal (ARGS=--watch keeps showing it)
@@ -65,7 +70,7 @@ $(shell $(BIN)/python $(FITS) || rm -rf .venv)
 
 # uv finds a Python that fits, unless one is named.
 UV := $(shell command -v uv 2>/dev/null)
-NAMED := $(if $(UV),$(if $(filter file,$(origin PYTHON)),,$(PYTHON)),$(PYTHON))
+NAMED := $(if $(UV),$(if $(call given,PYTHON),$(PYTHON)),$(PYTHON))
 
 # Two stamps, so that `make shards` does not install what only tests need.
 .venv/run .venv/dev: pyproject.toml

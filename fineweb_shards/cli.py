@@ -5,42 +5,51 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import shlex
 import signal
 import sys
-from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
 
 from fineweb_shards import __version__
 from fineweb_shards.cli_folder import add_folder_verbs
-from fineweb_shards.config import Config, load_config, parse_value
-from fineweb_shards.errors import InputError, Interrupted, NoMatch, QuarantineError, ShardError, UsageError
+from fineweb_shards.cli_parser import (
+    CommandParser,
+    VerbParser,
+    add_config_flags,
+    add_setting_flags,
+    check_verb,
+    read_count,
+    read_text,
+)
+from fineweb_shards.cli_target import read_config, read_folder
+from fineweb_shards.config import Config
+from fineweb_shards.errors import InputError, Interrupted, NoMatch, QuarantineError, ShardError
 from fineweb_shards.machine import be_nice
 from fineweb_shards.observer import Observer
 from fineweb_shards.screen import Lines, Screen, put_json
 from fineweb_shards.terminal import printable
-from fineweb_shards.units import parse_count
+from fineweb_shards.typed_command import PROGRAM, program, take_typed_command
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    typed = take_typed_command(words)
     try:
-        options = make_parser().parse_args(words)
-        options.command = resume_command(words, "--on-finish")  # others may read where it is kept
+        options = parse(words)
+        options.command = typed.resume("--on-finish")  # others may read where it is kept
         code: int | None = options.run(options)
     except Interrupted as stop:
         print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
-        _say(f"resume with: {resume_command(words)}")
+        _say(f"resume with: {typed.resume()}")
         return stop.exit_code
     except NoMatch as nothing:
         return nothing.exit_code
     except ShardError as error:
         print(f"fineweb-shards: {printable(error.message)}", file=sys.stderr)
         if error.hint:
-            print(f"  {printable(error.hint)}", file=sys.stderr)
+            hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that it can be pasted
+            print(f"  {printable(hint)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `fineweb-shards … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,31 +57,20 @@ def main(arguments: list[str] | None = None) -> int:
     return code or 0
 
 
-def resume_command(words: list[str], secret_flag: str | None = None) -> str:
-    """The command that goes on where this one stopped: not with --fresh, and without a flag whose value
-    may be a secret."""
-    kept: list[str] = []
-    skip_value = False
-    for word in words:
-        if not skip_value and word != "--fresh" and not (secret_flag and word.startswith(secret_flag)):
-            kept.append(word)
-        skip_value = word == secret_flag
-    return f"fineweb-shards {shlex.join(kept)}"
+def parse(words: list[str]) -> argparse.Namespace:
+    """The options, with `run`, the function of their verb."""
+    parser = make_parser()
+    verbs = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    check_verb(words, verbs.choices)
+    return parser.parse_args(words)
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, with our own way of telling a mistake."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}.", f"See `{self.prog} --help`.")
-
-
-def add_shard_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
+def add_shard_verbs(verbs: argparse._SubParsersAction[VerbParser]) -> None:
     """What is done with finished shards."""
     from fineweb_shards import cli_shards
 
     export = verbs.add_parser("export", help="copy finished shards into another layout, without tokenizing")
-    export.add_argument("folder", metavar="DIR", type=Path)
+    export.add_argument("folder", metavar="DIR", type=read_folder, help="output folder, or its sample")
     add_setting_flags(export, cli_shards.EXPORT_SETTINGS)
     export.add_argument("--fresh", action="store_true", help="delete what is in --out and start over")
     export.set_defaults(run=cli_shards.run_export)
@@ -80,15 +78,15 @@ def add_shard_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     inspect = verbs.add_parser("inspect", help="look into shards: figures, documents, a search")
     inspect.add_argument("path", metavar="FILE|DIR", type=Path)
     what = inspect.add_mutually_exclusive_group()
-    what.add_argument("--document", metavar="N", type=_count, help="show the N-th document, from 0")
+    what.add_argument("--document", metavar="N", type=read_count, help="show the N-th document, from 0")
     what.add_argument("--random", action="store_true", help="show a document chosen by chance")
-    what.add_argument("--grep", metavar="TEXT", type=_text, help="list the documents that contain TEXT")
-    inspect.add_argument("--seed", metavar="N", type=_count, help="with --random: the same one each time")
+    what.add_argument("--grep", metavar="TEXT", type=read_text, help="list the documents that contain TEXT")
+    inspect.add_argument("--seed", metavar="N", type=read_count, help="with --random: the same one each time")
     inspect.add_argument("--json", action="store_true", help="for programs")
     inspect.set_defaults(run=cli_shards.run_inspect)
 
     upload = verbs.add_parser("upload", help="put finished shards into a dataset on the Hugging Face hub")
-    upload.add_argument("folder", metavar="DIR", type=Path)
+    upload.add_argument("folder", metavar="DIR", type=read_folder, help="output folder, or its sample")
     upload.add_argument("--repo", metavar="USER/NAME", required=True, help="the dataset; made if needed")
     upload.add_argument("--private", action="store_true", help="make it a private one, if it is made")
     add_setting_flags(upload, ["max_outage"])
@@ -97,12 +95,12 @@ def add_shard_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """All verbs and flags. The flags of `build` and `plan` are the fields of Config."""
-    parser = _Parser(
-        prog="fineweb-shards",
+    parser = CommandParser(
+        prog=PROGRAM,
         description="Text to GPT-2 token shards: exact, bounded in memory, resumable, fast.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=VerbParser)
 
     build = verbs.add_parser("build", help="make the shards, or go on where it stopped")
     add_config_flags(build)
@@ -128,67 +126,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """--config, and a flag for every field of Config."""
-    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file; flags override it")
-    add_setting_flags(parser, [field.name for field in dataclasses.fields(Config)])
-
-
-def add_setting_flags(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
-    """A flag for each of these fields of Config."""
-    for field in (field for field in dataclasses.fields(Config) if field.name in names):
-        flag = "--" + field.name.replace("_", "-")
-        if isinstance(field.default, bool):
-            parser.add_argument(
-                flag,
-                action=argparse.BooleanOptionalAction,
-                default=None,
-                help=field.metadata["help"],
-            )
-            continue
-        default = field.default if field.default not in ((), None, "") else None
-        shown = f"{default:,}" if isinstance(default, int) and default else default
-        text = field.metadata["help"] + (f" (default: {shown})" if default is not None else "")
-        choices = field.metadata["choices"]
-        parser.add_argument(
-            flag,
-            action="append" if field.name == "input" else "store",
-            type=_reader(field),
-            metavar=field.metadata["metavar"] or "{" + ",".join(choices) + "}",
-            help=text.replace("%", "%%"),
-        )
-
-
-def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return parse_value(field, text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return read
-
-
-def _count(text: str) -> int:
-    try:
-        return parse_count(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("there is nothing to look for")
-    return text
-
-
-def _config_of(options: argparse.Namespace) -> Config:
-    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Config)}
-    if given["input"] is not None:
-        given["input"] = tuple(given["input"])
-    return load_config(options.config, given)
-
-
 def run_build(options: argparse.Namespace) -> None:
     """Build, and tell the user's own command how it ended."""
     from fineweb_shards.bars import choose_screen
@@ -196,7 +133,7 @@ def run_build(options: argparse.Namespace) -> None:
 
     catch_signals()
     be_nice()
-    config = _config_of(options)
+    config = read_config(options)
     screen = choose_screen(quiet=options.quiet, as_json=options.json)
     ending: BaseException | None = None
     try:
@@ -248,7 +185,7 @@ def run_plan(options: argparse.Namespace) -> None:
     from fineweb_shards.plan import make_plan
     from fineweb_shards.plan_text import plan_lines
 
-    config = dataclasses.replace(_config_of(options), download=False)  # a plan needs no whole file
+    config = dataclasses.replace(read_config(options), download=False)  # a plan needs no whole file
     job = make_job(config, commit=pinned_commit(config), observer=Console(Lines()))
     _show(plan_lines(make_plan(job, trial_seconds=1.0)))
 

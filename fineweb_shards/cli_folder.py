@@ -6,10 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.config import load_config
+from fineweb_shards.cli_target import folder_of_config, read_folder
 from fineweb_shards.errors import UsageError
 from fineweb_shards.screen import Lines
 from fineweb_shards.terminal import printable
+from fineweb_shards.typed_command import PROGRAM
 
 
 def add_folder_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -32,20 +33,22 @@ def add_folder_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:
     """An output folder: by its name, or by the config it was built with."""
-    parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="output folder of a build")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file that names it, instead of DIR")
+    parser.add_argument(
+        "folder",
+        metavar="DIR",
+        type=read_folder,
+        nargs="?",
+        help="output folder of a build, or the sample or TOML file that it was built with",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")
 
 
 def _folder_of(options: argparse.Namespace) -> Path:
-    if (options.folder is None) == (options.config is None):
+    folder: Path | None = options.folder
+    if (folder is None) == (options.config is None):
         raise UsageError("Name one folder: DIR, or --config FILE with the config it was built with.",
-                         "For example: fineweb-shards status out/demo")  # fmt: skip
-    if options.folder is not None:
-        return Path(options.folder).expanduser()
-    config = load_config(options.config, {})
-    if not config.out:
-        raise UsageError(f"{options.config}: there is no output folder in it.", "Name the folder itself.")
-    return Path(config.out).expanduser()
+                         f"For example: `{PROGRAM} status out/demo`")  # fmt: skip
+    return folder_of_config(options.config) if folder is None else folder
 
 
 def run_verify(options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.suggestions import closest, suggest
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
 
 
@@ -31,6 +32,21 @@ def _setting(
         "help": help_text, "parse": parse, "bytes": bytes_, "choices": choices, "metavar": metavar
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
+
+
+_MOST_TOKENS = 8 * 10**12  # a file of 16 TB, the most that ext4 holds
+_LIMITS = {
+    "shard_tokens": (1, _MOST_TOKENS),
+    "max_tokens": (1, 10**18),
+    "val_tokens": (0, 10**18),
+    "workers": (1, 10_000),
+    "batch_bytes": (1024, 2**40),
+    "max_outage": (0, 10 * 365 * 86400),
+}
+_MOST_HINTS = {
+    "shard_tokens": "A shard is one file of two bytes a token, and file systems end at about 16 TB.",
+    "max_outage": "That is ten years, in seconds.",
+}
 
 
 @dataclass(frozen=True)
@@ -145,16 +161,18 @@ class Config:
         if self.dataset and self.input:
             raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
         if not self.out:
-            raise UsageError("There is no output folder.", "Name one with --out.")
-        for name, least in {
-            "shard_tokens": 1,
-            "max_tokens": 1,
-            "workers": 1,
-            "batch_bytes": 1024,
-        }.items():
-            value = getattr(self, name)
+            raise UsageError("There is no output folder.", "Name one with --out, such as --out shards.")
+        if self.name and not self.dataset:
+            raise UsageError(
+                f"--name {self.name}: it names a config of a dataset, and there is no --dataset.",
+                "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu",
+            )
+        for name, (least, most) in _LIMITS.items():
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
             if value is not None and value < least:
-                raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {least}.")
+                raise UsageError(f"{flag} {value:,}: must be at least {least:,}.")
+            if value is not None and value > most:
+                raise UsageError(f"{flag} {value:,}: must be at most {most:,}.", _MOST_HINTS.get(name))
         if not 0 < len(self.separator) <= 64 or _is_broken(self.separator):
             raise UsageError(
                 f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",
@@ -178,7 +196,9 @@ def parse_value(field: dataclasses.Field[Any], text: str) -> Any:
     """A value from the command line (or a string in TOML)."""
     choices = field.metadata["choices"]
     if choices and text not in choices:
-        raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
+        match = closest(text, choices)
+        meant = f" (did you mean {match}?)" if match else ""
+        raise ValueError(f"{text!r} is not one of {', '.join(choices)}{meant}")
     if field.name == "separator":
         return text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     return field.metadata["parse"](text)
@@ -189,10 +209,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         with open(path, "rb") as file:
             data = tomllib.load(file)
     except OSError as error:
-        known = sorted(other.stem for other in path.parent.glob("*.toml"))
-        raise UsageError(
-            f"{path}: {error.strerror}.", f"Configs there: {', '.join(known) or 'none'}."
-        ) from error
+        raise UsageError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}.", "Mend the line it names.") from error
     fields = {field.name: field for field in dataclasses.fields(Config)}
@@ -200,7 +217,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     for key, value in data.items():
         field = fields.get(key.replace("-", "_"))
         if field is None:
-            raise UsageError(f"{path}: unknown key {key!r}.", f"Known keys: {', '.join(fields)}.")
+            hint = "The keys are the flags that `fineweb-shards build --help` lists."
+            raise UsageError(f"{path}: unknown key {key!r}.", suggest(key, fields, hint))
         values[field.name] = _from_toml(path, field, value)
     return values
 
@@ -211,7 +229,12 @@ def _from_toml(path: Path, field: dataclasses.Field[Any], value: Any) -> Any:
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             raise UsageError(f"{path}: input = {value!r}: must be a string or a list of strings.")
         return tuple(items)
-    if isinstance(value, bool) and isinstance(field.default, bool):
+    if isinstance(field.default, bool):
+        if not isinstance(value, bool):
+            raise UsageError(
+                f"{path}: {field.name} = {value!r}: must be true or false.",
+                f"Write it without quotes, such as {field.name} = {str(not field.default).lower()}",
+            )
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise UsageError(f"{path}: {field.name} = {value!r}: must be a number or a string.")

@@ -55,6 +55,7 @@ class Budget:
     workers: int
     memory_bytes: int
     window_bytes: int  # of text in flight
+    wanted_workers: int | None = None  # as asked for; the memory may not hold so many
 
     @property
     def worker_bytes(self) -> int:
@@ -64,20 +65,33 @@ class Budget:
 
 def plan_budget(workers: int | None, max_memory: int | None, batch_bytes: int) -> Budget:
     """Divide the memory; fewer workers where it does not hold all of them."""
-    memory = max_memory or min(available_memory_bytes() // BUDGET_SHARE, MAXIMUM_BUDGET_BYTES)
+    memory = _memory_budget_bytes(max_memory)
     wanted = workers or usable_cores()
     least_window = 2 * batch_bytes
     room = memory - PARENT_BYTES - least_window * _COPIES
     fitting = min(wanted, room // WORKER_BYTES)
     if fitting < 1:
         needed = PARENT_BYTES + WORKER_BYTES + least_window * _COPIES
+        found = "A memory budget of" if max_memory is None else "--max-memory"
         raise UsageError(
-            f"A memory budget of {memory // 2**20} MiB is too small: one worker needs "
-            f"{-(-needed // 2**20)} MiB.",
+            f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.",
             "Give more with --max-memory, close other programs, or use a smaller --batch-bytes.",
         )
     window = (memory - PARENT_BYTES - fitting * WORKER_BYTES) // _COPIES
-    return Budget(fitting, memory, min(window, max(MAXIMUM_WINDOW_BYTES, least_window)))
+    return Budget(fitting, memory, min(window, max(MAXIMUM_WINDOW_BYTES, least_window)), workers)
+
+
+def _memory_budget_bytes(max_memory: int | None) -> int:
+    """What was asked for, which must exist, or a share of what is available."""
+    if max_memory is None:
+        return min(available_memory_bytes() // BUDGET_SHARE, MAXIMUM_BUDGET_BYTES)
+    smallest = min(memory_rooms(), key=lambda room: room.total_bytes)
+    if max_memory > smallest.total_bytes:
+        raise UsageError(
+            f"--max-memory {show_bytes(max_memory)}: {smallest.name} has {show_bytes(smallest.total_bytes)}.",
+            "Leave it out for a quarter of what is available, or name less than that.",
+        )
+    return max_memory
 
 
 class Advice(enum.Enum):

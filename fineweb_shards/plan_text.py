@@ -73,6 +73,10 @@ def _short_rows(plan: Plan) -> list[tuple[str, str]]:
     budget = show_bytes(job.budget.memory_bytes)
     rows.append(("machine", f"{workers}, {job.engine.name} {job.engine.installed_version()}, "
                  f"memory budget {budget}"))  # fmt: skip
+    wanted = job.budget.wanted_workers
+    if wanted is not None and wanted > job.budget.workers:
+        fewer = f"{job.budget.workers} instead of {wanted:,}: {budget} of memory hold no more"
+        rows.append(("workers", f"{fewer} (--max-memory)"))
     return rows
 
 

@@ -82,8 +82,8 @@ def _exact(ratio: float) -> Fraction:
     exact = Fraction(repr(ratio))
     if not 0 <= exact < 1 or exact.denominator > 10**_MOST_DECIMALS:
         raise UsageError(
-            f"--val-ratio {ratio}: must be from 0 to below 1, with at most {_MOST_DECIMALS} decimals.",
-            "For example 0.0005: one document in 2,000.",
+            f"--val-ratio {ratio:g}: must be from 0 to below 1, with at most {_MOST_DECIMALS} decimals.",
+            "For example 0.0005: one document in 2,000. For percent write 5%.",
         )
     return exact
 

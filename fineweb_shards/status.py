@@ -25,6 +25,7 @@ from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
 from fineweb_shards.screen import describe_machine, describe_tokens
 from fineweb_shards.snapshot import COMPLETE, STARTING, STOPPED, VERIFYING
 from fineweb_shards.terminal import printable
+from fineweb_shards.typed_command import runnable_here
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 
 RUNNING = "running"
@@ -115,7 +116,8 @@ def resume_command(status: Status) -> str | None:
         return None
     invocation = status.heartbeat.invocation
     here = os.path.realpath(invocation.folder) == os.path.realpath(os.curdir)
-    return invocation.command if here else f"cd {shlex.quote(invocation.folder)} && {invocation.command}"
+    command = runnable_here(invocation.command)
+    return command if here else f"cd {shlex.quote(invocation.folder)} && {command}"
 
 
 def state_words(status: Status) -> str:

@@ -5,46 +5,75 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
-_BINARY = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_DECIMAL = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_NUMBER = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]+)?)\s*([a-z]*)")
+_COUNTS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+_SIZES = {
+    "": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_SHORT_SIZES = {"k": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # as GiB and so on, like other tools
+_TIMES = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
+_LONG_TIMES = {"sec": 1, "m": 60, "hour": 3600, "hours": 3600, "day": 86400, "days": 86400}
+
+_MOST_DIGITS = 30  # more would only keep the processor busy
+_DIGITS = r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*"
+_NUMBER = re.compile(rf"((?:{_DIGITS})?(?:\.[0-9]*)?)(?:e([+-]?[0-9]+))?\s*([a-z%]*)", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"-?[0-9]+,([0-9]+)\s*[a-z%]*", re.ASCII)
 
 
 def parse_count(text: str) -> int:
     """`100M`, `1e8`, `100_000_000` or `100000000`; ValueError for anything that is no whole count."""
-    return _parse(text, _FACTORS)
+    return _parse_whole(text, _COUNTS, {}, "8, 250_000, 100M or 1e8")
 
 
 def parse_bytes(text: str) -> int:
     """`2GiB`, `500MB`, `2G` (as GiB, like other tools) or a plain number of bytes."""
-    short = {letter: 2 ** (10 * i) for i, letter in enumerate(["", "k", "m", "g", "t"])}
-    return _parse(text, short | _DECIMAL | _BINARY)
+    return _parse_whole(text, _SIZES, _SHORT_SIZES, "2GiB, 500MB or 1048576")
 
 
 def parse_seconds(text: str) -> int:
     """`90`, `90s`, `15min`, `1h`."""
-    return _parse(text, {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400})
+    return _parse_whole(text, _TIMES, _LONG_TIMES, "90s, 15min or 1h")
 
 
 def parse_ratio(text: str) -> float:
     """`0.0005`, `5e-4` or `0.05%`."""
-    number = text.strip().removesuffix("%")
-    try:
-        ratio = float(Fraction(number) / (100 if text.strip().endswith("%") else 1))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{text!r} is not a number") from None
-    return ratio
+    number, unit = _parse_number(text, "0.0005, 5e-4 or 0.05%")
+    if unit not in ("", "%"):
+        raise ValueError(f"{text!r} is not a number such as 0.0005, 5e-4 or 0.05%")
+    return float(number / 100 if unit else number)
 
 
-def _parse(text: str, factors: dict[str, int]) -> int:
-    match = _NUMBER.fullmatch(text.strip().lower())
-    if not match or match[2] not in factors:
-        raise ValueError(f"{text!r} is not a number")
-    value = float(match[1].replace("_", "").replace(",", "")) * factors[match[2]]
-    if value != int(value):
+def _parse_whole(text: str, units: dict[str, int], more_units: dict[str, int], examples: str) -> int:
+    """A number and its unit, multiplied exactly: 16.1k is 16,100. `more_units` work but are not listed."""
+    number, unit = _parse_number(text, examples)
+    factors = {name.lower(): factor for name, factor in (units | more_units).items()}
+    if unit not in factors:
+        known = ", ".join(name for name in units if name)
+        shown = text.strip()[-len(unit) :]
+        raise ValueError(f"{text!r} has the unknown unit {shown!r}; known are {known}")
+    value = number * factors[unit]
+    if value < 0:
+        raise ValueError(f"{text!r} is below 0")
+    if value.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number")
     return int(value)
+
+
+def _parse_number(text: str, examples: str) -> tuple[Fraction, str]:
+    """What stands before the unit, exactly, and the unit in lower case."""
+    plain = text.strip().lower()
+    sign = -1 if plain.startswith("-") else 1
+    if (comma := _DECIMAL_COMMA.fullmatch(plain)) and len(comma[1]) != 3:
+        written = text.strip().replace(",", ".")
+        raise ValueError(f"{text!r} has a comma that groups no thousands; write {written}")
+    match = _NUMBER.fullmatch(plain.removeprefix("-"))
+    if not match or match[1] in ("", "."):
+        raise ValueError(f"{text!r} is not a number such as {examples}")
+    digits, exponent = re.sub("[_,]", "", match[1]), match[2] or "0"
+    if len(digits) > _MOST_DIGITS or len(exponent) > 3 or abs(int(exponent)) > _MOST_DIGITS:
+        shown = text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}…"
+        raise ValueError(f"{shown!r} is too {'small' if exponent.startswith('-') else 'large'} a number")
+    return sign * Fraction(digits) * Fraction(10) ** int(exponent), match[3]
 
 
 def show_count(count: float) -> str:

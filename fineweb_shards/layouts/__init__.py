@@ -10,6 +10,7 @@ from fineweb_shards.layouts.megatron import Megatron
 from fineweb_shards.layouts.modded_nanogpt import ModdedNanoGPT
 from fineweb_shards.layouts.nanogpt import NanoGPT
 from fineweb_shards.layouts.plain import Plain
+from fineweb_shards.suggestions import suggest
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
@@ -22,6 +23,5 @@ def get_layout(name: str) -> Layout:
     try:
         return LAYOUTS[name]
     except KeyError:
-        raise UsageError(
-            f"--layout {name}: no such layout.", f"Choose one of: {', '.join(LAYOUTS)}."
-        ) from None
+        hint = suggest(name, LAYOUTS, f"Choose one of: {', '.join(LAYOUTS)}.")
+        raise UsageError(f"--layout {name}: no such layout.", hint) from None

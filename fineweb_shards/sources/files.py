@@ -37,7 +37,10 @@ def find_files(
     Our own output is never input: somebody may have put it into the input's folder.
     """
     if not inputs:
-        raise InputError("There is no input.", "Name a file, a folder or a glob with --input, or a config.")
+        raise InputError(
+            "There is no input.",
+            "Name a sample (demo, sample-10BT), files, folders or globs, or a dataset with --dataset.",
+        )
     pairs = [pair for text in inputs for pair in _expand(text, format_name)]
     found = [(path, name) for path, name in pairs if not is_output(Path(path))]
     if not found:
