@@ -20,7 +20,7 @@ from fineweb_shards.errors import Interrupted, NoMatch, QuarantineError, ShardEr
 from fineweb_shards.machine import be_nice
 from fineweb_shards.observer import Observer
 from fineweb_shards.screen import Lines, Screen, put_json
-from fineweb_shards.terminal import printable
+from fineweb_shards.terminal import shown_on
 from fineweb_shards.units import parse_count
 
 
@@ -38,9 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     except NoMatch as nothing:
         return nothing.exit_code
     except ShardError as error:
-        print(f"fineweb-shards: {printable(error.message)}", file=sys.stderr)
+        _say(f"fineweb-shards: {error.message}")
         if error.hint:
-            print(f"  {printable(error.hint)}", file=sys.stderr)
+            _say(f"  {error.hint}")
         return error.exit_code
     except BrokenPipeError:  # `fineweb-shards … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -275,8 +275,8 @@ class Console(Observer):
 
 def _show(lines: list[str]) -> None:
     """The result, on standard output. File names are data too."""
-    print(printable("\n".join(lines)))
+    print(shown_on(sys.stdout, "\n".join(lines)))
 
 
 def _say(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)
+    print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)
