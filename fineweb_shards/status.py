@@ -22,7 +22,7 @@ from fineweb_shards.heartbeat import Heartbeat, load_heartbeat
 from fineweb_shards.journal import last_lines
 from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
 from fineweb_shards.screen import describe_machine, describe_tokens
-from fineweb_shards.snapshot import COMPLETE, STARTING, STOPPED, VERIFYING, WAITING
+from fineweb_shards.snapshot import COMPLETE, STARTING, STOPPED, VERIFYING, WAITING, Snapshot
 from fineweb_shards.terminal import printable, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 
@@ -170,10 +170,15 @@ def _run_rows(status: Status, beat: Heartbeat) -> list[tuple[str, str]]:
     within = 100 * seen.shard_tokens / seen.shard_size_tokens
     rows += [
         ("shard", f"number {seen.shard}, {within:.0f} % of {show_count(seen.shard_size_tokens)} tokens"),
-        ("machine", f"{describe_machine(seen)} of memory, {show_bytes(seen.peak_memory_bytes)} at most"),
+        ("machine", f"{describe_machine(seen)}{_memory_words(seen)}"),
         process,
     ]
     return rows
+
+
+def _memory_words(seen: Snapshot) -> str:
+    """Nothing where nobody has looked yet."""
+    return f" of memory, {show_bytes(seen.peak_memory_bytes)} at most" if seen.memory_bytes else ""
 
 
 def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:

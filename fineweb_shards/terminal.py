@@ -14,6 +14,9 @@ _LABEL_COLUMNS = 11
 # What follows is for the shell.
 _COMMAND = re.compile(r"resume(?: with: | {5})")
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.S)
+# A number is not parted from its unit.
+_UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|bytes|s|min|h|d|%|times)(?:\W|$))")
+_GLUE = "\N{WORD JOINER}"
 _CODE_INDENT = "    "
 _FALLBACK_SIZE = os.terminal_size((80, 24))
 
@@ -73,13 +76,14 @@ def wrap(line: str, columns: int, *, hang: int | None = None, break_words: bool 
     start = _LABEL_COLUMNS if label and label.end() == _LABEL_COLUMNS else len(line) - len(line.lstrip())
     hang = start if hang is None else hang
     pieces = textwrap.wrap(
-        line[start:],
+        _UNIT.sub(_GLUE, line[start:]),
         max(1, columns),
         initial_indent=" " * start,
         subsequent_indent=" " * hang,
         break_long_words=break_words,
         break_on_hyphens=False,
     )
+    pieces = [piece.replace(_GLUE, " ") for piece in pieces]
     return [line[:start] + pieces[0][start:], *pieces[1:]]
 
 

@@ -46,6 +46,11 @@ def test_lines_are_broken_between_words(columns: int) -> None:
     assert all(line.startswith(" " * 11) and line[11] != " " for line in lines[1:])
 
 
+def test_a_number_keeps_its_unit() -> None:
+    """On one line."""
+    assert wrap("there were 541.2 MB", 18) == ["there were", "541.2 MB"]
+
+
 def test_what_is_to_be_copied_stays_whole() -> None:
     """A path longer than the line, and lines of code."""
     path = "/a/path/" + "x" * 100
