@@ -18,12 +18,12 @@ from tqdm.std import Bar
 from fineweb_shards.observer import Event
 from fineweb_shards.screen import JsonLines, Lines, Screen, describe_machine, describe_state, describe_tokens
 from fineweb_shards.snapshot import STARTING, VERIFYING, WAITING, Snapshot
-from fineweb_shards.terminal import clip, printable, shown_on, terminal_size, wrap
+from fineweb_shards.terminal import cells, clip, printable, shown_on, terminal_size, wrap
 from fineweb_shards.units import show_count, show_seconds
 
 _NAME_COLUMNS = 9
 _BAR_COLUMNS = (10, 0)  # the least a bar gets: where nothing fits beside it there is none
-_CLEAR_BELOW, _CLEAR_LINE = "\x1b[J", "\x1b[K"
+_CLEAR_BELOW = "\x1b[J"
 _YELLOW, _PLAIN = "\x1b[33m", "\x1b[0m"
 
 
@@ -39,18 +39,19 @@ def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
 class Bars(Screen):
     """A few lines at the bottom of the terminal, drawn again in place.
 
-    The cursor rests at the beginning of the first: whatever a narrower terminal has made of the lines,
-    everything from there on can be wiped. Every change is one write, so that none is seen half done.
+    The cursor rests below them, so that whoever writes next, be it the shell after a kill, writes into an
+    empty line. Every change is one write, so that none is seen half done.
     """
 
     def __init__(self) -> None:
         self._frame: list[str] = []
+        self._waiting = False
         self._coloured = not os.environ.get("NO_COLOR")
         self._lock = threading.RLock()
 
     def say(self, text: str) -> None:
         with self._lock:
-            self._write(f"\r{_CLEAR_BELOW}{shown_on(sys.stderr, text)}\n{self._drawn()}")
+            self._write(f"{self._wipe()}{shown_on(sys.stderr, text)}\n{self._draw()}")
 
     def tell(self, event: Event) -> None:
         self.say(event.text)
@@ -63,22 +64,26 @@ class Bars(Screen):
         # A character in the last column would make some terminals begin another line.
         frame = make_frame(snapshot, size.columns - 1, size.lines - 1, charset=_charset())
         with self._lock:
-            if snapshot.state == WAITING and self._coloured:
-                frame = [f"{_YELLOW}{line}{_PLAIN}" for line in frame]
-            self._frame = frame
-            self._write(f"\r{self._drawn()}")
+            wipe = self._wipe()
+            self._frame, self._waiting = frame, snapshot.state == WAITING
+            self._write(wipe + self._draw())
 
     def close(self) -> None:
         with self._lock:
             if self._frame:
-                self._frame = []
-                self._write(f"\r{_CLEAR_BELOW}")
+                wipe, self._frame = self._wipe(), []
+                self._write(wipe)
 
-    def _drawn(self) -> str:
-        if not self._frame:
-            return ""
-        up = f"\x1b[{len(self._frame) - 1}A" if len(self._frame) > 1 else ""
-        return "\n".join(f"{_CLEAR_LINE}{line}" for line in self._frame) + f"{_CLEAR_BELOW}\r{up}"
+    def _wipe(self) -> str:
+        """Up to the first line and everything away; a terminal that has become narrower may have made
+        several lines of one."""
+        columns = terminal_size(sys.stderr).columns
+        rows = sum(max(1, -(-cells(line) // columns)) for line in self._frame)
+        return f"\r\x1b[{rows}A{_CLEAR_BELOW}" if rows else ""
+
+    def _draw(self) -> str:
+        begin, end = (_YELLOW, _PLAIN) if self._waiting and self._coloured else ("", "")
+        return "".join(f"{begin}{line}{end}\n" for line in self._frame)
 
     def _write(self, text: str) -> None:
         sys.stderr.write(text)
