@@ -53,7 +53,7 @@ def closing_lines(folder: Path, run: RunRecord) -> list[str]:
     rows = []
     if run.fetched_bytes:
         speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))
-        rows.append(("fetched", f"{show_bytes(run.fetched_bytes)}, {speed}/s"))
+        rows.append(("fetched", f"{show_bytes(run.fetched_bytes)}, {speed}/s on average"))
     if waits := run.describe_waits():
         rows.append(("waited", waits))
     page = folder / WORK_FOLDER / FILE_NAME

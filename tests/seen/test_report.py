@@ -231,8 +231,8 @@ def test_runs_are_listed(told: Path) -> None:
     text = Page(write_report(told).read_text()).text
     for words in ["killed, or a power cut", "interrupted by Ctrl-C", "complete",
                   "40 s for the network, 2 times",
-                  "30 s: waiting for the network since 02:13 (status 503)",
-                  "10 s: waiting for the network since 02:14 (no connection)",
+                  "30 swaiting for the network since 02:13 (status 503)",
+                  "10 swaiting for the network since 02:14 (no connection)",
                   "49M40M845k100.0 MB",  # made, kept, over 58 s of work, fetched
                   "runs", "time waited", "fetched a second of work"]:  # fmt: skip
         assert words in text, words
