@@ -34,6 +34,7 @@ from fineweb_shards.plan import check_disk, make_plan
 from fineweb_shards.plan_text import short_lines
 from fineweb_shards.progress import Progress
 from fineweb_shards.quarantine import check_batch_bytes, describe, write_quarantine
+from fineweb_shards.run_record import RunRecord
 from fineweb_shards.screen import Screen
 from fineweb_shards.sources.files import check_same_files, files_to_json
 from fineweb_shards.stitcher import stitch
@@ -53,6 +54,7 @@ class Outcome:
     new_shards: int
     new_tokens: int
     seconds: float
+    run: RunRecord | None = None  # None: there was nothing to do
 
 
 def build(job: Job, *, fresh: bool, same_source: bool, screen: Screen, command: str) -> Outcome:
@@ -75,7 +77,7 @@ def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, c
     guard = MemoryGuard(job.budget.worker_bytes)
     executor = LocalExecutor(spec, job.budget.workers, job.budget.window_bytes, guard, manifest.quarantined)
     history = load_history(job.folder)
-    history.begin_run()
+    history.begin_run(manifest.tokens, job.budget.memory_bytes)
     progress = Progress(journal, screen, history, finished=manifest.shards)
     job.source.report_to(progress)
     with Monitor(job, progress, guard, executor, invoke(command)):
@@ -91,7 +93,8 @@ def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, c
     journal.write(Event("end", f"complete: {result.tokens:,} tokens in {len(result.shards):,} shards; "
                         f"{new_tokens:,} of them in {show_seconds(seconds)}, "
                         f"peak memory {show_bytes(guard.peak_bytes)}"))  # fmt: skip
-    return Outcome(result, len(result.shards) - len(manifest.shards), new_tokens, seconds)
+    made = len(result.shards) - len(manifest.shards)
+    return Outcome(result, made, new_tokens, seconds, history.runs[-1])
 
 
 def tell_plan(job: Job, manifest: Manifest, progress: Progress) -> None:
@@ -148,7 +151,7 @@ def run(
     lost = list(manifest.quarantined)
     encoded = report_problems(executor.encode(job.source.batches(start)), job, lost, disk, progress)
     slices = pack(packer, stitch(encoded, make_mender, start))
-    return write_shards(job, manifest, slices, Bookkeeper(guard, lost, manifest), disk, progress)
+    return write_shards(job, manifest, slices, Bookkeeper(guard, lost, manifest, progress), disk, progress)
 
 
 def report_problems(
@@ -178,9 +181,12 @@ def pack(packer: Packer, blocks: Iterable[TokenBlock]) -> Iterator[ShardSlice]:
 
 
 class Bookkeeper:
-    """What the ledger says about the work itself: time, memory, documents left out."""
+    """What the ledger says about the work itself: time without waits, memory, documents left out."""
 
-    def __init__(self, guard: MemoryGuard, lost: list[Quarantined], before: Manifest) -> None:
+    def __init__(
+        self, guard: MemoryGuard, lost: list[Quarantined], before: Manifest, progress: Progress
+    ) -> None:
+        self._progress = progress
         self._guard = guard
         self._lost = lost
         self._before = before
@@ -188,10 +194,11 @@ class Bookkeeper:
 
     def sign(self, manifest: Manifest) -> Manifest:
         """The ledger with the account up to now."""
+        seconds = time.monotonic() - self._began - self._progress.waited_seconds
         return replace(
             manifest,
             quarantined=tuple(self._lost),
-            seconds=self._before.seconds + time.monotonic() - self._began,
+            seconds=self._before.seconds + max(0.0, seconds),
             peak_memory_bytes=max(self._before.peak_memory_bytes, self._guard.peak_bytes),
         )
 

@@ -25,6 +25,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module_
 
 _SIZES = {"wide": (720, 240), "narrow": (330, 220)}
 _LABELS = {"wide": 7, "narrow": 3}
+_LABEL_CHARACTERS = 8  # `731.0 MB`
 _BINS = 150
 _LEAST_BIN_SECONDS = 4.0  # blocks of tokens come in jerks: a finer line would show nothing else
 # A night between two runs must not squeeze them: a gap takes at most this share of the width.
@@ -36,36 +37,45 @@ Place = tuple[float, float]
 
 
 def draw_over_time(
+    axis: TimeAxis,
     points: Sequence[Point],
     marks: Sequence[Mark],
     value: Callable[[Point, Point], float],
     show: Callable[[float], str],
     title: str,
+    limits: Sequence[tuple[float, float, float]] = (),
 ) -> Markup:
-    """`value` between every two points, with waits as bands and faults as dots."""
+    """`value` between every two points, with waits as bands, faults as dots, and `limits` (from, to, value)
+    as lines. Charts with the same axis stand below each other, moment by moment."""
     runs = [run for run in _split_runs(points) if len(run) > 1]
-    axis = TimeAxis([(run[0].time, run[-1].time) for run in runs])
     line: list[Place | None] = []
     for run in runs:
         room = min(_BINS * len(run) / len(points), (run[-1].time - run[0].time) / _LEAST_BIN_SECONDS)
         thin = _thin(run, max(2, round(room)))
         line += [(axis.position(b.time), value(a, b)) for a, b in pairwise(thin)]
         line.append(None)  # not joined with the next run
-    top = max((place[1] for place in line if place), default=0.0) or 1.0
+    bounds: list[Place | None] = []
+    for begin, end, limit in limits:
+        bounds += [(axis.position(begin), limit), (axis.position(end), limit), None]
+    top = max((place[1] for place in [*line, *bounds] if place), default=0.0) or 1.0
     bands: list[Place | None] = []
     for mark in marks:
         if mark.kind == WAIT:
             begin, end = axis.position(mark.time), axis.position(mark.end or points[-1].time)
-            end = max(end, begin + axis.length / 300)  # or a short one could not be seen
+            shortest = axis.length / 300  # or it could not be seen
+            begin, end = min(begin, axis.length - shortest), max(end, begin + shortest)
             bands += [(begin, 0), (begin, top), (end, top), (end, 0), None]
     faults = [(axis.position(mark.time), top) for mark in marks if mark.kind != WAIT]
 
     def draw(size: str) -> Any:
-        chart = pygal.XY(**_settings(size, show), show_dots=False, range=(0, top))
+        # Labels of one width, or one chart's axis would begin further right than the other's.
+        padded = _settings(size, lambda number: show(number).rjust(_LABEL_CHARACTERS))
+        chart = pygal.XY(**padded, show_dots=False, range=(0, top), xrange=(0, axis.length))
         chart.x_labels = axis.labels(_LABELS[size])
         chart.add("waits", bands, fill=True, allow_interruptions=True)
         chart.add("value", line, allow_interruptions=True)
         chart.add("faults", faults, stroke=False, show_dots=True, dots_size=4)
+        chart.add("limits", bounds, allow_interruptions=True)
         return chart
 
     return _draw_both(draw, title)
@@ -90,6 +100,11 @@ def draw_columns(
 def has_line(points: Sequence[Point]) -> bool:
     """Whether there is anything to draw."""
     return any(len(run) > 1 for run in _split_runs(points))
+
+
+def time_axis(points: Sequence[Point]) -> TimeAxis:
+    """The axis of all runs that can be drawn."""
+    return TimeAxis([(run[0].time, run[-1].time) for run in _split_runs(points) if len(run) > 1])
 
 
 def _split_runs(points: Sequence[Point]) -> list[list[Point]]:

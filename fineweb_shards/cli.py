@@ -27,7 +27,7 @@ from fineweb_shards.errors import InputError, Interrupted, NoMatch, QuarantineEr
 from fineweb_shards.machine import be_nice
 from fineweb_shards.observer import Observer
 from fineweb_shards.screen import Lines, Screen, put_json
-from fineweb_shards.terminal import printable
+from fineweb_shards.terminal import shown_on
 from fineweb_shards.typed_command import PROGRAM, program, take_typed_command
 
 
@@ -46,10 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
     except NoMatch as nothing:
         return nothing.exit_code
     except ShardError as error:
-        print(f"fineweb-shards: {printable(error.message)}", file=sys.stderr)
+        _say(f"fineweb-shards: {error.message}")
         if error.hint:
             hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that it can be pasted
-            print(f"  {printable(hint)}", file=sys.stderr)
+            _say(f"  {hint}")
         return error.exit_code
     except BrokenPipeError:  # `fineweb-shards … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -214,8 +214,8 @@ class Console(Observer):
 
 def _show(lines: list[str]) -> None:
     """The result, on standard output. File names are data too."""
-    print(printable("\n".join(lines)))
+    print(shown_on(sys.stdout, "\n".join(lines)))
 
 
 def _say(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)
+    print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from fineweb_shards.cli_target import folder_of_config, read_folder
 from fineweb_shards.errors import UsageError
 from fineweb_shards.screen import Lines
-from fineweb_shards.terminal import printable
+from fineweb_shards.terminal import printable, shown_on
 from fineweb_shards.typed_command import PROGRAM
 
 
@@ -58,7 +59,8 @@ def run_verify(options: argparse.Namespace) -> None:
     manifest = check_folder(folder, Lines().complain)
     state = "complete" if manifest.complete else "so far: the build is not finished"
     count = len({shard.name for shard in manifest.shards})
-    print(printable(f"{folder}: {count:,} shards, {manifest.tokens:,} tokens verified, {state}."))
+    verified = f"{folder}: {count:,} shards, {manifest.tokens:,} tokens verified, {state}."
+    print(shown_on(sys.stdout, verified))
 
 
 def run_status(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fineweb_shards.errors import NoMatch
 from fineweb_shards.screen import Lines
-from fineweb_shards.terminal import printable
+from fineweb_shards.terminal import printable, shown_on
 
 if TYPE_CHECKING:
     from fineweb_shards.inspection import Target
@@ -36,7 +36,7 @@ def run_export(options: argparse.Namespace) -> None:
     result = export(origin, config, fresh=options.fresh, say=screen.say, observer=Console(screen))
     if config.verify and result.seconds:
         check_folder(result.spec.folder, screen.complain)
-    print(printable("\n".join(export_lines(result))))
+    print(shown_on(sys.stdout, "\n".join(export_lines(result))))
 
 
 def run_inspect(options: argparse.Namespace) -> None:

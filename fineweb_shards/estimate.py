@@ -37,39 +37,40 @@ class Total:
 
 
 class Speedometer:
-    """Tokens a second over the last minutes of work. Starting and waiting are no work."""
+    """How much of something a second, tokens or bytes, over the last minutes of work. Starting and waiting
+    are no work."""
 
     def __init__(self, window_seconds: float = WINDOW_SECONDS) -> None:
         self._window_seconds = window_seconds
-        self._marks: deque[tuple[float, int]] = deque()  # seconds of work, tokens
+        self._marks: deque[tuple[float, int]] = deque()  # seconds of work, amount
         self._last: tuple[float, int] | None = None
         self._work_seconds = 0.0
 
-    def add(self, now_seconds: float, tokens: int, *, working: bool) -> None:
-        """How many tokens there are now. To be called every second or so."""
+    def add(self, now_seconds: float, amount: int, *, working: bool) -> None:
+        """How much there is now. To be called every second or so."""
         if self._last is None:
-            self._last = (now_seconds, tokens)
+            self._last = (now_seconds, amount)
             return
-        last_seconds, last_tokens = self._last
-        self._last = (now_seconds, tokens)
-        if not self._marks:  # the first tokens only tell that starting is over
-            if tokens > last_tokens:
-                self._marks.append((0.0, tokens))
+        last_seconds, last_amount = self._last
+        self._last = (now_seconds, amount)
+        if not self._marks:  # the first of it only tells that starting is over
+            if amount > last_amount:
+                self._marks.append((0.0, amount))
             return
         if working:
             self._work_seconds += now_seconds - last_seconds
-        self._marks.append((self._work_seconds, tokens))
+        self._marks.append((self._work_seconds, amount))
         while self._work_seconds - self._marks[1][0] > self._window_seconds:
             self._marks.popleft()
 
     @property
-    def tokens_per_second(self) -> float | None:
+    def per_second(self) -> float | None:
         """None before anything was measured."""
         if len(self._marks) < 2:
             return None
-        (first_seconds, first_tokens), (last_seconds, last_tokens) = self._marks[0], self._marks[-1]
+        (first_seconds, first), (last_seconds, last) = self._marks[0], self._marks[-1]
         seconds = last_seconds - first_seconds
-        return (last_tokens - first_tokens) / seconds if seconds > 0 else None
+        return (last - first) / seconds if seconds > 0 else None
 
 
 def seconds_left(

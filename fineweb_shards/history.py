@@ -1,4 +1,4 @@
-"""`.fineweb-shards/history.json`: speed and memory over time, pauses and faults, for the report's charts.
+"""`.fineweb-shards/history.json`: the runs of a folder, speed and memory over time, pauses and faults.
 
 Bounded: when there are too many points every second one goes, so that three days take no more room than
 an hour. A resume goes on with the same history under another run number. It is an account, not a checkpoint.
@@ -15,13 +15,15 @@ from typing import Any
 
 from fineweb_shards.durable import WORK_FOLDER, write_quickly
 from fineweb_shards.observer import Event
+from fineweb_shards.run_record import RunRecord, Waited, record_from_json
 from fineweb_shards.terminal import safe_text
 
 FILE_NAME = "history.json"
 MAXIMUM_POINTS = 1000
 MAXIMUM_MARKS = 400
+MAXIMUM_RUNS = 200
 _FIRST_INTERVAL_SECONDS = 1.0
-_MARK_CHARACTERS = 200
+_MARK_CHARACTERS = 300
 WAIT = "wait"
 # What a person wants to find in the chart again.
 _FAULTS = ("worker", "quarantine", "memory", "note")
@@ -56,9 +58,11 @@ class History:
         points: list[Point] | None = None,
         marks: list[Mark] | None = None,
         interval_seconds: float = _FIRST_INTERVAL_SECONDS,
+        runs: list[RunRecord] | None = None,
     ) -> None:
         self._points = points or []
         self._marks = marks or []
+        self._runs = runs or []
         self._interval_seconds = interval_seconds
         self._run = self._points[-1].run if self._points else 0
         self._lock = threading.Lock()
@@ -73,18 +77,37 @@ class History:
         with self._lock:
             return list(self._marks)
 
-    def begin_run(self) -> None:
-        """What follows belongs to another run. A wait that a crash has left open ended there."""
+    @property
+    def runs(self) -> list[RunRecord]:
         with self._lock:
-            self._run += 1
-            last = self._points[-1].time if self._points else 0.0
-            self._marks = [replace(mark, end=max(last, mark.time)) if mark.kind == WAIT and mark.end is None
-                           else mark for mark in self._marks]  # fmt: skip
+            return list(self._runs)
 
-    def add(self, tokens: int, memory_bytes: int) -> None:
-        """The run now; kept if enough time has passed since the last point."""
+    def begin_run(self, tokens: int = 0, budget_bytes: int = 0) -> None:
+        """What follows belongs to another run. A wait that a crash has left open ended there."""
         now = time.time()
         with self._lock:
+            self._close_waits(self._points[-1].time if self._points else 0.0)
+            self._run = max([self._run, *(run.number for run in self._runs)]) + 1
+            begun = RunRecord(self._run, now, now, tokens, tokens, budget_bytes)
+            self._runs = [*self._runs, begun][-MAXIMUM_RUNS:]
+
+    def end_run(self, ending: str) -> None:
+        """It has ended, and how."""
+        now = time.time()
+        with self._lock:
+            self._close_waits(now)
+            self._update_run(end=now, ending=safe_text(ending, _MARK_CHARACTERS))
+
+    def add(
+        self, tokens: int, memory_bytes: int, *, fetched_bytes: int = 0, stood_still_seconds: float = 0.0
+    ) -> None:
+        """The run now; kept as a point if enough time has passed since the last."""
+        now = time.time()
+        with self._lock:
+            self._update_run(
+                end=now, last_tokens=tokens, fetched_bytes=fetched_bytes,
+                stood_still_seconds=stood_still_seconds,
+            )  # fmt: skip
             last = self._points[-1] if self._points else None
             # A clock that was set back must not silence the rest of the run.
             if last and last.run == self._run and 0 <= now - last.time < self._interval_seconds * 0.95:
@@ -101,15 +124,31 @@ class History:
 
     def begin_wait(self, cause: str, reason: str) -> None:
         self._mark(Mark(time.time(), WAIT, safe_text(reason, _MARK_CHARACTERS), cause))
+        with self._lock:
+            self._count_wait(cause, 1, 0.0)
 
     def end_wait(self, cause: str) -> None:
-        """The last wait for `cause` is over."""
+        """The wait for `cause` is over."""
         with self._lock:
-            for place in range(len(self._marks) - 1, -1, -1):
-                mark = self._marks[place]
-                if mark.cause == cause and mark.end is None:
-                    self._marks[place] = replace(mark, end=time.time())
-                    return
+            self._close_waits(time.time(), cause)
+
+    def _close_waits(self, end: float, cause: str | None = None) -> None:
+        """Waits that are not over ended then, those for `cause` or all of them."""
+        for place, mark in enumerate(self._marks):
+            if mark.kind == WAIT and mark.end is None and cause in (None, mark.cause):
+                self._marks[place] = replace(mark, end=max(end, mark.time))
+                self._count_wait(mark.cause, 0, max(0.0, end - mark.time))
+
+    def _count_wait(self, cause: str, count: int, seconds: float) -> None:
+        if self._runs:
+            known = self._runs[-1].waited
+            before = known.get(cause, Waited())
+            now = Waited(before.count + count, before.seconds + seconds)
+            self._update_run(waited={**known, cause: now})
+
+    def _update_run(self, **changes: Any) -> None:
+        if self._runs:
+            self._runs[-1] = replace(self._runs[-1], **changes)
 
     def _mark(self, mark: Mark) -> None:
         with self._lock:
@@ -121,6 +160,7 @@ class History:
                 "interval_seconds": self._interval_seconds,
                 "points": [[round(p.time, 1), p.run, p.tokens, p.memory_bytes] for p in self._points],
                 "marks": [asdict(mark) for mark in self._marks],
+                "runs": [asdict(run) for run in self._runs],
             }
         write_quickly(folder / WORK_FOLDER / FILE_NAME, json.dumps(data).encode())
 
@@ -132,6 +172,7 @@ def load_history(folder: Path) -> History:
         points = [Point(float(t), int(run), int(tokens), int(memory)) for t, run, tokens, memory in
                   data["points"]]  # fmt: skip
         marks = [Mark(**mark) for mark in data["marks"]]
-        return History(points, marks, float(data["interval_seconds"]))
+        runs = [record_from_json(run) for run in data.get("runs", ())]  # not in the first versions' files
+        return History(points, marks, float(data["interval_seconds"]), runs)
     except (OSError, ValueError, KeyError, TypeError):
         return History()

@@ -6,18 +6,20 @@ It never disturbs the run: what can't be written (on a full disk, say) stays unw
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-from fineweb_shards.errors import ShardError
+from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.estimate import Speedometer, seconds_left
 from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.heartbeat import Heartbeat, Invocation
 from fineweb_shards.job import Job
 from fineweb_shards.observer import Event
 from fineweb_shards.progress import Progress
+from fineweb_shards.run_record import RUN_COMPLETE
 from fineweb_shards.shard_statistics import Survey, complete_survey
 from fineweb_shards.snapshot import (
     COMPLETE,
@@ -27,6 +29,7 @@ from fineweb_shards.snapshot import (
     STOPPED,
     VERIFYING,
     WAITING,
+    WORKING,
     Snapshot,
 )
 
@@ -58,9 +61,11 @@ class Monitor:
         self._guard = guard
         self._executor = executor
         self._invocation = invocation
-        self._speedometer = Speedometer()
+        self._speed = Speedometer()  # in tokens
+        self._fetch_speed = Speedometer()  # in bytes
         self._survey: Survey | None = None
-        self._began = time.monotonic()
+        self._began = self._last_look = time.monotonic()
+        self._last_tokens = progress.tokens
         self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}
         self._complaints: set[str] = set()
         self._ended = threading.Event()
@@ -77,11 +82,14 @@ class Monitor:
         self._thread.join(_LONGEST_GOODBYE_SECONDS)
         self._progress.screen.close()
         last = self._take_snapshot(*_ending(error))
-        self._progress.history.add(last.tokens, last.memory_bytes)
+        self._remember(last)
+        self._progress.history.end_run(_ending_words(error))
         code = error.exit_code if isinstance(error, ShardError) else int(error is not None)
         self._attempt(lambda: self._beat(last, code))
         self._attempt(lambda: self._progress.history.save(self._job.folder))
         self._attempt(lambda: self._write_report(alive=False))
+        if error is not None:
+            self._attempt(self._say_last_words)
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_SECONDS):
@@ -91,9 +99,8 @@ class Monitor:
         """Once around: everything that is due."""
         progress = self._progress
         snapshot = self._take_snapshot(*self._state())
-        working = snapshot.state in (FETCHING, ENCODING)
-        self._speedometer.add(time.monotonic(), progress.tokens, working=working)
-        progress.history.add(snapshot.tokens, snapshot.memory_bytes)
+        self._measure(snapshot)
+        self._remember(snapshot)
         self._attempt(lambda: progress.screen.show(snapshot))
         if self._is_due("heartbeat", HEARTBEAT_EVERY_SECONDS):
             self._attempt(lambda: self._beat(snapshot))
@@ -102,6 +109,25 @@ class Monitor:
         self._attempt(self._count_shard)
         if self._is_due("report", REPORT_EVERY_SECONDS):
             self._attempt(lambda: self._write_report(alive=True))
+
+    def _measure(self, snapshot: Snapshot) -> None:
+        """Speed and waits. Where one worker waits and the others go on, that is work all the same."""
+        now, made = time.monotonic(), snapshot.tokens > self._last_tokens
+        waiting = snapshot.state == WAITING
+        if waiting and not made:
+            self._progress.waited_seconds += now - self._last_look
+        working = snapshot.state in WORKING or (waiting and made)
+        self._speed.add(now, snapshot.tokens, working=working)
+        self._fetch_speed.add(now, snapshot.fetched_bytes, working=working)
+        self._last_look, self._last_tokens = now, snapshot.tokens
+
+    def _remember(self, snapshot: Snapshot) -> None:
+        self._progress.history.add(
+            snapshot.tokens,
+            snapshot.memory_bytes,
+            fetched_bytes=snapshot.fetched_bytes,
+            stood_still_seconds=self._progress.waited_seconds,
+        )
 
     def _is_due(self, what: str, every_seconds: float) -> bool:
         now = time.monotonic()
@@ -133,7 +159,7 @@ class Monitor:
     def _take_snapshot(self, state: str, reason: str) -> Snapshot:
         progress, guard = self._progress, self._guard
         expected = progress.expected_tokens() if state != COMPLETE else progress.tokens
-        speed = self._speedometer.tokens_per_second
+        speed = self._speed.per_second
         return Snapshot(
             state=state,
             reason=reason,
@@ -145,13 +171,16 @@ class Monitor:
             shard_tokens=progress.shard_tokens,
             shard_size_tokens=self._job.config.shard_tokens,
             tokens_per_second=speed,
-            seconds_left=seconds_left(progress.tokens, expected, speed),
+            seconds_left=seconds_left(progress.tokens, expected, speed) if state in WORKING else None,
             elapsed_seconds=time.monotonic() - self._began,
             workers=self._executor.workers,
             memory_bytes=guard.used_bytes,
             peak_memory_bytes=guard.peak_bytes,
             finished_shards=len(progress.records),
             verified_shards=progress.verified_shards,
+            fetched_bytes=progress.fetched_bytes,
+            fetched_bytes_per_second=self._fetch_speed.per_second,
+            waited_seconds=progress.waited_seconds,
         )
 
     def _beat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:
@@ -174,6 +203,24 @@ class Monitor:
         if self._survey is not None:
             self._survey.save(self._job.folder)
         write_report(self._job.folder, alive=alive)
+
+    def _say_last_words(self) -> None:
+        """After a run that did not come to its end; the summary of one that did has the same rows."""
+        from fineweb_shards.report import closing_lines
+
+        for line in closing_lines(self._job.folder, self._progress.history.runs[-1]):
+            self._progress.screen.say(line)
+
+
+def _ending_words(error: BaseException | None) -> str:
+    """For the list of runs."""
+    if error is None:
+        return RUN_COMPLETE
+    if isinstance(error, Interrupted):
+        number = error.exit_code - 128
+        return f"interrupted by {'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name}"
+    code = f"exit code {error.exit_code}" if isinstance(error, ShardError) else type(error).__name__
+    return f"stopped, {code}: {error}"
 
 
 def _ending(error: BaseException | None) -> tuple[str, str]:

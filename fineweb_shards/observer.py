@@ -15,10 +15,13 @@ class Event:
 
 
 class Observer:
-    """Tells nobody. Those who do tell somebody override both methods; they may be called from any thread."""
+    """Tells nobody. Those who do tell somebody override the methods, which may be called from any thread."""
 
     def tell(self, event: Event) -> None:
         """Something has happened."""
 
     def wait(self, cause: str, reason: str | None) -> None:
         """The run stands still for `reason`; None: it goes on. One `cause` does not end another's wait."""
+
+    def fetch(self, size_bytes: int) -> None:
+        """So many bytes have come over the network."""

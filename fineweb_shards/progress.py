@@ -33,6 +33,8 @@ class Progress(Observer):
         self.shard = self.shard_tokens = 0
         self.verified_shards = 0
         self.verifying = False
+        self.fetched_bytes = 0  # over the network, in this run
+        self.waited_seconds = 0.0  # in which nothing was made: the monitor counts them
         self.total = Total(None)
         self._journal = journal
         self._place = Cursor(0, 0)
@@ -85,6 +87,10 @@ class Progress(Observer):
         """Tokens still to come, as well as it is known."""
         expected = self.expected_tokens()
         return None if expected is None else expected - self.tokens
+
+    def fetch(self, size_bytes: int) -> None:
+        with self._lock:
+            self.fetched_bytes += size_bytes
 
     def tell(self, event: Event) -> None:
         self._journal.write(event)

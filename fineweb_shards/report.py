@@ -12,9 +12,11 @@ from pathlib import Path
 from fineweb_shards.durable import WORK_FOLDER, output_error, write_quickly
 from fineweb_shards.errors import DamageError
 from fineweb_shards.history import History, load_history
+from fineweb_shards.run_record import RunRecord
 from fineweb_shards.samples import Sample, take_samples
 from fineweb_shards.shard_statistics import Survey, complete_survey
 from fineweb_shards.status import Status, read_status
+from fineweb_shards.units import show_bytes
 
 FILE_NAME = "report.html"
 _SAMPLES = 5
@@ -44,6 +46,20 @@ def gather_report(folder: Path, *, alive: bool | None = None) -> Report:
         return Report(status, history, survey, take_samples(folder, layout, records, _SAMPLES))
     except DamageError as error:
         return Report(status, history, problem=error.message)
+
+
+def closing_lines(folder: Path, run: RunRecord) -> list[str]:
+    """The last words of a run: what it fetched and waited for, and where the page about it is."""
+    rows = []
+    if run.fetched_bytes:
+        speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))
+        rows.append(("fetched", f"{show_bytes(run.fetched_bytes)}, {speed}/s on average"))
+    if waits := run.describe_waits():
+        rows.append(("waited", waits))
+    page = folder / WORK_FOLDER / FILE_NAME
+    if page.is_file():
+        rows.append(("report", str(page)))
+    return [f"{name:<10} {text}" for name, text in rows]
 
 
 def write_report(folder: Path, *, alive: bool | None = None) -> Path:

@@ -21,6 +21,7 @@ from fineweb_shards.report_documents import (
     render_tokens,
 )
 from fineweb_shards.report_run import render_headline, render_over_time, render_settings, render_shards
+from fineweb_shards.report_runs import render_runs
 from fineweb_shards.status import RUNNING
 
 _REFRESH_SECONDS = 60
@@ -29,22 +30,23 @@ _REFRESH_SECONDS = 60
 def render_page(report: Report) -> str:
     """The whole page."""
     style = (resources.files(__package__) / "report.css").read_text("utf-8")
-    name = report.status.folder.resolve().name
+    name, source = report.status.folder.resolve().name, describe_source(report)
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy_for(style)),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", name="referrer", content="no-referrer"),
-        tag("title", f"{name}: token shards"),
+        tag("title", f"{name}: token shards of {source}" if source else f"{name}: token shards"),
         Markup(f"<style>{style}</style>"),
     ]
     if report.status.state == RUNNING:
         head.append(tag("meta", http_equiv="refresh", content=str(_REFRESH_SECONDS)))
     body = [
-        tag("header", tag("h1", name), *render_headline(report)),
+        tag("header", tag("h1", name), tag("p", source, class_="source"), *render_headline(report)),
         tag(
             "main",
+            render_runs(report),
             render_over_time(report),
             render_shards(report),
             render_lengths(report),
@@ -57,6 +59,18 @@ def render_page(report: Report) -> str:
     ]
     page = tag("html", tag("head", *head), tag("body", *body), lang="en")
     return f"<!doctype html>\n{page}\n"
+
+
+def describe_source(report: Report) -> str:
+    """What the shards were made from: a dataset, or files."""
+    manifest = report.status.manifest
+    if manifest is None:
+        return ""
+    settings, files = manifest.settings, manifest.files
+    if settings.get("dataset"):
+        commit = f", commit {manifest.commit[:10]}" if manifest.commit else ""
+        return f"{settings['dataset']} {settings.get('name') or ''}".strip() + commit
+    return str(files[0]["name"]) if len(files) == 1 else f"{len(files):,} files" if files else ""
 
 
 def policy_for(style: str) -> str:

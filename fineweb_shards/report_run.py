@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fineweb_shards.charts import draw_over_time, has_line
+from fineweb_shards.charts import draw_over_time, has_line, time_axis
 from fineweb_shards.history import WAIT, Mark, Point
 from fineweb_shards.manifest import Manifest
 from fineweb_shards.markup import Markup, tag
@@ -53,27 +53,51 @@ def _figures(report: Report) -> list[tuple[str, str]]:
             ("on disk", size),
         ]
         if manifest.seconds and manifest.tokens:
-            figures.append(("time of work", show_seconds(manifest.seconds)))
-            figures.append(("tokens a second on average", show_count(manifest.tokens / manifest.seconds)))
-        if manifest.peak_memory_bytes:
-            figures.append(("peak memory", show_bytes(manifest.peak_memory_bytes)))
+            figures.append(("time of work, without waits", show_seconds(manifest.seconds)))
+            figures.append(("tokens a second of work", show_count(manifest.tokens / manifest.seconds)))
+    figures += _account(report)
+    if manifest is not None and manifest.peak_memory_bytes:
+        figures.append(("peak memory", show_bytes(manifest.peak_memory_bytes)))
     if report.survey.statistics.tokens:
         figures.append(("bytes a token", f"{report.survey.statistics.bytes_per_token:.2f}"))
+    return figures
+
+
+def _account(report: Report) -> list[tuple[str, str]]:
+    """Over all runs: how many they were, what they waited and fetched."""
+    runs = report.history.runs
+    waited = sum(run.stood_still_seconds for run in runs)
+    fetched = sum(run.fetched_bytes for run in runs)
+    seconds = sum(run.work_seconds for run in runs)
+    figures = []
+    if len(runs) > 1:
+        figures.append(("runs", f"{len(runs):,}"))
+    if waited >= 1:
+        figures.append(("time waited", show_seconds(waited)))
+    if fetched:
+        figures.append(("fetched", show_bytes(fetched)))
+        if seconds:
+            figures.append(("fetched a second of work", show_bytes(fetched / seconds)))
     return figures
 
 
 def render_over_time(report: Report) -> Markup:
     """Speed and memory, with what happened."""
     points, marks = report.history.points, report.history.marks
+    axis = time_axis(points)
     weighed = [point for point in points if point.memory_bytes]  # not while it starts, not on every system
     if not has_line(points):
         return section("Over time", tag("p", "Too little has been seen yet to draw it."))
-    speed = draw_over_time(points, marks, _speed, show_count, _describe("Speed in tokens a second", points))
+    title = _describe("Speed in tokens a second", points)
+    speed = draw_over_time(axis, points, marks, _speed, show_count, title)
     figures = [tag("figure", tag("figcaption", "Tokens a second"), speed)]
     if has_line(weighed):
         title = _describe("Memory in use", weighed)
-        memory = draw_over_time(weighed, marks, lambda a, b: b.memory_bytes, show_bytes, title)
-        figures.append(tag("figure", tag("figcaption", "Memory of all processes"), memory))
+        limits = [(run.begin, run.end, float(run.budget_bytes)) for run in report.history.runs
+                  if run.budget_bytes]  # fmt: skip
+        memory = draw_over_time(axis, weighed, marks, lambda a, b: b.memory_bytes, show_bytes, title, limits)
+        budget = f"; the dashed line is the budget, {show_bytes(limits[-1][2])}" if limits else ""
+        figures.append(tag("figure", tag("figcaption", f"Memory of all processes{budget}"), memory))
     keys = [tag("span", "waiting", class_="key waits"), " ", tag("span", "fault", class_="key faults")]
     legend = tag("p", "Marked: ", *keys, ". Breaks in the line lie between runs.") if marks else Markup()
     return section("Over time", *figures, legend, _marks_table(marks))
@@ -85,7 +109,7 @@ def _speed(before: Point, after: Point) -> float:
 
 
 def _describe(what: str, points: Sequence[Point]) -> str:
-    begin, end = _clock(points[0].time), _clock(points[-1].time)
+    begin, end = clock(points[0].time), clock(points[-1].time)
     runs = len({point.run for point in points})
     return f"{what} from {begin} to {end}, in {runs} run{'s'[: runs != 1]}"
 
@@ -94,7 +118,7 @@ def _marks_table(marks: Sequence[Mark]) -> Markup:
     if not marks:
         return tag("p", "No pause and no fault.")
     rows = [
-        [_clock(mark.time), _duration(mark) if mark.kind == WAIT else mark.kind, mark.text]
+        [clock(mark.time), _duration(mark) if mark.kind == WAIT else mark.kind, mark.text]
         for mark in marks[-_SHOWN_MARKS:]
     ]
     return tag(
@@ -187,5 +211,6 @@ def table(columns: dict[str, str], rows: Sequence[Sequence[str]], *, heads: bool
     return tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """A moment, with its day."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -11,6 +11,7 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.shard_tokens import map_tokens
+from fineweb_shards.terminal import cut_at_word
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.tokenizers.ranks import EOT, load_ranks, token_bytes
 from fineweb_shards.types import ShardRecord, Tokens
@@ -39,22 +40,27 @@ def take_samples(folder: Path, layout: Layout, records: Sequence[ShardRecord], c
         here = [place - begin for place in places if begin <= place < begin + record.tokens]
         if here:
             tokens = map_tokens(folder, layout, record)
-            found = (_sample_at(record.name, tokens, place, layout.eot_first) for place in here)
+            is_last = record is records[-1]
+            found = [
+                _sample_at(record.name, tokens, place, eot_first=layout.eot_first, is_last=is_last)
+                for place in here
+            ]
             samples += [sample for sample in found if sample is not None and sample not in samples]
         begin += record.tokens
     return samples
 
 
-def _sample_at(shard: str, tokens: Tokens, place: int, eot_first: bool) -> Sample | None:
-    """The next document that begins at `place` or behind it, or else the last one before it."""
+def _sample_at(shard: str, tokens: Tokens, place: int, *, eot_first: bool, is_last: bool) -> Sample | None:
+    """The next document that begins at `place` or behind it, or else the last one before it. It may go on
+    in the next shard, unless this is the last."""
     start = _find_start(tokens, place, eot_first)
     if start is None:
         return None
     shown = tokens[start : start + _SHOWN_TOKENS]
     ends = np.flatnonzero(shown == EOT)
-    cut = not len(ends) and start + _SHOWN_TOKENS < len(tokens)
-    text = decode(shown[: ends[0]] if len(ends) else shown)
-    return Sample(shard, start, text.decode("utf-8", "replace"), cut)  # half a character may be at its end
+    text = decode(shown[: ends[0]] if len(ends) else shown).decode("utf-8", "replace")
+    cut = not len(ends) and (start + _SHOWN_TOKENS < len(tokens) or not is_last)
+    return Sample(shard, start, cut_at_word(text) if cut else text, cut)
 
 
 def _find_start(tokens: Tokens, place: int, eot_first: bool) -> int | None:

@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from fineweb_shards.observer import Event
-from fineweb_shards.snapshot import VERIFYING, WAITING, Snapshot
-from fineweb_shards.terminal import printable
+from fineweb_shards.snapshot import FETCHING, VERIFYING, WAITING, Snapshot
+from fineweb_shards.terminal import shown_on
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 
 _LINE_EVERY_SECONDS = 60.0
@@ -33,7 +33,7 @@ class Screen:
 
     def complain(self, text: str) -> None:
         """Something that even --quiet does not hide."""
-        print(printable(text), file=sys.stderr, flush=True)
+        print(shown_on(sys.stderr, text), file=sys.stderr, flush=True)
 
     def show(self, snapshot: Snapshot) -> None:
         """How things stand now."""
@@ -51,7 +51,7 @@ class Lines(Screen):
         self._next_line = time.monotonic() + _LINE_EVERY_SECONDS
 
     def say(self, text: str) -> None:
-        print(printable(text), file=sys.stderr, flush=True)
+        print(shown_on(sys.stderr, text), file=sys.stderr, flush=True)
 
     def tell(self, event: Event) -> None:
         self.say(event.text)
@@ -93,6 +93,8 @@ def describe(snapshot: Snapshot) -> str:
     parts = [f"shard {snapshot.shard}: {describe_tokens(snapshot)} tokens"]
     if snapshot.tokens_per_second:
         parts.append(f"{show_count(snapshot.tokens_per_second)} tokens/s")
+    if snapshot.fetched_bytes_per_second:
+        parts.append(f"{show_bytes(snapshot.fetched_bytes_per_second)}/s fetched")
     if snapshot.seconds_left is not None:
         parts.append(f"{show_seconds(snapshot.seconds_left)} left")
     parts.append(describe_machine(snapshot))
@@ -107,6 +109,12 @@ def describe_tokens(snapshot: Snapshot) -> str:
         return show_count(snapshot.tokens)
     about = "" if snapshot.expected_exact else "about "
     return f"{show_count(snapshot.tokens)} of {about}{show_count(snapshot.expected_tokens)}"
+
+
+def describe_state(snapshot: Snapshot) -> str:
+    """`encoding`, or `fetching 46.2 MB/s`."""
+    state, speed = snapshot.state, snapshot.fetched_bytes_per_second
+    return f"{state} {show_bytes(speed)}/s" if state == FETCHING and speed else state
 
 
 def describe_machine(snapshot: Snapshot) -> str:

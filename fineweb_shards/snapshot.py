@@ -28,13 +28,16 @@ class Snapshot:
     shard_tokens: int  # in it
     shard_size_tokens: int  # when it is full
     tokens_per_second: float | None  # over the last minutes of work
-    seconds_left: float | None
+    seconds_left: float | None  # None while it stands still: nobody knows for how long
     elapsed_seconds: float  # of this run
     workers: int
     memory_bytes: int
     peak_memory_bytes: int
     finished_shards: int
     verified_shards: int
+    fetched_bytes: int = 0  # over the network, in this run
+    fetched_bytes_per_second: float | None = None  # over the last minutes of work
+    waited_seconds: float = 0.0  # of this run, in which nothing was made
 
     @property
     def share(self) -> float | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from fineweb_shards.heartbeat import Heartbeat, load_heartbeat
 from fineweb_shards.journal import last_lines
 from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
 from fineweb_shards.screen import describe_machine, describe_tokens
-from fineweb_shards.snapshot import COMPLETE, STARTING, STOPPED, VERIFYING
-from fineweb_shards.terminal import printable
+from fineweb_shards.snapshot import COMPLETE, STARTING, STOPPED, VERIFYING, WAITING, Snapshot
+from fineweb_shards.terminal import printable, terminal_size, wrap
 from fineweb_shards.typed_command import runnable_here
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 
@@ -65,17 +64,17 @@ def read_status(folder: Path, *, alive: bool | None = None) -> Status:
 
 
 def show_status(status: Status, *, as_json: bool) -> None:
-    """On standard output; in a terminal no line is wider than that."""
+    """On standard output; in a terminal broken between words."""
     lines = [json.dumps(status_values(status))] if as_json else status_lines(status)
     if sys.stdout.isatty() and not as_json:
-        lines = fit(lines, shutil.get_terminal_size().columns)
+        columns = terminal_size(sys.stdout).columns
+        lines = [piece for line in lines for piece in wrap(line, columns, hang=hang_of(line))]
     print("\n".join(lines), flush=True)
 
 
-def fit(lines: list[str], columns: int) -> list[str]:
-    """Events may be cut, but never the command to resume."""
-    return [line if len(line) <= columns or not line.startswith("  ") else line[: columns - 1] + "…"
-            for line in lines]  # fmt: skip
+def hang_of(line: str) -> int | None:
+    """How far an event's second line is moved in; rows have a place of their own for it."""
+    return 4 if line.startswith("  ") else None
 
 
 def status_values(status: Status) -> dict[str, Any]:
@@ -95,19 +94,27 @@ def status_values(status: Status) -> dict[str, Any]:
 
 
 def status_lines(status: Status) -> list[str]:
-    """For people."""
+    """For people: what matters most comes first."""
+    events = event_lines(status)
+    return [*row_lines(status), *(["", "last events", *events] if events else [])]
+
+
+def row_lines(status: Status) -> list[str]:
+    """Without the events."""
     rows = [("state", state_words(status))]
+    if status.state == STOPPED:
+        command = resume_command(status)
+        rows.append(("resume", command) if command else ("next", "the same build command goes on from here"))
     if status.heartbeat is not None:
         rows += _run_rows(status, status.heartbeat)
     if status.manifest is not None:
         rows += _folder_rows(status.manifest)
-    if status.state == STOPPED:
-        command = resume_command(status)
-        rows.append(("resume", command) if command else ("next", "the same build command goes on from here"))
-    lines = [f"{name:<10} {text}" for name, text in rows]
-    if status.events:
-        lines += ["", "last events", *(f"  {event}" for event in status.events)]
-    return [printable(line).replace("\n", " ") for line in lines]
+    return [printable(f"{name:<10} {text}").replace("\n", " ") for name, text in rows]
+
+
+def event_lines(status: Status) -> list[str]:
+    """The end of the log."""
+    return [printable(f"  {event}").replace("\n", " ") for event in status.events]
 
 
 def resume_command(status: Status) -> str | None:
@@ -144,30 +151,41 @@ def _run_rows(status: Status, beat: Heartbeat) -> list[tuple[str, str]]:
     if status.state != RUNNING:
         return []
     seen = beat.snapshot
-    rows = [("process", f"{beat.invocation.process}, started {_moment(beat.invocation.started)}")]
+    process = ("process", f"{beat.invocation.process}, started {_moment(beat.invocation.started)}")
     if seen.state == VERIFYING:
-        return [*rows, ("progress", f"{seen.verified_shards:,} of {seen.finished_shards:,} shards checked")]
+        return [("progress", f"{seen.verified_shards:,} of {seen.finished_shards:,} shards checked"), process]
     share = f"{100 * seen.share:.1f} %, " if seen.share is not None else ""
-    rows.append(("progress", f"{share}{describe_tokens(seen)} tokens"))
-    within = 100 * seen.shard_tokens / seen.shard_size_tokens
-    rows.append(
-        ("shard", f"number {seen.shard}, {within:.0f} % of {show_count(seen.shard_size_tokens)} tokens")
-    )
-    if seen.tokens_per_second:
-        rows.append(("speed", f"{show_count(seen.tokens_per_second)} tokens/s over the last minutes of work"))
+    rows = [("progress", f"{share}{describe_tokens(seen)} tokens")]
     if seen.seconds_left is not None:
         rows.append(("left", f"{show_seconds(seen.seconds_left)}, until "
                      f"{_moment(beat.written + seen.seconds_left)}"))  # fmt: skip
-    rows.append(
-        ("machine", f"{describe_machine(seen)} of memory, {show_bytes(seen.peak_memory_bytes)} at most")
-    )
+    elif seen.state == WAITING:
+        rows.append(("left", "it stands still: nothing can be said while it waits"))
+    if seen.tokens_per_second:
+        rows.append(("speed", f"{show_count(seen.tokens_per_second)} tokens/s over the last minutes of work"))
+    if seen.fetched_bytes:
+        speed = seen.fetched_bytes_per_second
+        rate = f", {show_bytes(speed)}/s over the last minutes of work" if speed else ""
+        rows.append(("fetched", f"{show_bytes(seen.fetched_bytes)} in this run{rate}"))
+    if seen.waited_seconds >= 1:
+        rows.append(("waited", f"{show_seconds(seen.waited_seconds)} in this run"))
+    within = 100 * seen.shard_tokens / seen.shard_size_tokens
+    rows += [
+        ("shard", f"number {seen.shard}, {within:.0f} % of {show_count(seen.shard_size_tokens)} tokens"),
+        ("machine", f"{describe_machine(seen)}{_memory_words(seen)}"),
+        process,
+    ]
     return rows
+
+
+def _memory_words(seen: Snapshot) -> str:
+    """Nothing where nobody has looked yet."""
+    return f" of memory, {show_bytes(seen.peak_memory_bytes)} at most" if seen.memory_bytes else ""
 
 
 def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     rows = [
-        ("layout", manifest.settings["layout"]),
         ("shards", f"{len(list_files(manifest.shards)):,} finished, {size}"),
         ("in them", f"{manifest.tokens:,} tokens, {manifest.documents:,} documents"),
     ]
@@ -175,7 +193,7 @@ def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
         end = manifest.end
         name = manifest.files[end.file]["name"] if end.file < len(manifest.files) else "the end"
         rows.append(("reached", f"{name}, position {end.position:,}"))
-    return rows
+    return [*rows, ("layout", manifest.settings["layout"])]
 
 
 def _moment(seconds: float) -> str:

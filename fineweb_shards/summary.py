@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from fineweb_shards.build import Outcome
 from fineweb_shards.job import Job
+from fineweb_shards.report import closing_lines
 from fineweb_shards.result_text import (
     content_lines,
     output_notes,
@@ -24,13 +26,15 @@ def summary_lines(job: Job, outcome: Outcome) -> list[str]:
         peak = show_bytes(manifest.peak_memory_bytes)
         lines.append(f"{'memory':<10} {peak} at most, all processes together")
     lines += _notes(job, outcome)
+    if outcome.run is not None:
+        lines += closing_lines(job.folder, outcome.run)
     warnings = output_warnings(job.output, manifest)
     return lines + training_lines(job.output, manifest) + warning_lines(warnings)
 
 
 def summary_values(job: Job, outcome: Outcome) -> dict[str, Any]:
     """The same for programs."""
-    manifest = outcome.manifest
+    manifest, run = outcome.manifest, outcome.run
     return {
         "folder": str(job.folder),
         "shards": len(manifest.shards),
@@ -39,6 +43,9 @@ def summary_values(job: Job, outcome: Outcome) -> dict[str, Any]:
         "new_shards": outcome.new_shards,
         "new_tokens": outcome.new_tokens,
         "seconds": round(outcome.seconds, 3),
+        "waited_seconds": round(run.stood_still_seconds, 3) if run else 0.0,
+        "waits": {cause: asdict(waited) for cause, waited in run.waited.items()} if run else {},
+        "fetched_bytes": run.fetched_bytes if run else 0,
         "verified": job.config.verify and outcome.new_shards > 0,
         "quarantined": len(manifest.quarantined),
         "peak_memory_bytes": manifest.peak_memory_bytes,
@@ -53,10 +60,12 @@ def _first_line(job: Job, outcome: Outcome) -> str:
         return "No shard was made."
     if not outcome.seconds:
         return "Nothing to do: all shards were made before."
-    speed = f", {show_count(outcome.new_tokens / outcome.seconds)} tokens/s" if outcome.new_tokens else ""
+    worked_seconds = outcome.seconds - (outcome.run.stood_still_seconds if outcome.run else 0.0)
+    speed = show_count(outcome.new_tokens / max(worked_seconds, 1e-9))
+    at_speed = f", {speed} tokens/s" if outcome.new_tokens else ""
     verified = "verified, " if job.config.verify and outcome.new_shards else ""
     together = manifest.seconds > outcome.seconds + 1
-    return f"Done: {verified}in {show_seconds(outcome.seconds)}{speed}." + (
+    return f"Done: {verified}in {show_seconds(outcome.seconds)}{at_speed}." + (
         f" All runs together: {show_seconds(manifest.seconds)}." if together else ""
     )
 

@@ -1,6 +1,24 @@
-"""Text from documents, made safe to show: no escape sequence, no bidi trick, no line break survives."""
+"""Text on a terminal: safe whatever a document holds, and broken between words where it is too long."""
 
 from __future__ import annotations
+
+import os
+import re
+import textwrap
+import unicodedata
+from typing import TextIO
+
+# `input      3 files`: what does not fit goes on in the same column.
+_LABEL = re.compile(r"(?:[a-z][a-z ]{0,8}? {2,}|document \d )(?=\S)")
+_LABEL_COLUMNS = 11
+# What follows is for the shell.
+_COMMAND = re.compile(r"resume(?: with: | {5})")
+_SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.S)
+# A number is not parted from its unit.
+_UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|bytes|s|min|h|d|%|times)(?:\W|$))")
+_GLUE = "\N{WORD JOINER}"
+_CODE_INDENT = "    "
+_FALLBACK_SIZE = os.terminal_size((80, 24))
 
 
 def printable(text: str) -> str:
@@ -10,7 +28,96 @@ def printable(text: str) -> str:
 
 
 def safe_text(text: str, width: int) -> str:
-    """At most `width` characters of `text` on one line; what is not plainly printable becomes `·`."""
+    """At most `width` characters of `text` on one line, whole words if it has any; what is not plainly
+    printable becomes `·`."""
     words = " ".join(text[: 8 * width].split())
     line = "".join(char if char.isprintable() else "·" for char in words)
-    return line if len(line) <= width else line[: width - 1] + "…"
+    return line if len(line) <= width else cut_at_word(line[:width]) + "…"
+
+
+def cut_at_word(text: str) -> str:
+    """A text that was cut off, without the word at its end, which may be half a word. Text without spaces
+    loses one character, for the sign that it goes on."""
+    whole = re.match(r".*\S(?=\s)", text, re.S)
+    return whole[0] if whole and len(whole[0]) > len(text) // 2 else text[:-1]
+
+
+def shown_on(stream: TextIO, text: str) -> str:
+    """The text as it may be written to `stream`: printable, and in a terminal broken between words."""
+    text = printable(text)
+    if not stream.isatty():
+        return text
+    columns = terminal_size(stream).columns
+    return "\n".join(piece for line in text.split("\n") for piece in wrap(line, columns))
+
+
+def terminal_size(stream: TextIO) -> os.terminal_size:
+    """Of the terminal that `stream` is; COLUMNS and LINES go first, as everywhere."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):  # no terminal, or a closed one
+        size = _FALLBACK_SIZE
+    columns, lines = (_positive(os.environ.get(name)) for name in ("COLUMNS", "LINES"))
+    return os.terminal_size((columns or size.columns or 80, lines or size.lines or 24))
+
+
+def _positive(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
+
+
+def wrap(line: str, columns: int, *, hang: int | None = None, break_words: bool = False) -> list[str]:
+    """One line as several, none wider than the terminal. A word that is wider than that, such as a path,
+    stays whole unless `break_words`. Code is left alone, a command can still be pasted."""
+    if len(line) <= columns or (line.startswith(_CODE_INDENT) and not break_words and hang is None):
+        return [line]
+    if command := _COMMAND.match(line):
+        return _wrap_command(command[0], line[command.end() :], columns)
+    label = _LABEL.match(line)
+    start = _LABEL_COLUMNS if label and label.end() == _LABEL_COLUMNS else len(line) - len(line.lstrip())
+    hang = start if hang is None else hang
+    pieces = textwrap.wrap(
+        _UNIT.sub(_GLUE, line[start:]),
+        max(1, columns),
+        initial_indent=" " * start,
+        subsequent_indent=" " * hang,
+        break_long_words=break_words,
+        break_on_hyphens=False,
+    )
+    pieces = [piece.replace(_GLUE, " ") for piece in pieces]
+    return [line[:start] + pieces[0][start:], *pieces[1:]]
+
+
+def _wrap_command(label: str, command: str, columns: int) -> list[str]:
+    lines, words = [label], _SHELL_WORD.findall(command)
+    if " ".join(words) != command:  # not as a shell would write it: rather too long than wrong
+        return [label + command]
+    for word in words:
+        if len(lines[-1]) + len(word) + len("  \\") > columns and lines[-1] not in (label, _CODE_INDENT):
+            lines[-1] += "\\"
+            lines.append(_CODE_INDENT)
+        lines[-1] += f"{word} "
+    return [line.rstrip(" ") for line in lines]
+
+
+def cells(text: str) -> int:
+    """How many columns a printable text takes: Chinese takes two a character, an accent none."""
+    return sum(_cells_of(char) for char in text)
+
+
+def clip(text: str, columns: int) -> str:
+    """As much of the text as fits, with a sign where something is missing."""
+    if cells(text) <= columns:
+        return text
+    kept, room = "", columns - 1
+    for char in text:
+        room -= _cells_of(char)
+        if room < 0:
+            break
+        kept += char
+    return kept + "…"
+
+
+def _cells_of(char: str) -> int:
+    if char.isascii():
+        return 1
+    return 0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -5,14 +5,22 @@ In a terminal it is refreshed in place; elsewhere it is a line a minute; with --
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fineweb_shards.screen import describe
-from fineweb_shards.status import RUNNING, Status, fit, read_status, show_status, status_lines
+from fineweb_shards.status import (
+    RUNNING,
+    Status,
+    event_lines,
+    hang_of,
+    read_status,
+    row_lines,
+    show_status,
+)
+from fineweb_shards.terminal import clip, shown_on, terminal_size, wrap
 
 _EVERY_SECONDS = 2.0
 _LINE_EVERY_SECONDS = 60.0
@@ -59,11 +67,30 @@ def _repeat(folder: Path, status: Status, show: Callable[[Status], None], every_
 
 def _print_line(status: Status) -> None:
     if status.heartbeat is not None:
-        print(f"{time.strftime('%H:%M')} {describe(status.heartbeat.snapshot)}", flush=True)
+        line = f"{time.strftime('%H:%M')} {describe(status.heartbeat.snapshot)}"
+        print(shown_on(sys.stdout, line), flush=True)
 
 
 def _refresh(status: Status) -> None:
-    size = shutil.get_terminal_size()
-    lines = fit(status_lines(status), size.columns)[: size.lines - 1]
-    sys.stdout.write(_HOME + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines) + _CLEAR_BELOW)
+    size = terminal_size(sys.stdout)
+    # A character in the last column would make some terminals begin another line.
+    lines = fit_screen(status, size.columns - 1, size.lines)
+    sys.stdout.write(_HOME + "\n".join(_CLEAR_LINE + line for line in lines) + _CLEAR_BELOW)
     sys.stdout.flush()
+
+
+def fit_screen(status: Status, columns: int, rows: int) -> list[str]:
+    """What fits: of the events as many as there is room for, the newest ones; then the rows, from the last
+    one on."""
+
+    def pieces(line: str) -> list[str]:
+        return [clip(piece, columns) for piece in wrap(line, columns, hang=hang_of(line), break_words=True)]
+
+    lines = [piece for row in row_lines(status) for piece in pieces(row)]
+    room = rows - len(lines) - len(("", "last events"))
+    kept: list[str] = []
+    for event in reversed([pieces(line) for line in event_lines(status)]):
+        if len(kept) + len(event) > room:
+            break
+        kept = [*event, *kept]
+    return [*lines, *(["", "last events", *kept] if kept else [])][:rows]

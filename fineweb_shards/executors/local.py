@@ -218,6 +218,7 @@ class LocalExecutor:
             task.blocks.append(message)
         elif isinstance(message, Done):
             worker.tasks.popleft().done = True
+            self._observer.fetch(message.fetched_bytes)
         elif not worker.ready:
             raise message.error
         else:

@@ -42,6 +42,8 @@ class Trying:
 class Done:
     """All blocks of the batch are sent."""
 
+    fetched_bytes: int = 0  # over the network since the last batch was done
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
@@ -66,6 +68,8 @@ class Outbox(Observer):
     def __init__(self, pipe: connection.Connection) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
+        self._fetched_bytes = 0  # not told yet
+        self._fetched_lock = threading.Lock()  # its own: a pipe may be full for long
 
     def send(self, message: Message) -> None:
         """A message; a block's tokens follow as raw bytes, which is faster than a pickle."""
@@ -81,6 +85,17 @@ class Outbox(Observer):
 
     def wait(self, cause: str, reason: str | None) -> None:
         self.send(Waiting(reason))
+
+    def fetch(self, size_bytes: int) -> None:
+        """Counted here and told with the next batch: a message for each answer would cost more."""
+        with self._fetched_lock:
+            self._fetched_bytes += size_bytes
+
+    def send_done(self) -> None:
+        """All blocks of a batch are sent."""
+        with self._fetched_lock:
+            done, self._fetched_bytes = Done(self._fetched_bytes), 0
+        self.send(done)
 
 
 def receive(pipe: connection.Connection) -> Message:

@@ -18,7 +18,7 @@ from multiprocessing import connection, parent_process
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.executors.careful import encode_carefully, holds_any
-from fineweb_shards.executors.messages import Done, Failed, Order, Outbox, Ready, Trying
+from fineweb_shards.executors.messages import Failed, Order, Outbox, Ready, Trying
 from fineweb_shards.machine import be_nice, offer_to_oom_killer
 from fineweb_shards.sources.base import Source
 from fineweb_shards.tokenizers import resolve_engine
@@ -70,7 +70,7 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
         try:
             for block in encode_batch(spec.source, encoder, order, lambda one: outbox.send(Trying(one))):
                 outbox.send(block)
-            outbox.send(Done())
+            outbox.send_done()
         except MemoryError:
             os._exit(OUT_OF_MEMORY_EXIT_CODE)
         except ShardError as error:

@@ -244,6 +244,7 @@ class DownloadedFormat(ParquetFormat):
                 )
 
         self.patience.call(fetch)
+        self.patience.observer.fetch(file.size_bytes)
 
     def release(self, files: Sequence[InputFile]) -> None:
         hub = self.settings.hub

@@ -78,6 +78,7 @@ class RangeFile(io.RawIOBase):
             for chunk in response.iter_raw():
                 buffer[received : received + len(chunk)] = chunk
                 received += len(chunk)
+                self._patience.observer.fetch(len(chunk))
                 seconds = time.monotonic() - begin
                 if seconds > timeout and received < _SLOWEST_BYTES_PER_SECOND * seconds:
                     raise Trouble(f"only {received:,} bytes in {seconds:.0f} s")

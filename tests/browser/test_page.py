@@ -111,6 +111,37 @@ def test_the_page_is_as_wide_as_the_screen(browser: Chromium, page: str, width: 
     assert shown == [width < 500] * 3
 
 
+@pytest.mark.parametrize("width", [1280, 360])
+def test_tiles_and_tables_fill_the_width(browser: Chromium, page: str, width: int) -> None:
+    """No row of figures and no table ends before its neighbours do."""
+    browser.show(page, width=width, dark=False)
+    browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    edge = browser.evaluate("document.querySelector('main').getBoundingClientRect().right")
+    assert browser.evaluate(
+        "[...document.querySelectorAll('.figure')].filter((one, i, all) => i == all.length - 1 ||"
+        " all[i + 1].offsetTop != one.offsetTop).map(one => one.getBoundingClientRect().right)"
+    ) == pytest.approx([edge] * browser.evaluate(
+        "new Set([...document.querySelectorAll('.figure')].map(one => one.offsetTop)).size"
+    ), abs=1)  # fmt: skip
+    tables = browser.evaluate(
+        "[...document.querySelectorAll('table')].map(one => one.getBoundingClientRect().right)"
+    )
+    assert tables
+    assert min(tables) >= edge - 1
+
+
+def test_the_time_axes_stand_below_each_other(browser: Chromium, page: str) -> None:
+    """A moment has the same place in both charts."""
+    browser.show(page, width=1280, dark=False)
+    ticks = browser.evaluate(
+        "[...document.querySelectorAll('.chart.wide .xy-graph')].map(chart =>"
+        " [...chart.querySelectorAll('.axis.x text')].map(t => [t.textContent, t.getBoundingClientRect().x]))"
+    )
+    assert len(ticks) == 2
+    assert ticks[0] == ticks[1]
+    assert len(ticks[0]) == 7
+
+
 @pytest.mark.parametrize(("width", "dark"), VIEWS)
 def test_every_text_can_be_read(browser: Chromium, page: str, width: int, dark: bool) -> None:
     """Contrast of at least 4.5 to 1 (WCAG AA), in both schemes."""

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -176,6 +177,10 @@ def test_bytes_and_requests(home: Path, tmp_path: Path, other_columns: str) -> N
         assert done.returncode == 0, done.stderr
         fetched = sum(r.bytes_sent for r in hub.requests if r.is_content and r.path.endswith(".parquet"))
         assert fetched - footers <= 1.10 * 2 * text_bytes
+        # What the run says it has fetched; only a worker that never finished a batch could not tell.
+        told = json.loads((tmp_path / "out/.fineweb-shards/history.json").read_text())["runs"][-1]
+        assert 0.9 * fetched <= told["fetched_bytes"] <= fetched
+        assert re.search(r"^fetched +[0-9.]+ MB, [0-9.]+ [kM]B/s on average$", done.stdout, re.M)
         assert hub.api_requests <= 10
         assert len(content_requests(hub)) < (200 if other_columns == "small" else 1700)
     expected = reference.shard_files(reference.stream(texts * 2), 10**6)

@@ -45,7 +45,7 @@ def simulate(
             working += bool(done)
         speedometer.add(second, round(done), working=not waiting)
         expected = total.tokens(round(done), round(done), share)
-        shown.append((working, seconds_left(round(done), expected, speedometer.tokens_per_second)))
+        shown.append((working, seconds_left(round(done), expected, speedometer.per_second)))
         if done >= TOKENS:
             break
     return [(now / working, left, working - now) for now, left in shown]
@@ -105,6 +105,6 @@ def test_nothing_is_said_that_is_not_known() -> None:
     speedometer = Speedometer()
     speedometer.add(0, 0, working=False)
     speedometer.add(1, 0, working=True)
-    assert speedometer.tokens_per_second is None
+    assert speedometer.per_second is None
     assert seconds_left(5, None, 1.0) is None
     assert seconds_left(5, 10, None) is None

@@ -11,7 +11,7 @@ import pytest
 from fineweb_shards import history
 from fineweb_shards.charts import TimeAxis
 from fineweb_shards.durable import WORK_FOLDER
-from fineweb_shards.history import MAXIMUM_MARKS, MAXIMUM_POINTS, WAIT, History, load_history
+from fineweb_shards.history import MAXIMUM_MARKS, MAXIMUM_POINTS, MAXIMUM_RUNS, WAIT, History, load_history
 from fineweb_shards.observer import Event
 
 
@@ -77,6 +77,54 @@ def test_waits_and_faults_are_marked(clock: list[float]) -> None:
     for _ in range(2 * MAXIMUM_MARKS):
         kept.note(Event("note", "again"))
     assert len(kept.marks) == MAXIMUM_MARKS
+
+
+def test_runs_are_kept_with_their_waits(clock: list[float], folder: Path) -> None:
+    """How each ended, what it made, how often and how long it waited; one that was killed says nothing, and
+    its open wait ended where it was last heard of."""
+    first = History()
+    first.begin_run(0, 4_000)
+    clock[0] += 100
+    first.add(500, 7, fetched_bytes=30, stood_still_seconds=20.0)
+    first.begin_wait("network", "waiting")
+    clock[0] += 20
+    first.end_wait("network")
+    first.begin_wait("network", "again")
+    clock[0] += 5
+    first.add(500, 7, fetched_bytes=40, stood_still_seconds=25.0)
+    first.save(folder)
+    clock[0] += 3600
+    second = load_history(folder)
+    second.begin_run(300, 4_000)
+    second.begin_wait("disk", "full")
+    clock[0] += 60
+    second.end_run("stopped, exit code 5: full")
+    second.save(folder)
+    killed, stopped = load_history(folder).runs
+    assert (killed.number, killed.ending, killed.new_tokens, killed.fetched_bytes) == (1, "", 500, 40)
+    assert (killed.budget_bytes, killed.seconds, killed.work_seconds) == (4_000, 125, 100)
+    assert killed.describe_waits() == "25 s for the network, 2 times"
+    assert (stopped.number, stopped.ending) == (2, "stopped, exit code 5: full")
+    assert stopped.describe_waits() == "60 s for the disk, once"
+
+
+def test_runs_stay_few(clock: list[float]) -> None:
+    """A service that is started again every minute does not fill the disk."""
+    kept = History()
+    for _ in range(MAXIMUM_RUNS + 50):
+        kept.begin_run()
+    assert [run.number for run in kept.runs] == list(range(51, MAXIMUM_RUNS + 51))
+
+
+def test_a_history_of_an_older_version_is_read(folder: Path) -> None:
+    """It has no runs."""
+    (folder / WORK_FOLDER / history.FILE_NAME).write_text(
+        '{"interval_seconds": 1.0, "points": [[1.0, 1, 2, 3]], "marks": []}'
+    )
+    old = load_history(folder)
+    assert (len(old.points), old.runs) == (1, [])
+    old.begin_run()
+    assert old.runs[0].number == 2
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"points": 5}', '{"points": [[1]], "marks": []}'])

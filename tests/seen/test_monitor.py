@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -22,6 +23,8 @@ from fineweb_shards.journal import Journal, last_lines
 from fineweb_shards.monitor import Monitor
 from fineweb_shards.progress import Progress
 from fineweb_shards.report import FILE_NAME as REPORT
+from fineweb_shards.screen import Screen
+from fineweb_shards.snapshot import WAITING, Snapshot
 from fineweb_shards.types import Cursor
 
 
@@ -77,6 +80,85 @@ def test_every_state_reaches_the_heartbeat(watched: tuple[Monitor, Progress, Pat
     assert "complete since" in (folder / WORK_FOLDER / REPORT).read_text()
     assert (last.snapshot.tokens, last.snapshot.shard, last.snapshot.workers) == (150, 1, 3)
     assert [mark.cause for mark in load_history(folder).marks] == ["network", "memory"]
+
+
+def test_waiting_is_no_work(watched: tuple[Monitor, Progress, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time left while it waits; what was waited for is counted, but not the seconds in which others went
+    on; the speed stays that of the work."""
+    monitor, progress, folder = watched
+    now = [monitor_module.time.monotonic()]
+    monkeypatch.setattr(monitor_module.time, "monotonic", lambda: now[0])
+
+    def after(seconds: float, tokens: int) -> Snapshot:
+        now[0] += seconds
+        if tokens:
+            progress.advance(tokens, 1, Cursor(0, 3))
+        monitor._look()
+        return monitor._take_snapshot(*monitor._state())
+
+    with FolderLock(folder), monitor:
+        after(1, 10)
+        after(1, 10)
+        assert after(1, 10).seconds_left == pytest.approx(97)
+        progress.wait("network", "waiting")
+        after(1, 10)  # another worker goes on
+        still = after(600, 0)
+        assert still.state == WAITING
+        assert still.seconds_left is None
+        assert still.tokens_per_second == pytest.approx(10)
+        assert progress.waited_seconds == pytest.approx(600)
+        progress.wait("network", None)
+        assert after(1, 10).seconds_left == pytest.approx(95)
+    assert progress.waited_seconds == pytest.approx(600)
+
+
+def test_fetched_bytes_are_counted(watched: tuple[Monitor, Progress, Path]) -> None:
+    """From any thread, into snapshot and history."""
+    monitor, progress, folder = watched
+    with FolderLock(folder), monitor:
+        progress.advance(150, 1, Cursor(0, 3))
+        progress.fetch(1000)
+        progress.fetch(234)
+        monitor._look()
+        assert beat_of(folder).snapshot.fetched_bytes == 1234
+    assert load_history(folder).runs[-1].fetched_bytes == 1234
+
+
+class Heard(Screen):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (None, "complete"),
+        (Interrupted("Interrupted.", 130), "interrupted by Ctrl-C"),
+        (Interrupted("Interrupted.", 143), "interrupted by SIGTERM"),
+        (NetworkError("No luck."), "stopped, exit code 10: No luck."),
+        (ZeroDivisionError("0/0"), "stopped, ZeroDivisionError: 0/0"),
+    ],
+)
+def test_the_last_words_name_the_report_and_the_waits(
+    watched: tuple[Monitor, Progress, Path], error: BaseException | None, ending: str
+) -> None:
+    """After an interruption or an error; the summary does it otherwise."""
+    monitor, progress, folder = watched
+    progress.screen = heard = Heard()
+    runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a ledger
+    with contextlib.suppress(BaseException), FolderLock(folder), monitor:
+        progress.wait("network", "waiting for the network since 02:13")
+        if error is not None:
+            raise error
+    assert load_history(folder).runs[-1].ending == ending
+    page = folder / WORK_FOLDER / REPORT
+    expected = ["waited     under 1 s for the network, once", f"report     {page}"] if error else []
+    assert heard.lines == expected
 
 
 @pytest.mark.parametrize(

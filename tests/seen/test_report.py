@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import time
 import tomllib
 from collections import Counter
@@ -26,11 +27,12 @@ from fineweb_shards import report, shard_statistics
 from fineweb_shards.config import Config
 from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.heartbeat import Heartbeat, Invocation
-from fineweb_shards.history import History
+from fineweb_shards.history import History, Mark, Point
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.manifest import Manifest, load_manifest
 from fineweb_shards.observer import Event
 from fineweb_shards.report import gather_report, write_report
+from fineweb_shards.run_record import RunRecord, Waited
 from fineweb_shards.samples import spell, take_samples
 from fineweb_shards.shard_statistics import complete_survey, load_survey
 from fineweb_shards.statistics import bucket_range
@@ -195,6 +197,91 @@ def test_a_shard_that_was_made_again_is_counted_again(finished: Path) -> None:
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).write_bytes(b"PK\x03\x04 broken")
     assert load_survey(finished).shards == 0
     assert complete_survey(finished, LAYOUT, manifest.shards, in_order=True).digest == survey.digest
+
+
+def told_runs() -> History:
+    """A killed run that waited twice, an interrupted one, one that came to its end."""
+    begin = 1_700_000_000.0
+    reasons = ["since 02:13 (status 503)", "since 02:14 (no connection)"]
+    waits = [
+        Mark(begin + start, "wait", f"waiting for the network {reason}", "network", begin + end)
+        for reason, start, end in zip(reasons, (20, 70), (50, 80), strict=True)
+    ]
+    points = [Point(begin + 2 * i, 1, 10**6 * i, 10**8 if i > 5 else 0) for i in range(50)]
+    points += [Point(begin + 5000 + 2 * i, 2 + i // 20, 10**6 * (40 + i), 10**8) for i in range(40)]
+    waited = {"network": Waited(2, 40.0)}
+    runs_ = [RunRecord(1, begin, begin + 98, 0, 49 * 10**6, 4 * 10**9, 10**8, 40.0, waited),
+             RunRecord(2, begin + 5000, begin + 5038, 40 * 10**6, 59 * 10**6, 4 * 10**9,
+                       ending="interrupted by Ctrl-C"),
+             RunRecord(3, begin + 5040, begin + 5078, 59 * 10**6, 79 * 10**6, 4 * 10**9,
+                       ending="complete")]  # fmt: skip
+    return History(points, waits, 2.0, runs_)
+
+
+@pytest.fixture
+def told(finished: Path, tmp_path: Path) -> Path:
+    """The finished folder with an eventful history."""
+    shutil.copytree(finished, tmp_path / "out")
+    told_runs().save(tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_runs_are_listed(told: Path) -> None:
+    """Begin, end, how it ended, what was made and kept, and each wait with its cause and length."""
+    text = Page(write_report(told).read_text()).text
+    for words in ["killed, or a power cut", "interrupted by Ctrl-C", "complete",
+                  "40 s for the network, 2 times",
+                  "30 swaiting for the network since 02:13 (status 503)",
+                  "10 swaiting for the network since 02:14 (no connection)",
+                  "49M40M845k100.0 MB",  # made, kept, over 58 s of work, fetched
+                  "runs", "time waited", "fetched a second of work"]:  # fmt: skip
+        assert words in text, words
+
+
+def test_waits_are_no_time_of_work(told: Path) -> None:
+    """The page says what it leaves out."""
+    assert "time of work, without waits" in Page(write_report(told).read_text()).text
+
+
+def test_both_time_axes_are_one(told: Path) -> None:
+    """Same width, same ticks at the same places, although memory is known later than speed; the budget is
+    in the chart of memory."""
+    page = write_report(told).read_text()
+    charts = re.findall(r"<svg.*?</svg>", page, re.S)
+    speed, memory = charts[0], charts[2]
+    ticks = [re.findall(r'<g class="axis x.*?</g></g>', chart, re.S)[0] for chart in (speed, memory)]
+    assert re.findall(r"<text.*?</text>", ticks[0]) == re.findall(r"<text.*?</text>", ticks[1])
+    plots = [re.search(r'<g transform="(translate[^"]*)" class="plot"', chart) for chart in (speed, memory)]
+    assert plots[0] is not None
+    assert plots[1] is not None
+    assert plots[0][1] == plots[1][1]
+    assert "the dashed line is the budget, 4.0 GB" in page
+    assert "series serie-3" in memory
+    assert memory.count("line reactive") == speed.count("line reactive") + 3  # a line for each run
+
+
+def test_the_title_names_dataset_and_folder(told: Path) -> None:
+    """And where the input was local files, those."""
+    assert "<title>out: token shards of a.jsonl</title>" in write_report(told).read_text()
+    manifest = load_manifest(told)
+    assert manifest is not None
+    settings = {**manifest.settings, "dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
+    replace(manifest, settings=settings, commit="0123456789abcdef").save(told)
+    page = Page(write_report(told).read_text())
+    assert "out: token shards of HuggingFaceFW/fineweb-edu sample-10BT, commit 0123456789" in page.text
+
+
+def test_samples_end_at_a_word(tmp_path: Path) -> None:
+    """Wherever they are cut, and also where the document goes on in the next shard."""
+    text = "unquestionably extraordinary circumstances notwithstanding " * 60
+    runs.build_inline(tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", [text] * 4), shard_tokens=301)
+    manifest = load_manifest(tmp_path / "out")
+    assert manifest is not None
+    samples = take_samples(tmp_path / "out", LAYOUT, manifest.shards, 5)
+    assert samples
+    for sample in samples:
+        assert sample.cut
+        assert set(sample.text.split()) <= set(text.split()), sample.text[-40:]
 
 
 def test_samples_are_documents(finished: Path) -> None:

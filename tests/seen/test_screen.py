@@ -22,7 +22,7 @@ from inputs import write_parquet
 
 from fineweb_shards import bars, screen
 from fineweb_shards.observer import Event
-from fineweb_shards.snapshot import WAITING
+from fineweb_shards.snapshot import FETCHING, WAITING
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 DOCUMENTS = make_documents(120, seed=72)
@@ -134,7 +134,50 @@ def test_bars_fit_the_terminal(columns: int) -> None:
         assert any("16.8k/s, 6 min left" in line for line in lines)
         assert any("since 02:13" in line for line in lines)
         assert any(line.startswith("verify") and "2 of 3 shards" in line for line in lines)
-    assert text.endswith("\r\x1b[Jthe end\r\n")
+    assert text.endswith("\r\x1b[2A\x1b[Jthe end\r\n")
+
+
+REASON = "waiting for the network since 02:13, at most until 03:13: huggingface.co answers 503, try later"
+
+
+@pytest.mark.parametrize("rows", [4, 12, 24])
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_a_wait_is_told_to_its_end(columns: int, rows: int) -> None:
+    """Every word of the reason, none broken, in as many lines as it takes; no time left that stands still,
+    no speed that is not there, nothing wider or higher than the terminal."""
+    waiting = replace(SNAPSHOT, state=WAITING, reason=REASON, seconds_left=None)
+    lines = bars.make_frame(waiting, columns - 1, rows - 1)
+    assert max(map(len, lines)) < columns
+    assert len(lines) < rows
+    assert "left" not in lines[0]
+    assert "/s" not in lines[0]
+    told = " ".join(line.strip() for line in lines[1:])
+    assert told == REASON or (rows == 4 and told.endswith("…"))
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
+def test_figures_are_left_out_rather_than_cut(columns: int) -> None:
+    """The more room the more figures, each of them whole; the bar goes before the tokens do."""
+    seen = replace(SNAPSHOT, state=FETCHING, fetched_bytes_per_second=46.2e6)
+    total, shard = bars.make_frame(seen, columns, 24)
+    assert max(len(total), len(shard)) <= columns
+    assert "…" not in shard
+    assert "fetching 46.2 MB/s" in shard
+    assert "3.71M of about 10M" in total
+    assert ("6 min left" in total) == (columns >= 60)
+    assert ("16.8k/s" in total and "2 workers, 731.0 MB" in shard) == (columns >= 80)
+
+
+def test_a_terminal_without_block_characters_gets_other_bars() -> None:
+    """Instead of escapes that are ten times as wide."""
+    assert any("37%|###" in line for line in in_terminal(80, PYTHONIOENCODING="ascii").splitlines())
+
+
+def test_fetched_bytes_are_told_in_lines() -> None:
+    """Beside the tokens, where the source is a network."""
+    seen = replace(SNAPSHOT, state=FETCHING, fetched_bytes=10**9, fetched_bytes_per_second=46.2e6)
+    assert "16.8k tokens/s, 46.2 MB/s fetched, 6 min left" in screen.describe(seen)
+    assert "fetched" not in screen.describe(SNAPSHOT)
 
 
 def test_colours_are_honest() -> None:

@@ -26,6 +26,7 @@ from fineweb_shards.heartbeat import FILE_NAME, Heartbeat, Invocation, load_hear
 from fineweb_shards.manifest import Manifest
 from fineweb_shards.snapshot import STOPPED, VERIFYING, WAITING, Snapshot
 from fineweb_shards.status import EXIT_CODES, read_status, status_lines, status_values
+from fineweb_shards.watch import fit_screen
 
 COMMAND = "fineweb-shards build --input 'a b.txt' --out out"
 
@@ -73,6 +74,59 @@ def test_waiting(folder: Path) -> None:
     beat(folder, replace(SNAPSHOT, state=WAITING, reason="waiting for the network since 02:13 (refused)"))
     with another_run(folder):
         assert "running, waiting for the network since 02:13 (refused)" in shown(folder)[1]
+
+
+WAIT = "waiting for the network since 02:13, at most until 03:13: huggingface.co answers 503, try later"
+
+
+@pytest.mark.parametrize("rows", [6, 12, 24])
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_watch_fits_the_terminal(folder: Path, columns: int, rows: int) -> None:
+    """The state is told to its end, then progress and time; events go first where there is no room."""
+    beat(folder, replace(SNAPSHOT, state=WAITING, reason=WAIT, seconds_left=None, waited_seconds=700.0))
+    events = [
+        f"2026-11-17 02:1{i}:00  retry      status 503; again in {i} s, the {i}th time" for i in range(5)
+    ]
+    (folder / WORK_FOLDER / "log.txt").write_text("\n".join(events) + "\n")
+    with another_run(folder):
+        lines = fit_screen(read_status(folder), columns - 1, rows)
+    assert len(lines) <= rows
+    assert max(map(len, lines)) < columns
+    text = " ".join(line.strip() for line in lines)
+    assert WAIT in text
+    assert "3.71M of about 10M" in text
+    assert "stands still" in text
+    assert ("the 4th time" in text) == (rows == 24)
+    assert ("machine" in text) == (rows >= 12)
+
+
+def test_waiting_has_no_time_left(folder: Path) -> None:
+    """Nor has it in JSON; how long it has waited is told."""
+    beat(folder, replace(SNAPSHOT, state=WAITING, reason=WAIT, seconds_left=None, waited_seconds=700.0))
+    with another_run(folder):
+        text = shown(folder)[1]
+    assert "until" not in text.replace(WAIT, "")
+    assert "waited     12 min in this run" in text
+
+
+def test_fetched(folder: Path) -> None:
+    """Bytes and their speed, where the source is a network."""
+    beat(folder, replace(SNAPSHOT, fetched_bytes=10**9, fetched_bytes_per_second=46.2e6))
+    with another_run(folder):
+        assert "fetched    1.0 GB in this run, 46.2 MB/s over" in shown(folder)[1]
+
+
+def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
+    """What it does not know is zero."""
+    beat(folder)
+    path = folder / WORK_FOLDER / FILE_NAME
+    data = json.loads(path.read_text())
+    for name in ("fetched_bytes", "fetched_bytes_per_second", "waited_seconds"):
+        del data["snapshot"][name]
+    path.write_text(json.dumps(data))
+    found = load_heartbeat(folder)
+    assert found is not None
+    assert found.snapshot == SNAPSHOT
 
 
 def test_verifying(folder: Path) -> None:
