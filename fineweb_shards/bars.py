@@ -23,6 +23,9 @@ _NAME_COLUMNS = 9
 _LEAST_BAR_COLUMNS = 10
 _FRAME_COLUMNS = 9  # ` 100%|` and `| ` around the bar
 _CLEAR_BELOW = "\r\x1b[J"
+_LAST_DRAWING_SECONDS = 0.5
+
+tqdm.monitor_interval = 0  # no thread of its own: we draw once a second ourselves
 
 
 def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
@@ -84,6 +87,11 @@ class Bars(Screen):
                 sys.stderr.write(_CLEAR_BELOW)
                 sys.stderr.flush()
             self._total = self._shard = None
+
+    def abandon(self) -> str:
+        """Called by a signal: whoever is drawing gets a moment to come to an end."""
+        self._lock.acquire(timeout=_LAST_DRAWING_SECONDS)
+        return _CLEAR_BELOW if self._total is not None else ""
 
     def _draw_run(self, total: tqdm[None], shard: tqdm[None], snapshot: Snapshot) -> None:
         colour = "yellow" if snapshot.state == WAITING and self._coloured else None

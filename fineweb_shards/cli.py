@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from fineweb_shards import __version__
 from fineweb_shards.cli_folder import add_folder_verbs
 from fineweb_shards.config import Config, load_config, parse_value
-from fineweb_shards.errors import Interrupted, NoMatch, QuarantineError, ShardError, UsageError
+from fineweb_shards.errors import (
+    Interrupted,
+    NoMatch,
+    QuarantineError,
+    ReaderGone,
+    ShardError,
+    UsageError,
+)
+from fineweb_shards.interrupts import Interrupts
 from fineweb_shards.machine import be_nice
 from fineweb_shards.observer import Observer
 from fineweb_shards.screen import Lines, Screen, put_json
+from fineweb_shards.streams import prepare_streams, tolerate_onlookers
 from fineweb_shards.terminal import printable
 from fineweb_shards.units import parse_count
 
@@ -27,24 +33,26 @@ from fineweb_shards.units import parse_count
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    prepare_streams()
     try:
         options = make_parser().parse_args(words)
         options.command = resume_command(words, "--on-finish")  # others may read where it is kept
+        options.resume = resume_command(words)
         code: int | None = options.run(options)
+        sys.stdout.flush()
     except Interrupted as stop:
         print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
         _say(f"resume with: {resume_command(words)}")
         return stop.exit_code
-    except NoMatch as nothing:
-        return nothing.exit_code
+    except (NoMatch, ReaderGone) as silence:
+        return silence.exit_code
+    except KeyboardInterrupt:  # in a verb that changes nothing: there is nothing to say
+        return 130
     except ShardError as error:
         print(f"fineweb-shards: {printable(error.message)}", file=sys.stderr)
         if error.hint:
             print(f"  {printable(error.hint)}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # `fineweb-shards … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     return code or 0
 
 
@@ -194,10 +202,11 @@ def run_build(options: argparse.Namespace) -> None:
     from fineweb_shards.bars import choose_screen
     from fineweb_shards.farewell import run_command
 
-    catch_signals()
+    interrupts = Interrupts(options.resume)
+    tolerate_onlookers()
     be_nice()
     config = _config_of(options)
-    screen = choose_screen(quiet=options.quiet, as_json=options.json)
+    screen = interrupts.screen = choose_screen(quiet=options.quiet, as_json=options.json)
     ending: BaseException | None = None
     try:
         make_shards(config, options, screen)
@@ -249,18 +258,6 @@ def run_plan(options: argparse.Namespace) -> None:
     config = dataclasses.replace(_config_of(options), download=False)  # a plan needs no whole file
     job = make_job(config, commit=pinned_commit(config), observer=Console(Lines()))
     _show(plan_lines(make_plan(job, trial_seconds=1.0)))
-
-
-def catch_signals() -> None:
-    """Ctrl-C and SIGTERM end the run cleanly; a second one ends it at once."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, lambda number, frame: os._exit(128 + number))
-        raise Interrupted("Interrupted.", 128 + number)
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
 
 
 class Console(Observer):
