@@ -53,6 +53,7 @@ class Outcome:
     new_shards: int
     new_tokens: int
     seconds: float
+    was_complete: bool = False  # before this run: there was nothing to do
 
 
 def build(job: Job, *, fresh: bool, same_source: bool, screen: Screen, command: str) -> Outcome:
@@ -62,7 +63,7 @@ def build(job: Job, *, fresh: bool, same_source: bool, screen: Screen, command: 
             delete_output(job.folder, job.layout, screen.say)
         manifest = open_ledger(job, same_source=same_source)
         if manifest.complete:
-            return Outcome(manifest, 0, 0, 0.0)
+            return Outcome(manifest, 0, 0, 0.0, was_complete=True)
         journal = Journal(job.folder)
         with accounted(journal, job):
             return build_rest(job, manifest, journal, screen, command)

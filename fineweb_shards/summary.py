@@ -13,8 +13,10 @@ from fineweb_shards.units import show_bytes, show_count, show_seconds
 def summary_lines(job: Job, outcome: Outcome) -> list[str]:
     """Where the shards are, what is in them, and how to feed a loader."""
     manifest = outcome.manifest
-    if not outcome.new_shards:
+    if outcome.was_complete:
         lines = ["Nothing to do: the shards are complete."]
+    elif not outcome.new_tokens:
+        lines = [f"Done in {show_seconds(outcome.seconds)}: no token was added."]
     else:
         speed = show_count(outcome.new_tokens / max(outcome.seconds, 1e-9))
         verified = "verified, " if job.config.verify else ""
@@ -60,7 +62,9 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         notes.append(f"{totals['wrong_claims']:,} documents have another token_count than ours; see above.")
     if totals.get("quarantined_documents"):
         notes.append(f"{totals['quarantined_documents']:,} documents ended whoever encoded them; see below.")
-    if not manifest.shards:
+    if not manifest.shards and manifest.quarantined:
+        notes.append("No other document was in the input, so there is no shard.")
+    elif not manifest.shards:
         notes.append("The input holds no document, so there is no shard.")
     notes += output_notes(job.output, manifest)
     return [f"{'note':<10} {note}" for note in notes]
