@@ -24,6 +24,7 @@ from fineweb_shards.units import show_count, show_seconds
 _NAME_COLUMNS = 9
 _BAR_COLUMNS = (10, 0)  # the least a bar gets: where nothing fits beside it there is none
 _CLEAR_BELOW = "\x1b[J"
+_LAST_DRAWING_SECONDS = 0.5
 _YELLOW, _PLAIN = "\x1b[33m", "\x1b[0m"
 
 
@@ -73,6 +74,11 @@ class Bars(Screen):
             if self._frame:
                 wipe, self._frame = self._wipe(), []
                 self._write(wipe)
+
+    def abandon(self) -> str:
+        """Called by a signal: whoever is drawing gets a moment to come to an end."""
+        self._lock.acquire(timeout=_LAST_DRAWING_SECONDS)
+        return self._wipe()
 
     def _wipe(self) -> str:
         """Up to the first line and everything away; a terminal that has become narrower may have made

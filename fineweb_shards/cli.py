@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from fineweb_shards import __version__
 from fineweb_shards.cli_folder import add_folder_verbs
@@ -23,10 +20,12 @@ from fineweb_shards.cli_parser import (
 )
 from fineweb_shards.cli_target import read_config, read_folder
 from fineweb_shards.config import Config
-from fineweb_shards.errors import InputError, Interrupted, NoMatch, QuarantineError, ShardError
+from fineweb_shards.errors import InputError, Interrupted, NoMatch, QuarantineError, ReaderGone, ShardError
+from fineweb_shards.interrupts import Interrupts
 from fineweb_shards.machine import be_nice
 from fineweb_shards.observer import Observer
 from fineweb_shards.screen import Lines, Screen, put_json
+from fineweb_shards.streams import prepare_streams, tolerate_onlookers
 from fineweb_shards.terminal import shown_on
 from fineweb_shards.typed_command import PROGRAM, program, take_typed_command
 
@@ -34,26 +33,28 @@ from fineweb_shards.typed_command import PROGRAM, program, take_typed_command
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    prepare_streams()
     typed = take_typed_command(words)
     try:
         options = parse(words)
         options.command = typed.resume("--on-finish")  # others may read where it is kept
+        options.resume = typed.resume()
         code: int | None = options.run(options)
+        sys.stdout.flush()
     except Interrupted as stop:
         print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
         _say(f"resume with: {typed.resume()}")
         return stop.exit_code
-    except NoMatch as nothing:
-        return nothing.exit_code
+    except (NoMatch, ReaderGone) as silence:
+        return silence.exit_code
+    except KeyboardInterrupt:  # in a verb that changes nothing: there is nothing to say
+        return 130
     except ShardError as error:
         _say(f"fineweb-shards: {error.message}")
         if error.hint:
             hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that it can be pasted
             _say(f"  {hint}")
         return error.exit_code
-    except BrokenPipeError:  # `fineweb-shards … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     return code or 0
 
 
@@ -131,10 +132,11 @@ def run_build(options: argparse.Namespace) -> None:
     from fineweb_shards.bars import choose_screen
     from fineweb_shards.farewell import run_command
 
-    catch_signals()
+    interrupts = Interrupts(options.resume)
+    tolerate_onlookers()
     be_nice()
     config = read_config(options)
-    screen = choose_screen(quiet=options.quiet, as_json=options.json)
+    screen = interrupts.screen = choose_screen(quiet=options.quiet, as_json=options.json)
     ending: BaseException | None = None
     try:
         make_shards(config, options, screen)
@@ -188,18 +190,6 @@ def run_plan(options: argparse.Namespace) -> None:
     config = dataclasses.replace(read_config(options), download=False)  # a plan needs no whole file
     job = make_job(config, commit=pinned_commit(config), observer=Console(Lines()))
     _show(plan_lines(make_plan(job, trial_seconds=1.0)))
-
-
-def catch_signals() -> None:
-    """Ctrl-C and SIGTERM end the run cleanly; a second one ends it at once."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, lambda number, frame: os._exit(128 + number))
-        raise Interrupted("Interrupted.", 128 + number)
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
 
 
 class Console(Observer):

@@ -10,6 +10,7 @@ from typing import Any
 from fineweb_shards.cli_target import folder_of_config, read_folder
 from fineweb_shards.errors import UsageError
 from fineweb_shards.screen import Lines
+from fineweb_shards.streams import tolerate_onlookers
 from fineweb_shards.terminal import printable, shown_on
 from fineweb_shards.typed_command import PROGRAM
 
@@ -55,6 +56,7 @@ def _folder_of(options: argparse.Namespace) -> Path:
 def run_verify(options: argparse.Namespace) -> None:
     from fineweb_shards.verify import check_folder
 
+    tolerate_onlookers()
     folder = _folder_of(options)
     manifest = check_folder(folder, Lines().complain)
     state = "complete" if manifest.complete else "so far: the build is not finished"
@@ -79,6 +81,7 @@ def run_status(options: argparse.Namespace) -> int:
 def run_report(options: argparse.Namespace) -> None:
     from fineweb_shards.report import write_report
 
+    tolerate_onlookers()
     path = write_report(_folder_of(options))
     print(printable(str(path)))
     if options.open:

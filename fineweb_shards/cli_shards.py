@@ -9,7 +9,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from fineweb_shards.errors import NoMatch
+from fineweb_shards.interrupts import Interrupts
 from fineweb_shards.screen import Lines
+from fineweb_shards.streams import tolerate_onlookers
 from fineweb_shards.terminal import printable, shown_on
 
 if TYPE_CHECKING:
@@ -21,12 +23,13 @@ EXPORT_SETTINGS = (
 
 
 def run_export(options: argparse.Namespace) -> None:
-    from fineweb_shards.cli import Console, catch_signals
+    from fineweb_shards.cli import Console
     from fineweb_shards.config import load_config
     from fineweb_shards.export import export, export_lines, open_origin
     from fineweb_shards.verify import check_folder
 
-    catch_signals()
+    Interrupts(options.resume)
+    tolerate_onlookers()
     given = {name: getattr(options, name) for name in EXPORT_SETTINGS}
     origin = open_origin(options.folder)
     if given["shard_tokens"] is None:
@@ -83,13 +86,14 @@ def _run_grep(options: argparse.Namespace, target: Target) -> None:
 
 
 def run_upload(options: argparse.Namespace) -> None:
-    from fineweb_shards.cli import Console, catch_signals
+    from fineweb_shards.cli import Console
     from fineweb_shards.config import load_config
     from fineweb_shards.outage import Patience
     from fineweb_shards.upload import Uploader, disable_progress_bars
     from fineweb_shards.verify import check_folder
 
-    catch_signals()
+    Interrupts(options.resume)
+    tolerate_onlookers()
     if not sys.stderr.isatty():
         disable_progress_bars()
     config = load_config(None, {"max_outage": options.max_outage})

@@ -15,7 +15,8 @@
     ├── WorkerError                 9   workers end again and again, and no document is to blame
     ├── NetworkError               10   the hub could not be reached for longer than --max-outage
     ├── QuarantineError            11   everything is done, but some documents had to be left out
-    └── Interrupted               130   Ctrl-C (143 for SIGTERM)
+    ├── ReaderGone                141   of a verb that only prints: whoever read its output has left
+    └── Interrupted               130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal)
 
 A user sees `message`, then `hint`. Only a bare exception, never one of these, shows a traceback.
 """
@@ -137,8 +138,18 @@ class NoMatch(ShardError):  # noqa: N818 - it is no error, but a script may want
         super().__init__("")
 
 
+class ReaderGone(ShardError):  # noqa: N818 - it is no error: `fineweb-shards status | head -1`
+    """Whoever read standard output has closed it. Said by the exit code only, like any program in a pipe."""
+
+    exit_code = 141
+    hint = ""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+
 class Interrupted(ShardError):  # noqa: N818 - it is no error, but it ends the run like one
-    """Ctrl-C or SIGTERM."""
+    """Ctrl-C, SIGTERM or SIGHUP."""
 
     hint = ""
 

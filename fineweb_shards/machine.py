@@ -89,6 +89,22 @@ def process_memory_bytes(pid: int) -> int | None:
     return None
 
 
+def process_life(pid: int) -> tuple[str, float] | None:
+    """A process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …) and the processor time
+    of all its threads in seconds; None if nobody can tell."""
+    for line in _read_lines(Path(f"/proc/{pid}/stat")):
+        fields = line.rpartition(")")[2].split()  # its name, in parentheses, may hold anything
+        ticks = int(fields[11]) + int(fields[12])
+        return fields[0], ticks / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory; 0 where it does not tell."""
+    lines = _read_lines(Path("/proc/vmstat"))
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
 def _physical_memory_bytes() -> int:
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -93,7 +93,7 @@ class Monitor:
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_SECONDS):
-            self._look()
+            self._attempt(self._look)
 
     def _look(self) -> None:
         """Once around: everything that is due."""
@@ -137,10 +137,12 @@ class Monitor:
         return due
 
     def _attempt(self, write: Callable[[], None]) -> None:
-        """Neither a full disk nor a mistake in the telling ends a run; each is logged once."""
+        """Neither a full disk nor a mistake in the telling ends a run or the watch; each is logged once."""
         try:
             write()
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, Interrupted) and not self._ended.is_set():
+                raise  # at the end it changes nothing: what is left is done in a moment
             complaint = f"the monitor could not write: {type(error).__name__}: {error}"
             if complaint not in self._complaints:
                 self._complaints.add(complaint)

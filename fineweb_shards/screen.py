@@ -41,6 +41,10 @@ class Screen:
     def close(self) -> None:
         """Leave nothing behind that moves."""
 
+    def abandon(self) -> str:
+        """What has to be written to wipe this screen when there is no time to close it."""
+        return ""
+
 
 class Lines(Screen):
     """A line a minute and one for each event, on standard error; no control characters."""

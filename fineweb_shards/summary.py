@@ -58,7 +58,7 @@ def _first_line(job: Job, outcome: Outcome) -> str:
     manifest = outcome.manifest
     if not manifest.shards:
         return "No shard was made."
-    if not outcome.seconds:
+    if outcome.run is None:
         return "Nothing to do: all shards were made before."
     worked_seconds = outcome.seconds - (outcome.run.stood_still_seconds if outcome.run else 0.0)
     speed = show_count(outcome.new_tokens / max(worked_seconds, 1e-9))

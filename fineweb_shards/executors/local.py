@@ -7,12 +7,12 @@ Every worker has a private pipe, because a shared queue's lock dies with its hol
 
 Everything happens in the caller's thread, inside `encode`: while the caller is busy writing, nothing is
 received, workers wait in their pipes, and memory stays where it is. When the machine is short of memory
-(guard.py) no work is given out, and when that is not enough workers go, until it has passed.
+(guard.py) no work is given out, and when that is not enough workers go, until it has passed. Only
+the watchdog has a thread of its own.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from multiprocessing import connection
@@ -20,15 +20,17 @@ from multiprocessing import connection
 import numpy as np
 
 from fineweb_shards.errors import WorkerError
+from fineweb_shards.executors.crew import Crew
+from fineweb_shards.executors.death import Death
 from fineweb_shards.executors.messages import Done, Ready, Trying, Waiting, receive
 from fineweb_shards.executors.process import WorkerProcess
 from fineweb_shards.executors.producer import Producer
-from fineweb_shards.executors.task import MAXIMUM_DEATHS, Task
+from fineweb_shards.executors.task import Task
+from fineweb_shards.executors.watchdog import Watchdog
 from fineweb_shards.executors.worker import WorkerSpec
-from fineweb_shards.guard import LOOK_EVERY_SECONDS, Advice, MemoryGuard
+from fineweb_shards.guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.observer import Event, Observer
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
-from fineweb_shards.units import show_bytes
 
 # So many documents ended their workers: then it is not the documents.
 MAXIMUM_QUARANTINED = 100
@@ -52,13 +54,13 @@ class LocalExecutor:
         self._spec = spec
         self._count = workers
         self._window_bytes = window_bytes
-        self._guard = guard
+        self._crew = Crew(spec, guard)
+        self._watchdog = Watchdog(lambda: self._awaited)
+        self._awaited: list[WorkerProcess] = []  # whom we wait for; nobody while the caller is busy
         self._observer = Observer()
-        self._workers: list[WorkerProcess] = []
         self._tasks: deque[Task] = deque()  # in order; the first is the one to come out next
-        self._again: deque[Task] = deque()  # their worker is gone
-        self._early_deaths = 0
-        self._paused = False
+        self._again: deque[Task] = deque()  # their worker is gone; in order, too
+        self._batches = 0  # begun
         self._left_out: dict[int, frozenset[str]] = {}  # documents in quarantine, by file
         for document in quarantined:
             self._leave_out(document)
@@ -67,23 +69,26 @@ class LocalExecutor:
         self._depth = _QUEUED_TEXTS if by_value else _QUEUED_REFERENCES
 
     def __enter__(self) -> LocalExecutor:
-        self._workers = [WorkerProcess(self._spec) for _ in range(self._count)]
+        self._crew.fill(self._count)
+        self._watchdog.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for worker in self._workers:
-            worker.kill()
-        for worker in self._workers:
-            worker.join()
+        self._watchdog.__exit__()
+        self._crew.stop()
 
     def observe(self, observer: Observer) -> None:
         """Who is told of accidents and waits from now on."""
-        self._observer = observer
+        self._observer = self._crew.observer = self._watchdog.observer = observer
 
     @property
     def workers(self) -> int:
         """How many are at work now."""
         return len(self._workers)
+
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        return self._crew.workers
 
     def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
         """The blocks of all batches, in the batches' order."""
@@ -93,6 +98,7 @@ class LocalExecutor:
                 self._heed_memory()
                 hungry = self._dispatch(producer)
                 if self._tasks and (self._tasks[0].blocks or self._tasks[0].done):
+                    self._awaited = []
                     yield from self._take_first()
                 elif not self._tasks and producer.ended:
                     if producer.failure is not None:
@@ -101,36 +107,14 @@ class LocalExecutor:
                 else:
                     self._wait([producer.wakeup] if hungry else [])
         finally:
+            self._awaited = []
             producer.stop()
 
     def _heed_memory(self) -> None:
         """Do what the guard says; start the workers that are missing once memory allows it."""
-        was_paused = self._paused
-        advice = self._guard.look([worker.pid for worker in self._workers])
-        self._paused = self._guard.shortage is not None
-        if self._paused and not was_paused:
-            since = time.strftime("%H:%M")
-            self._observer.wait("memory", f"paused for memory since {since}: {self._guard.shortage}")
-        elif was_paused and not self._paused:
-            self._observer.wait("memory", None)
-        if advice is Advice.RETIRE:
-            self._retire(self._largest(), "memory stays short")
-        elif advice is Advice.RENEW:
-            self._largest().leaving = True
-        for worker in [one for one in self._workers if one.leaving and not one.tasks]:
-            self._retire(worker, "it had grown beyond its share of the memory budget")
-        if not self._paused:
-            while len(self._workers) < self._count:
-                self._workers.append(WorkerProcess(self._spec))
-
-    def _largest(self) -> WorkerProcess:
-        return max(self._workers, key=lambda worker: self._guard.size_bytes(worker.pid))
-
-    def _retire(self, worker: WorkerProcess, why: str) -> None:
-        """End a worker that has done nothing wrong."""
-        size = show_bytes(self._guard.size_bytes(worker.pid))
-        self._observer.tell(Event("memory", f"worker {worker.pid} ({size}) was ended: {why}"))
-        self._end(worker)
+        for worker in self._crew.heed_memory():
+            self._end(worker)
+        self._crew.fill(1 if any(task.alone and not task.done for task in self._tasks) else self._count)
 
     def _take_first(self) -> Iterator[EncodedBlock]:
         """What has come of the first batch. Its error, if it has one, is raised in its turn, so that
@@ -145,24 +129,29 @@ class LocalExecutor:
 
     def _dispatch(self, producer: Producer) -> bool:
         """Give work to every worker that has room for it; whether only a batch to give was missing."""
-        while not self._paused and (worker := self._idlest()) is not None:
+        while not self._crew.paused and (worker := self._crew.idlest(self._depth)) is not None:
             if self._again:
+                if self._must_wait(self._again[0]):
+                    return False
                 self._assign(worker, self._again.popleft())
                 continue
-            if producer.ended or not self._window_has_room():
+            if producer.ended or not self._window_has_room() or self._must_wait(None):
                 return False
             batch = producer.take()
             if batch is None:
                 return not producer.ended
-            task = Task(batch)
+            task = Task(batch, self._batches)
+            self._batches += 1
             self._tasks.append(task)
             self._assign(worker, task)
         return False
 
-    def _idlest(self) -> WorkerProcess | None:
-        ready = [worker for worker in self._workers if worker.ready and not worker.leaving]
-        worker = min(ready, key=lambda one: len(one.tasks), default=None)
-        return worker if worker is not None and len(worker.tasks) < self._depth else None
+    def _must_wait(self, task: Task | None) -> bool:
+        """Whether a batch can't be given out now because it, or another one, has to be tried alone."""
+        in_hand = [held for worker in self._workers for held in worker.tasks]
+        if task is not None and task.alone:  # in its turn, so that its blocks can come out
+            return bool(in_hand) or task is not self._tasks[0]
+        return any(held.alone for held in in_hand)
 
     def _window_has_room(self) -> bool:
         in_flight = sum(task.batch.size_bytes for task in self._tasks)
@@ -170,6 +159,9 @@ class LocalExecutor:
 
     def _assign(self, worker: WorkerProcess, task: Task) -> None:
         worker.tasks.append(task)
+        if task.careful:
+            worker.note_order()
+        self._awaited = [worker]  # a worker that does not listen would keep us here
         try:
             worker.pipe.send(task.order(self._left_out.get(task.batch.file, frozenset())))
         except OSError:  # it has died; _wait will find out and see to the task
@@ -179,6 +171,7 @@ class LocalExecutor:
         """Until something happens, then see to it. A bell only has to end the wait, and so has the guard."""
         pipes = {worker.pipe: worker for worker in self._workers if self._may_receive(worker)}
         deaths = {worker.sentinel: worker for worker in self._workers}
+        self._awaited = [worker for worker in pipes.values() if worker.owes_us_something]
         for happened in connection.wait([*pipes, *deaths, *bells], timeout=LOOK_EVERY_SECONDS):
             if isinstance(happened, connection.Connection) and happened in pipes:
                 if pipes[happened] in self._workers:  # not ended meanwhile
@@ -196,26 +189,25 @@ class LocalExecutor:
         return waiting < self._window_bytes
 
     def _receive(self, worker: WorkerProcess) -> None:
+        self._awaited = [worker]  # one that stops in the middle of a message would keep us here
         try:
             message = receive(worker.pipe)
         except (EOFError, OSError):
             self._bury(worker)
             return
+        worker.messages += 1
         if isinstance(message, Waiting):
             worker.waiting = message.reason
-            self._tell_wait()
+            self._crew.tell_wait()
         elif isinstance(message, Event):
             self._observer.tell(message)
         elif isinstance(message, Trying):
             worker.tasks[0].trying = message.document
         elif isinstance(message, Ready):
             worker.ready = True
-            self._early_deaths = 0
+            self._crew.note_ready()
         elif isinstance(message, EncodedBlock):
-            task = worker.tasks[0]
-            task.trying = None
-            task.received += 1
-            task.blocks.append(message)
+            worker.tasks[0].receive_block(message)
         elif isinstance(message, Done):
             worker.tasks.popleft().done = True
             self._observer.fetch(message.fetched_bytes)
@@ -227,27 +219,35 @@ class LocalExecutor:
 
     def _bury(self, worker: WorkerProcess) -> None:
         """See to what a worker that has died leaves behind. Its successor comes with the next round."""
-        cause = worker.describe_end()
+        death = worker.explain_end()
         if not worker.ready:
-            self._early_deaths += 1
-            if self._early_deaths >= MAXIMUM_DEATHS:
-                raise WorkerError(f"Workers end before they begin: the last one {cause}.")
-        self._observer.tell(Event("worker", f"worker {worker.pid} {cause}; replaced"))
+            self._crew.note_early_death(death)
+        self._observer.tell(Event("worker", f"worker {worker.pid} {death.words}; replaced"))
         culprit = worker.tasks[0] if worker.tasks else None
         self._end(worker)
-        if culprit is not None and (lost := culprit.note_death(cause)) is not None:
+        if culprit is None:
+            return
+        was_alone = culprit.alone
+        if (lost := culprit.note_death(death)) is not None:
             self._quarantine(culprit, lost)
-        elif culprit is not None and culprit.is_hopeless:
-            self._give_up(culprit, cause)
+        elif culprit.is_hopeless:
+            self._give_up(culprit, death)
+        elif culprit.alone and not was_alone:
+            self._end_all()
 
     def _end(self, worker: WorkerProcess) -> None:
         """Take a worker away; its batches are done again, without what has arrived of them."""
-        worker.kill()
-        worker.join()
-        self._workers.remove(worker)
-        self._again.extendleft(reversed(worker.tasks))
+        self._crew.remove(worker)
+        self._do_again(worker.tasks)
         if worker.waiting is not None:
-            self._tell_wait()
+            self._crew.tell_wait()
+
+    def _end_all(self) -> None:
+        for worker in list(self._workers):
+            self._end(worker)
+
+    def _do_again(self, tasks: Iterable[Task]) -> None:
+        self._again = deque(sorted({*self._again, *tasks}, key=lambda task: task.number))
 
     def _quarantine(self, task: Task, document: Quarantined) -> None:
         """Go on without a document. A copy of it further on must share its fate, or the bytes would
@@ -258,38 +258,31 @@ class LocalExecutor:
                 f"More than {MAXIMUM_QUARANTINED} documents ended their workers: {document.cause}."
             )
         self._leave_out(document)
-        for worker in list(self._workers):
-            self._end(worker)
-        later = list(self._tasks)[self._tasks.index(task) + 1 :]
+        self._end_all()
+        later = [other for other in self._tasks if other.number > task.number]
         for other in later:
             other.start_over()
-        before = [other for other in self._again if other not in later and other is not task]
-        self._again = deque([*before, task, *later])
+        self._do_again(later)
 
     def _leave_out(self, document: Quarantined) -> None:
         known = self._left_out.get(document.file, frozenset())
         self._left_out[document.file] = known | {document.sha256}
 
-    def _give_up(self, task: Task, cause: str) -> None:
+    def _give_up(self, task: Task, death: Death) -> None:
         """Workers end over a batch before it comes to any document: it can't be read."""
         batch, file = task.batch, self._spec.source.files[task.batch.file]
         sentence = (
             f"{file.path}: the batch at position {batch.position} ended {task.deaths} workers while it was "
-            f"read; the last one {cause}."
+            f"read; the last one {death.words}."
         )
         self._again.remove(task)
         task.done = True
         # Only where a resume can begin behind it: it might find the batch readable.
         whole = batch.rows is None and not (batch.inside or batch.ends_inside or batch.seam or task.received)
-        if not (self._spec.source.settings.skip_bad and whole):
+        if task.stuck or not (self._spec.source.settings.skip_bad and whole):  # a disk may have been away
             task.error = WorkerError(sentence)
             return
         nothing = np.empty(0, np.uint16)
         start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
         left_out = (f"left out: {sentence}",)
         task.blocks.append(EncodedBlock(start, end, nothing, counts=Counts(bad_parts=1), problems=left_out))
-
-    def _tell_wait(self) -> None:
-        """Somebody waits for the network, or nobody does any longer."""
-        waits = [worker.waiting for worker in self._workers if worker.waiting is not None]
-        self._observer.wait("network", waits[0] if waits else None)

@@ -73,12 +73,15 @@ class Outbox(Observer):
 
     def send(self, message: Message) -> None:
         """A message; a block's tokens follow as raw bytes, which is faster than a pickle."""
-        with self._lock:
-            if isinstance(message, EncodedBlock):
-                self._pipe.send(replace(message, tokens=_NO_TOKENS))
-                self._pipe.send_bytes(message.tokens.data.cast("B") if len(message.tokens) else b"")
-            else:
+        if not isinstance(message, EncodedBlock):
+            with self._lock:
                 self._pipe.send(message)
+            return
+        # Made first: nothing may fail between the two messages, or the next would be taken for tokens.
+        data = message.tokens.data.cast("B") if len(message.tokens) else b""
+        with self._lock:
+            self._pipe.send(replace(message, tokens=_NO_TOKENS))
+            self._pipe.send_bytes(data)
 
     def tell(self, event: Event) -> None:
         self.send(event)

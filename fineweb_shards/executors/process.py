@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 
+from fineweb_shards.executors.death import Death, Kind, explain_exit
 from fineweb_shards.executors.task import Task
-from fineweb_shards.executors.worker import OUT_OF_MEMORY_EXIT_CODE, WorkerSpec, run_worker
+from fineweb_shards.executors.worker import WorkerSpec, run_worker
+from fineweb_shards.machine import oom_kills
 
 
 class WorkerProcess:
@@ -21,6 +23,9 @@ class WorkerProcess:
         self.ready = False
         self.leaving = False  # gets no more work
         self.waiting: str | None = None  # for the network
+        self.messages = 0  # that have come from it
+        self._fault: Death | None = None  # why we killed it ourselves
+        self._oom_kills_before = oom_kills()
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(
@@ -39,6 +44,11 @@ class WorkerProcess:
         """What becomes ready when the process has ended."""
         return self._process.sentinel
 
+    @property
+    def owes_us_something(self) -> bool:
+        """Whether it has work, or is still starting, and does not wait for the network."""
+        return (bool(self.tasks) or not self.ready) and self.waiting is None
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -47,20 +57,27 @@ class WorkerProcess:
         self._process.join()
         self.pipe.close()
 
-    def describe_end(self) -> str:
-        """How it ended, as the end of a sentence that begins with the worker."""
+    def put_down(self, fault: str, *, blameless: bool) -> None:
+        """Kill it because it does nothing any more. From any thread."""
+        self._fault = Death(Kind.KILLED if blameless else Kind.STUCK, f"{fault} and was killed")
+        self._process.kill()
+
+    def note_order(self) -> None:
+        """It begins with something: what the kernel kills from now on may be it."""
+        self._oom_kills_before = oom_kills()
+
+    def explain_end(self) -> Death:
+        """How it ended, and by whom."""
         self._process.join()
-        code = self._process.exitcode
-        if code == OUT_OF_MEMORY_EXIT_CODE:
-            return "ran out of memory"
-        if code is not None and code < 0:
-            return f"was killed by signal {-code}"
-        return f"ended with exit code {code}"
+        if self._fault is not None:
+            return self._fault
+        return explain_exit(self._process.exitcode, oom_killed=oom_kills() > self._oom_kills_before)
 
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """A process started in here never sees Ctrl-C, which reaches the whole group: the parent decides.
+    """A process started in here sees neither Ctrl-C nor a closed terminal: both reach the whole group, and
+    the parent decides.
 
     The mask is inherited, so not even the start of its Python can be interrupted. A Ctrl-C of this
     moment reaches the parent afterwards.
@@ -68,9 +85,10 @@ def _interrupts_held_back() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker itself ignores it, a little later
         yield
         return
-    resource_tracker.ensure_running()  # or the first start of a process would do it, and lift our mask
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
+        resource_tracker.ensure_running()  # or the first start of a process would do it, and lift our mask
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

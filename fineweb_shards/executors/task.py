@@ -1,8 +1,14 @@
 """A batch on its way through the workers: what has come of it, and what it does to them.
 
-A batch that ends its worker three times is tried again carefully, document by document (careful.py). The
-document that was being tried when a worker ended gets the other engine next; if that ends a worker too, it
-goes to quarantine. So a worker that was killed from outside never costs a document.
+A batch that ends its worker three times is tried again carefully, document by document (careful.py). Then it
+depends on how workers end (death.py) over the document that was announced last:
+
+- by their own doing, or doing nothing any more: it gets the other engine next; if that ends a worker too,
+  it goes to quarantine;
+- for want of memory: that may be the fault of other programs. The batch is tried alone, with all other
+  workers gone; what happens then counts like a crash;
+- killed from outside: that says nothing about the document, and never costs one. After a great many times
+  without any progress the run stops, and can be resumed.
 """
 
 from __future__ import annotations
@@ -10,16 +16,19 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from fineweb_shards.errors import ShardError
+from fineweb_shards.errors import ShardError, WorkerError
+from fineweb_shards.executors.death import Death, Kind
 from fineweb_shards.executors.messages import Order
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers, over one batch, before it is looked at closely
+MAXIMUM_KILLS = 30  # from outside, over one batch, without a block of it in between
 
 
 @dataclass(eq=False)
 class Task:
     batch: Batch
+    number: int = 0  # in the order of the stream
     blocks: deque[EncodedBlock] = field(default_factory=deque)
     received: int = 0
     done: bool = False
@@ -27,19 +36,28 @@ class Task:
     quarantined: list[Quarantined] = field(default_factory=list)  # not yet told with a block
     trying: Quarantined | None = None  # the document that was announced last
     deaths: int = 0  # of workers
+    alone: bool = False  # nobody else may work while it is tried
+    stuck: bool = False  # a worker stopped doing anything while it read the batch
+    careful: bool = False  # one document at a time
+    _kills: int = 0
     _deaths_while_reading: int = 0
-    _careful: bool = False
     _spared: set[str] = field(default_factory=set)
 
     def order(self, left_out: frozenset[str]) -> Order:
         """What to send to a worker."""
         self.trying = None
-        return Order(self.batch, self.received, left_out, self._careful, frozenset(self._spared))
+        return Order(self.batch, self.received, left_out, self.careful, frozenset(self._spared))
 
     def start_over(self) -> None:
         """Forget what has come of it."""
         self.blocks.clear()
         self.received, self.done, self.error = 0, False, None
+
+    def receive_block(self, block: EncodedBlock) -> None:
+        self.trying = None
+        self.received += 1
+        self._kills = 0
+        self.blocks.append(block)
 
     def take_block(self) -> EncodedBlock:
         """The next block, with the documents that were left out on the way to it."""
@@ -49,22 +67,45 @@ class Task:
             self.quarantined = []
         return block
 
-    def note_death(self, cause: str) -> Quarantined | None:
+    def note_death(self, death: Death) -> Quarantined | None:
         """A worker ended over this batch. Returns the document that goes to quarantine, if one does."""
         self.deaths += 1
         document, self.trying = self.trying, None
-        if not self._careful:
-            self._careful = self.deaths >= MAXIMUM_DEATHS
+        if not self.careful:
+            self.careful = self.deaths >= MAXIMUM_DEATHS
+            return None
+        if death.kind is Kind.KILLED:
+            self._note_kill(document, death)
+            return None
+        if death.kind is Kind.OUT_OF_MEMORY and not self.alone:
+            self.alone = True
             return None
         if document is None:
             self._deaths_while_reading += 1
+            self.stuck = self.stuck or death.kind is Kind.STUCK
             return None
         if document.sha256 not in self._spared:
             self._spared.add(document.sha256)
             return None
-        lost = replace(document, cause=f"{self.deaths} workers ended over its batch; the last one {cause}")
+        words = f"{self.deaths} workers ended over its batch; the last one {death.words}"
+        lost = replace(document, cause=words)
         self.quarantined.append(lost)
         return lost
+
+    def _note_kill(self, document: Quarantined | None, death: Death) -> None:
+        self._kills += 1
+        if self._kills < MAXIMUM_KILLS:
+            return
+        place = f"at position {self.batch.position}"
+        if document is not None:
+            row = f" in row {document.row:,}" if document.row is not None else ""
+            place += f", each time at or before a document of {document.text_bytes:,} bytes{row}"
+        raise WorkerError(
+            f"{self._kills} workers were ended from outside over one batch, {place}; "
+            f"the last one {death.words}.",
+            "No document was left out. Find out who ends them (a program, a scheduler, a limit of memory: "
+            "see --max-memory and --workers); the same command goes on.",
+        )
 
     @property
     def is_hopeless(self) -> bool:

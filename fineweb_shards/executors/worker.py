@@ -14,21 +14,21 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection, parent_process
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.executors.careful import encode_carefully, holds_any
+from fineweb_shards.executors.death import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
 from fineweb_shards.executors.messages import Failed, Order, Outbox, Ready, Trying
 from fineweb_shards.machine import be_nice, offer_to_oom_killer
+from fineweb_shards.observer import Event
 from fineweb_shards.sources.base import Source
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.selftest import check_engine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
-
-# How a worker ends that has run out of memory: it is not known which document asked for too much.
-OUT_OF_MEMORY_EXIT_CODE = 112
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,9 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     be_nice()
     offer_to_oom_killer()
-    threading.Thread(target=_die_with_parent, daemon=True).start()
     outbox = Outbox(pipe)
+    in_thread = partial(_run_thread, outbox)
+    threading.Thread(target=in_thread, args=(_die_with_parent,), daemon=True).start()
     spec.source.report_to(outbox)
     try:
         encoder = spec.make_encoder()
@@ -65,7 +66,8 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
         return
     outbox.send(Ready())
     inbox: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-    threading.Thread(target=_receive_orders, args=(pipe, spec.source, inbox), daemon=True).start()
+    receiver = partial(_receive_orders, pipe, spec.source, inbox, outbox)
+    threading.Thread(target=in_thread, args=(receiver,), daemon=True).start()
     while (order := inbox.get()) is not None:
         try:
             for block in encode_batch(spec.source, encoder, order, lambda one: outbox.send(Trying(one))):
@@ -81,17 +83,38 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
             outbox.send(Failed(_unexpected(spec, order.batch, error)))
 
 
+def _run_thread(outbox: Outbox, action: Callable[[], None]) -> None:
+    """A thread that fails takes the process with it: without it the worker would be alive, and deaf."""
+    try:
+        action()
+    except BaseException as error:  # whatever it is
+        try:
+            outbox.tell(Event("worker", f"a thread of worker {os.getpid()} failed: {_describe(error)}"))
+        finally:
+            out_of_memory = isinstance(error, MemoryError)
+            os._exit(OUT_OF_MEMORY_EXIT_CODE if out_of_memory else THREAD_FAILED_EXIT_CODE)
+
+
 def _receive_orders(
-    pipe: connection.Connection, source: Source, inbox: queue.SimpleQueue[Order | None]
+    pipe: connection.Connection, source: Source, inbox: queue.SimpleQueue[Order | None], outbox: Outbox
 ) -> None:
     """Take orders as they come, so that the next batch is fetched while this one is encoded."""
+    told = set()
     while True:
         try:
             order: Order = pipe.recv()
         except (EOFError, OSError):
             inbox.put(None)
             return
-        source.prefetch(order.batch)  # first, or it would be read before its bytes are asked for
+        try:
+            source.prefetch(order.batch)  # first, or it would be read before its bytes are asked for
+        except MemoryError:
+            raise
+        except Exception as error:  # the batch can be read without it, or whoever reads it fails, too
+            if repr(error) not in told:
+                told.add(repr(error))
+                name = source.files[order.batch.file].name
+                outbox.tell(Event("worker", f"{name}: could not be fetched ahead: {_describe(error)}"))
         inbox.put(order)
 
 
@@ -119,9 +142,10 @@ def _die_with_parent() -> None:
     os._exit(1)
 
 
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)).rstrip()
+
+
 def _unexpected(spec: WorkerSpec, batch: Batch, error: Exception) -> ShardError:
     name = spec.source.files[batch.file].name
-    return ShardError(
-        f"A worker failed on {name} at position {batch.position}: {type(error).__name__}: {error}\n"
-        + "".join(traceback.format_exception(error)).rstrip()
-    )
+    return ShardError(f"A worker failed on {name} at position {batch.position}: {_describe(error)}")

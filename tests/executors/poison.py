@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 from fineweb_shards.executors.worker import WorkerSpec
 from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
@@ -15,6 +16,16 @@ DEADLY_FOR_FIRST = "This one is deadly for the first engine only."
 RAISING = "On this one both engines raise."
 RAISING_FIRST = "On this one only the first engine raises."
 OUT_OF_MEMORY = "For this one there is never enough memory."
+KILLED = "Whoever encodes this one is killed from outside, for a while."
+KILLS_LEFT = "TEST_KILLS_LEFT"  # names a folder with a file for each kill to come
+
+
+def _is_still_hunted() -> bool:
+    """Takes one file away for each kill."""
+    for path in Path(os.environ[KILLS_LEFT]).iterdir():
+        path.unlink()
+        return True
+    return False
 
 
 class Panic(BaseException):
@@ -33,7 +44,9 @@ class PoisonedEngine(Engine):
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         whole = "\n".join(texts)
         if DEADLY in whole or (self._first and DEADLY_FOR_FIRST in whole):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if KILLED in whole and _is_still_hunted():
+            os.kill(os.getpid(), signal.SIGKILL)  # as somebody outside would
         if OUT_OF_MEMORY in whole:
             raise MemoryError
         if RAISING in whole or (self._first and RAISING_FIRST in whole):

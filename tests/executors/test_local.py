@@ -90,11 +90,11 @@ def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
 
 
 class Deadly(ParquetFormat):
-    """Kills the worker that reads a certain row group."""
+    """Crashes the worker that reads a certain row group."""
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         if batch.position == 20:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSEGV)
         return super().chunks(file, batch)
 
 

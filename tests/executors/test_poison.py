@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import poison
 
 from fineweb_shards.errors import ChangedError, WorkerError
-from fineweb_shards.executors import local
+from fineweb_shards.executors import local, process, task
 from fineweb_shards.executors.local import LocalExecutor
+from fineweb_shards.executors.process import WorkerProcess
 from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.quarantine import check_batch_bytes
 from fineweb_shards.sources.base import Source
@@ -30,6 +32,7 @@ from fineweb_shards.types import EncodedBlock
 
 HEALTHY = [text for text in make_documents(60, seed=51) if text]
 DRIVER = Path(__file__).parent / "poison_driver.py"
+executors: list[LocalExecutor] = []  # all that were made
 
 
 def with_poison(*poisons: str) -> list[str]:
@@ -43,8 +46,19 @@ def with_poison(*poisons: str) -> list[str]:
 def encode(source: Source, workers: int = 2) -> tuple[list[EncodedBlock], Listener]:
     spec = poison.PoisonedSpec(source, "tiktoken", eot_first=True, seed=0)
     with LocalExecutor(spec, workers, 10**6, MemoryGuard(2**40)) as executor:
+        executors.append(executor)
         executor.observe(listener := Listener())
         return list(executor.encode(source.batches(runs.START))), listener
+
+
+def hunt(folder: Path, monkeypatch: pytest.MonkeyPatch, kills: int) -> Path:
+    """So many workers will be killed over poison.KILLED; returns the folder that counts those to come."""
+    left = folder / "kills left"
+    left.mkdir()
+    for number in range(kills):
+        (left / str(number)).touch()
+    monkeypatch.setenv(poison.KILLS_LEFT, str(left))
+    return left
 
 
 def stream_of(blocks: list[EncodedBlock]) -> list[int]:
@@ -75,6 +89,73 @@ def test_what_one_engine_cannot_do_the_other_does(tmp_path: Path, text: str) -> 
     blocks, _ = encode(runs.job_of(tmp_path / "out", path, batch_bytes=5000).source)
     assert stream_of(blocks) == reference.stream(documents).tolist()
     assert not any(block.quarantined for block in blocks)
+
+
+def test_a_build_of_nothing_but_poison_says_what_happened(tmp_path: Path) -> None:
+    """Not that there was nothing to do; a second start says that, and why there is no shard."""
+    path = write_jsonl(tmp_path / "a.jsonl", [poison.RAISING])
+    words = ["build", "--input", path, "--out", tmp_path / "out", "--workers", "1"]
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, DRIVER, *map(str, words)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 11, done.stderr
+        assert "No other document was in the input, so there is no shard." in done.stdout
+        assert "The input holds no document" not in done.stdout
+        said.append(done.stdout.splitlines()[0])
+    assert re.fullmatch(r"Done in .*: no token was added\.", said[0])
+    assert said[1] == "Nothing to do: the shards are complete."
+
+
+@pytest.mark.promise(8, 9)
+def test_kills_from_outside_never_cost_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often they come over the same document: in the end it is there."""
+    hunt(tmp_path, monkeypatch, 7)
+    documents = with_poison(poison.KILLED, poison.DEADLY)
+    path = write_parquet(tmp_path / "a.parquet", documents, 10)
+    blocks, listener = encode(runs.job_of(tmp_path / "out", path, batch_bytes=5000).source, workers=1)
+    assert stream_of(blocks) == reference.stream([d for d in documents if d != poison.DEADLY]).tolist()
+    assert [lost.begins for block in blocks for lost in block.quarantined] == [poison.DEADLY]
+    assert sum("killed by signal 9" in text for text in listener.texts("worker")) == 7
+
+
+def test_endless_kills_from_outside_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says who was hit and what to do, and no document is lost: the same command goes on."""
+    hunt(tmp_path, monkeypatch, 100)
+    monkeypatch.setattr(task, "MAXIMUM_KILLS", 3)
+    path = write_parquet(tmp_path / "a.parquet", with_poison(poison.KILLED), 10)
+    with pytest.raises(WorkerError, match=r"3 workers were ended from outside .* in row 17; the last one"):
+        encode(runs.job_of(tmp_path / "out", path, batch_bytes=5000).source, workers=1)
+
+
+@pytest.mark.promise(9)
+@pytest.mark.parametrize("kills", [5, 100])
+def test_the_kernels_kills_for_want_of_memory_count_only_alone(
+    tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs may have filled the memory: only what ends a worker with nobody else at work is lost."""
+    left = hunt(tmp_path, monkeypatch, kills)
+    monkeypatch.setattr(process, "oom_kills", lambda: -len(list(left.iterdir())))  # grows with every kill
+    alone = []
+    start = WorkerProcess.note_order
+
+    def note(worker: WorkerProcess) -> None:
+        alone.append(worker.tasks[0].alone and len(executors[-1]._workers) == 1)
+        start(worker)
+
+    monkeypatch.setattr(WorkerProcess, "note_order", note)
+    documents = with_poison(poison.KILLED)
+    path = write_parquet(tmp_path / "a.parquet", documents, 10)
+    blocks, listener = encode(runs.job_of(tmp_path / "out", path, batch_bytes=5000).source)
+    assert alone[:2] == [False, True]
+    assert any("killed by the kernel, which was out of memory" in text for text in listener.texts("worker"))
+    if kills < 6:
+        assert stream_of(blocks) == reference.stream(documents).tolist()
+        return
+    (lost,) = [document for block in blocks for document in block.quarantined]
+    assert (lost.begins, len(list(left.iterdir()))) == (poison.KILLED, kills - 6)
+    assert stream_of(blocks) == reference.stream([d for d in documents if d != poison.KILLED]).tolist()
 
 
 @pytest.mark.promise(9)
@@ -136,7 +217,7 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
     (line,) = (out / ".fineweb-shards" / "quarantine.jsonl").read_text().splitlines()
     record = json.loads(line)
     assert (record["file"], record["row"], record["id"]) == ("a.parquet", 17, None)
-    assert "killed by signal 9" in record["cause"]
+    assert "killed by signal 11" in record["cause"]
     log = (out / ".fineweb-shards" / "log.txt").read_text()
     assert "quarantined: a.parquet: a document of 24 bytes at row 17" in log
     for name in sorted(expected)[1:]:  # the shards after the first again, from the ledger's cursor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,52 @@ def test_what_cannot_be_written_stays_unwritten(
     complaints = [line for line in last_lines(folder, 50) if "could not write" in line]
     assert len(complaints) == 1
     assert "No space left" in complaints[0]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), SystemExit(0)])
+@pytest.mark.parametrize("part", ["_take_snapshot", "_state", "_count_shard", "_is_due"])
+def test_a_look_that_fails_is_logged_and_the_next_one_comes(
+    watched: tuple[Monitor, Progress, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    error: BaseException,
+) -> None:
+    """In its own thread: it goes on looking, and the heartbeat comes back when the fault is gone."""
+    monitor, progress, folder = watched
+    monkeypatch.setattr(monitor_module, "LOOK_EVERY_SECONDS", 0.001)
+    failures = []
+    again = threading.Event()
+    right = getattr(Monitor, part)
+
+    def fail(self: Monitor, *arguments: object) -> object:
+        if threading.current_thread() is monitor._thread and len(failures) < 2:
+            failures.append(1)
+            raise error
+        if failures:
+            again.set()
+        return right(self, *arguments)
+
+    monkeypatch.setattr(Monitor, part, fail)
+    with FolderLock(folder), monitor:
+        progress.advance(150, 1, Cursor(0, 3))
+        assert again.wait(60)
+    assert beat_of(folder).snapshot.state == "complete"
+    complaints = [line for line in last_lines(folder, 50) if type(error).__name__ in line]
+    assert len(complaints) == 1
+
+
+def test_an_interrupt_is_not_taken_for_a_fault(
+    watched: tuple[Monitor, Progress, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the first heartbeat is written ends the run like any other."""
+    monitor, _, folder = watched
+
+    def stop(self: Monitor, *arguments: object) -> None:
+        raise Interrupted("Interrupted.", 130)
+
+    monkeypatch.setattr(Monitor, "_beat", stop)
+    with FolderLock(folder), pytest.raises(Interrupted):
+        monitor.__enter__()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "text"])

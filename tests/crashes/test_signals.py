@@ -1,0 +1,173 @@
+"""Signals as a terminal sends them: a real one that closes, `nohup`, and an impatient Ctrl-C."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import reference
+import runs
+from documents import make_documents
+from inputs import write_text
+from promises import Tries
+
+TEXTS = [text for text in make_documents(3000, seed=35) if text]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("source") / "a.txt", TEXTS)
+
+
+def build_words(source: Path, out: Path, *more: str) -> list[str]:
+    return runs.command(
+        "build", "--input", source, "--out", out,
+        "--shard-tokens", "50k", "--engine", "tiktoken", "--batch-bytes", "8k", "--workers", "1", *more,
+    )  # fmt: skip
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    while not path.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+
+
+class Terminal:
+    """A real one, in which a command runs as it would in yours; what it writes is collected."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.parent, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.process = subprocess.Popen(
+            words, stdin=child, stdout=child, stderr=child, start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": ""},
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(child)
+        self.written = b""
+        self._closing = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while not self._closing:
+                if select.select([self.parent], [], [], 0.02)[0]:
+                    self.written += os.read(self.parent, 65536)
+        except OSError:
+            return  # the other side is closed
+
+    def close(self) -> None:
+        """As a person closes a window."""
+        self._closing = True
+        self._reader.join(10)
+        os.close(self.parent)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.parent, keys)
+
+    def wait(self) -> int:
+        code = self.process.wait(timeout=60)
+        self._reader.join(10)
+        return code
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        if terminal.process.poll() is None:
+            os.killpg(terminal.process.pid, signal.SIGKILL)
+
+
+@pytest.mark.promise(12)
+def test_a_terminal_that_closes_ends_the_run_cleanly(
+    tmp_path: Path, source: Path, terminals: list[Terminal]
+) -> None:
+    """Exit code 129, a last line in the log, the user's command told, `status` knows; then the same bytes."""
+    out = tmp_path / "out"
+    told = tmp_path / "told"
+    tell = f'echo "$FINEWEB_SHARDS_OUTCOME $FINEWEB_SHARDS_EXIT_CODE" > {told}'
+    terminal = Terminal(build_words(source, out, "--on-finish", tell))
+    terminals.append(terminal)
+    wait_for(out / "manifest.json", terminal.process)
+    terminal.close()
+    assert terminal.process.wait(timeout=60) == 129
+    assert told.read_text().strip() == "interrupted 129"
+    log = (out / ".fineweb-shards" / "log.txt").read_text().splitlines()
+    assert log[-1].endswith("The terminal was closed. Everything finished is kept")
+    status = runs.run_command("status", out)
+    assert "with exit code 129: The terminal was closed." in status.stdout
+    assert subprocess.run(build_words(source, out), capture_output=True, check=False).returncode == 0
+    expected = reference.stream([text for text in source.read_text().split("<|endoftext|>") if text])
+    assert runs.shards_in(out) == reference.shard_files(expected, 50_000)
+
+
+@pytest.mark.promise(12)
+def test_hangups_come_in_numbers(tmp_path: Path, source: Path) -> None:
+    """From the kernel, the shell and a session that ends: SIGHUP, SIGHUP and SIGTERM are one wish."""
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        build_words(source, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_for(out / "manifest.json", process)
+    for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+        os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode in (129, 143), errors
+    assert b"Traceback" not in errors
+    assert b"resume with: " in errors
+    log = (out / ".fineweb-shards" / "log.txt").read_text().splitlines()
+    assert log[-1].endswith("Everything finished is kept")
+
+
+def test_nohup_goes_on(tmp_path: Path, source: Path) -> None:
+    """What ignores a closed terminal from its beginning ignores it to its end, and so do its workers."""
+    out = tmp_path / "out"
+    words = ["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh", *build_words(source, out)]
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    wait_for(out / "manifest.json", process)
+    os.killpg(process.pid, signal.SIGHUP)
+    assert process.wait(timeout=120) == 0
+    log = (out / ".fineweb-shards" / "log.txt").read_text()
+    assert "killed by signal" not in log
+
+
+@pytest.mark.promise(12)
+def test_an_impatient_ctrl_c_leaves_a_clean_terminal(
+    tmp_path: Path, source: Path, terminals: list[Terminal], tries: Tries
+) -> None:
+    """Twice in a twentieth of a second: the bars are gone, the last line says how to go on."""
+    for attempt in tries(1, 20):
+        out = tmp_path / str(attempt)
+        terminal = Terminal(build_words(source, out))
+        terminals.append(terminal)
+        while b"\rshard " not in terminal.written:  # the bars are there
+            assert terminal.process.poll() is None
+            time.sleep(0.01)
+        terminal.type(b"\x03")
+        time.sleep(0.05)
+        terminal.type(b"\x03")
+        assert terminal.wait() == 130
+        text = terminal.written.decode()
+        assert "Traceback" not in text
+        last = text.rpartition("\x1b[J")[2]  # behind what was wiped
+        assert "Everything finished is kept." in last
+        assert not re.search(r"shard \d+ |total  ", last)
+        assert last.rstrip().splitlines()[-1].startswith("resume with: fineweb-shards build --input")
+        assert last.endswith("\n")

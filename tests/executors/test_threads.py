@@ -1,0 +1,225 @@
+"""A thread that fails, whichever it is: the run ends with a sentence or goes on, and never hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import runs
+from documents import make_documents
+from doubles import Listener
+from inputs import write_parquet, write_text
+
+sys.path.insert(0, str(Path(__file__).parent))
+import faulty
+
+import fineweb_shards
+from fineweb_shards import token_stream, verify, writer
+from fineweb_shards.background import in_background
+from fineweb_shards.errors import ShardError, WorkerError
+from fineweb_shards.executors import task, watchdog
+from fineweb_shards.executors.local import LocalExecutor
+from fineweb_shards.executors.worker import WorkerSpec
+from fineweb_shards.guard import MemoryGuard
+from fineweb_shards.sources.base import Source
+from fineweb_shards.types import Batch
+
+DOCUMENTS = make_documents(400, seed=11)
+EXPECTED = reference.stream(DOCUMENTS).tolist()
+
+# Every place where the package starts threads, each with a test below or, for the monitor, in
+# tests/seen/test_monitor.py.
+INVENTORY = {
+    "background.py": 1,
+    "monitor.py": 1,
+    "token_stream.py": 1,
+    "verify.py": 1,
+    "writer.py": 2,
+    "executors/producer.py": 1,
+    "executors/watchdog.py": 1,
+    "executors/worker.py": 2,
+}
+
+
+def test_every_thread_we_start_is_in_the_inventory() -> None:
+    """A new thread comes with a test of what happens when it fails."""
+    root = Path(fineweb_shards.__file__).parent
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        starts = re.findall(r"\b(?:Thread|ThreadPoolExecutor|Timer)\(", path.read_text("utf-8"))
+        if starts:
+            found[path.relative_to(root).as_posix()] = len(starts)
+    assert found == INVENTORY
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
+    return runs.job_of(tmp_path / "out", path, batch_bytes=1024).source
+
+
+def encode(source: Source, batches: Iterator[Batch]) -> tuple[list[int], Listener]:
+    spec = WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
+    with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40)) as executor:
+        executor.observe(listener := Listener())
+        blocks = list(executor.encode(batches))
+    return np.concatenate([block.tokens for block in blocks]).tolist(), listener
+
+
+@pytest.mark.promise(8)
+def test_a_prefetch_that_fails_costs_nothing(source: Source) -> None:
+    """The batch is read without it: the same tokens, and the log says what failed."""
+    broken = faulty.with_format(source, faulty.FailingPrefetch)
+    tokens, listener = encode(broken, broken.batches(runs.START))
+    assert tokens == EXPECTED
+    told = listener.texts("worker")
+    assert 1 <= len(told) <= 2  # once from each worker, not once a batch
+    assert "a.parquet" in told[0]
+    assert "ValueError: Retry-After: 1.5" in told[0]
+
+
+@pytest.mark.promise(8)
+@pytest.mark.parametrize("fault", ["exit", "order"])
+def test_a_receiver_that_fails_ends_its_worker(
+    source: Source, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never a worker that is alive and deaf: it ends, and after some tries the run does, with the place."""
+    monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
+    if fault == "exit":
+        source = faulty.with_format(source, faulty.ExitingPrefetch)
+    batches = source.batches(runs.START)
+    with pytest.raises(WorkerError, match=r"a\.parquet: the batch at position 0 ended 2 workers"):
+        encode(source, faulty.mined(batches) if fault == "order" else batches)
+
+
+@pytest.mark.promise(11)
+def test_a_worker_that_cannot_watch_its_parent_ends(source: Source) -> None:
+    """It would be an orphan one day."""
+    blind = faulty.with_format(source, faulty.BlindToItsParent)
+    with pytest.raises(WorkerError, match=r"Workers end before they begin: the last one .* thread"):
+        encode(blind, blind.batches(runs.START))
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), SystemExit(0), KeyboardInterrupt()])
+def test_a_listing_that_fails_ends_the_run(source: Source, error: BaseException) -> None:
+    """With what it raised, whatever that is; not with silence, and not with exit code 0."""
+
+    def failing() -> Iterator[Batch]:
+        yield next(source.batches(runs.START))
+        raise error
+
+    with pytest.raises(ZeroDivisionError if isinstance(error, Exception) else ShardError) as caught:
+        encode(source, failing())
+    assert type(error).__name__ in repr(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_listing_that_ends_without_a_word_ends_the_run(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the thread can't say that it has failed."""
+
+    def refuse(self: object, item: object) -> None:
+        raise SystemExit  # threads pass over it in silence
+
+    monkeypatch.setattr("fineweb_shards.executors.producer.Producer._put", refuse)
+    with pytest.raises(ShardError, match="listing"):
+        encode(source, source.batches(runs.START))
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit(0)])
+def test_background_work_that_fails_is_somebodys(error: BaseException) -> None:
+    """Downloads, ranges, listings: whoever asks for the result gets the error."""
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        in_background(fail).result(60)
+
+
+class _NoHash:
+    def update(self, data: object) -> None:
+        raise ZeroDivisionError("hash")
+
+
+def _fail_sync(*arguments: object) -> None:
+    raise ZeroDivisionError("sync")
+
+
+@pytest.mark.parametrize("thread", ["hash", "sync"])
+def test_a_writer_whose_thread_fails_ends_the_run(
+    tmp_path: Path, thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that was not hashed and synced gets into the ledger."""
+    path = write_text(tmp_path / "a.txt", [text for text in DOCUMENTS if text])
+    out = tmp_path / "out"
+    with monkeypatch.context() as broken:
+        if thread == "hash":
+            broken.setattr(writer.hashlib, "sha256", _NoHash)
+        else:
+            broken.setattr(writer, "_SYNC_EVERY_BYTES", 1)
+            _break_sync(broken)
+        with pytest.raises(ZeroDivisionError, match=thread):
+            runs.build_inline(out, path, shard_tokens=4000)
+    texts = [text for text in path.read_text().split("<|endoftext|>") if text]
+    runs.build_inline(out, path, shard_tokens=4000)
+    assert runs.shards_in(out) == reference.shard_files(reference.stream(texts), 4000)
+
+
+def _break_sync(broken: pytest.MonkeyPatch) -> None:
+    """Only where the writer syncs a shard in the background."""
+    submit = writer.ThreadPoolExecutor.submit
+
+    def patched(self: object, action: Callable[..., object], *arguments: object) -> object:
+        return submit(self, _fail_sync if action is os.fsync else action, *arguments)  # type: ignore[arg-type]
+
+    broken.setattr(writer.ThreadPoolExecutor, "submit", patched)
+
+
+@pytest.mark.parametrize("verb", ["verify", "export"])
+def test_a_check_that_fails_ends_its_verb(tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that was not checked does not count as checked."""
+    path = write_text(tmp_path / "a.txt", [text for text in DOCUMENTS if text])
+    runs.build_inline(tmp_path / "out", path, shard_tokens=4000)
+
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("check")
+
+    monkeypatch.setattr(verify, "check_stretch", fail)
+    monkeypatch.setattr(token_stream, "check_stretch", fail)
+    check: Callable[[], object] = partial(verify.verify_folder, tmp_path / "out")
+    if verb == "export":
+        check = partial(runs.export, tmp_path / "out", tmp_path / "copy", layout="llm.c", shard_tokens=4000)
+    with pytest.raises(ZeroDivisionError):
+        check()
+
+
+def test_a_watch_that_fails_is_told_and_goes_on(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, however often it fails; the run does not notice."""
+    looked = threading.Event()
+
+    def fail(pid: int) -> None:
+        looked.set()
+        raise SystemExit
+
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(watchdog, "process_life", fail)
+
+    def patient() -> Iterator[Batch]:
+        for number, batch in enumerate(source.batches(runs.START)):
+            if number == 3:
+                assert looked.wait(60)
+            yield batch
+
+    tokens, listener = encode(source, patient())
+    assert tokens == EXPECTED
+    assert listener.texts("worker") == ["the watch over the workers failed: SystemExit: "]
