@@ -24,7 +24,6 @@ from fineweb_shards.types import Batch, Cursor
 from fineweb_shards.units import show_bytes
 
 _BEGINNING = Cursor(0, 0)
-TOKEN_COUNT_COLUMN = "token_count"
 _SAMPLE_FILES = 64
 _LEAST_SAMPLE_FILES = 8
 _LOOKED_AT_BYTES = 64 * 2**20  # where files are large, fewer of them: reading one begins with a chunk
@@ -252,17 +251,15 @@ def _parquet_extent(job: Job, measured: _Measured, start: Cursor, *, every_foote
         parquet = job.source.formats[file.format]
         assert isinstance(parquet, ParquetFormat)
         try:
-            metadata = parquet.open(file).metadata
-            column = parquet.text_column_index(file, metadata)
-            cheap = not job.commit or (every_footer and metadata.num_row_groups <= _CHEAP_ROW_GROUPS)
-            count = parquet.sum_column(file, TOKEN_COUNT_COLUMN) if cheap else None
+            footer = parquet.footer(file)
+            cheap = not job.commit or (every_footer and len(footer.group_rows) <= _CHEAP_ROW_GROUPS)
+            count = parquet.claimed_tokens(file) if cheap else None
         except BadFileError:
             if not job.source.settings.skip_bad:
                 raise
             continue
-        documents += metadata.num_rows
-        groups = (metadata.row_group(i).column(column) for i in range(metadata.num_row_groups))
-        text_bytes += sum(group.total_uncompressed_size for group in groups)
+        documents += sum(footer.group_rows)
+        text_bytes += sum(footer.group_bytes)
         all_counted = all_counted and count is not None
         counted += count or 0
     scale = sum(file.size_bytes for file in files) / max(1, sum(file.size_bytes for file in chosen))
