@@ -130,7 +130,7 @@ class _Measured:
 
 def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
     """The beginning of a few files, spread over all of them."""
-    files = [file for file in job.source.files[start.file :] if not file.is_standard_input]
+    files = [file for file in job.source.files[start.file :] if not (file.is_standard_input or file.problem)]
     most = 1 if job.commit else _files_to_sample(files)
     chosen = files[:: max(1, len(files) // most)][:most]
     texts: list[str] = []
@@ -221,7 +221,7 @@ def _parts(texts: list[str]) -> Iterator[list[str]]:
 def _measure_extent(
     job: Job, sample: _Sample, measured: _Measured, start: Cursor, *, every_footer: bool
 ) -> Extent:
-    files = job.source.files
+    files = tuple(file for file in job.source.files if file.problem is None)
     if any(file.is_standard_input for file in files):
         return Extent(None, None, exact=False)
     if all(isinstance(job.source.formats[file.format], ParquetFormat) for file in files):
@@ -240,7 +240,7 @@ def _measure_extent(
 
 def _parquet_extent(job: Job, measured: _Measured, start: Cursor, *, every_footer: bool) -> Extent:
     """Documents from the footers; tokens from `token_count` where all files have it."""
-    files = job.source.files
+    files = tuple(file for file in job.source.files if file.problem is None)
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]
     if job.commit:
