@@ -36,7 +36,8 @@ from fineweb_shards.progress import Progress
 from fineweb_shards.quarantine import check_batch_bytes, describe, write_quarantine
 from fineweb_shards.run_record import RunRecord
 from fineweb_shards.screen import Screen
-from fineweb_shards.sources.files import check_same_files, files_to_json
+from fineweb_shards.sources.files import files_to_json
+from fineweb_shards.sources.same_files import check_same_files
 from fineweb_shards.stitcher import stitch
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import EncodedBlock, Quarantined, ShardSlice, TokenBlock

@@ -38,6 +38,7 @@ class Job:
     source: Source
     budget: Budget
     commit: str | None = None  # of a dataset on the hub
+    notes: tuple[str, ...] = ()  # what was passed over on the way to the input's files
 
     @property
     def output(self) -> OutputSpec:
@@ -71,11 +72,12 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
     folder = Path(config.out).expanduser()
+    notes: list[str] = []
     if config.dataset:
         commit, source = _open_hub(config, settings, folder, commit, observer or Observer())
     else:
-        commit, source = None, _open_local(config, settings, folder, layout)
-    return Job(config, folder, layout, engine, source, budget, commit)
+        commit, source = None, _open_local(config, settings, folder, layout, notes)
+    return Job(config, folder, layout, engine, source, budget, commit, tuple(notes))
 
 
 def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
@@ -102,12 +104,15 @@ def pinned_commit(config: Config) -> str | None:
     return manifest.commit if manifest else None
 
 
-def _open_local(config: Config, settings: ReadSettings, folder: Path, layout: Layout) -> Source:
+def _open_local(
+    config: Config, settings: ReadSettings, folder: Path, layout: Layout, notes: list[str]
+) -> Source:
     def is_output(path: Path) -> bool:
         ours = path.name == FILE_NAME or layout.owns(path.name)
         return ours and path.parent.resolve() == folder.resolve()
 
-    return open_source(find_files(config.input, config.format, is_output), settings)
+    files = find_files(config.input, config.format, is_output, skip_bad=settings.skip_bad, note=notes.append)
+    return open_source(files, settings)
 
 
 def _open_hub(

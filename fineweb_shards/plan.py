@@ -24,7 +24,6 @@ from fineweb_shards.types import Batch, Cursor
 from fineweb_shards.units import show_bytes
 
 _BEGINNING = Cursor(0, 0)
-TOKEN_COUNT_COLUMN = "token_count"
 _SAMPLE_FILES = 64
 _LEAST_SAMPLE_FILES = 8
 _LOOKED_AT_BYTES = 64 * 2**20  # where files are large, fewer of them: reading one begins with a chunk
@@ -131,7 +130,7 @@ class _Measured:
 
 def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
     """The beginning of a few files, spread over all of them."""
-    files = [file for file in job.source.files[start.file :] if not file.is_standard_input]
+    files = [file for file in job.source.files[start.file :] if not (file.is_standard_input or file.problem)]
     most = 1 if job.commit else _files_to_sample(files)
     chosen = files[:: max(1, len(files) // most)][:most]
     texts: list[str] = []
@@ -222,7 +221,7 @@ def _parts(texts: list[str]) -> Iterator[list[str]]:
 def _measure_extent(
     job: Job, sample: _Sample, measured: _Measured, start: Cursor, *, every_footer: bool
 ) -> Extent:
-    files = job.source.files
+    files = tuple(file for file in job.source.files if file.problem is None)
     if any(file.is_standard_input for file in files):
         return Extent(None, None, exact=False)
     if all(isinstance(job.source.formats[file.format], ParquetFormat) for file in files):
@@ -241,7 +240,7 @@ def _measure_extent(
 
 def _parquet_extent(job: Job, measured: _Measured, start: Cursor, *, every_footer: bool) -> Extent:
     """Documents from the footers; tokens from `token_count` where all files have it."""
-    files = job.source.files
+    files = tuple(file for file in job.source.files if file.problem is None)
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]
     if job.commit:
@@ -252,17 +251,15 @@ def _parquet_extent(job: Job, measured: _Measured, start: Cursor, *, every_foote
         parquet = job.source.formats[file.format]
         assert isinstance(parquet, ParquetFormat)
         try:
-            metadata = parquet.open(file).metadata
-            column = parquet.text_column_index(file, metadata)
-            cheap = not job.commit or (every_footer and metadata.num_row_groups <= _CHEAP_ROW_GROUPS)
-            count = parquet.sum_column(file, TOKEN_COUNT_COLUMN) if cheap else None
+            footer = parquet.footer(file)
+            cheap = not job.commit or (every_footer and len(footer.group_rows) <= _CHEAP_ROW_GROUPS)
+            count = parquet.claimed_tokens(file) if cheap else None
         except BadFileError:
             if not job.source.settings.skip_bad:
                 raise
             continue
-        documents += metadata.num_rows
-        groups = (metadata.row_group(i).column(column) for i in range(metadata.num_row_groups))
-        text_bytes += sum(group.total_uncompressed_size for group in groups)
+        documents += sum(footer.group_rows)
+        text_bytes += sum(footer.group_bytes)
         all_counted = all_counted and count is not None
         counted += count or 0
     scale = sum(file.size_bytes for file in files) / max(1, sum(file.size_bytes for file in chosen))

@@ -12,7 +12,9 @@ def plan_lines(plan: Plan) -> list[str]:
     """The whole plan, for `plan`."""
     config, extent = plan.job.config, plan.extent
     rows = [*_short_rows(plan)]
-    rows.insert(1, ("documents", _about(extent.documents, exact=_documents_are_exact(plan))))
+    rows.insert(
+        1 + len(plan.job.notes), ("documents", _about(extent.documents, exact=_documents_are_exact(plan)))
+    )
     if plan.separators:
         rows.append(("separator", ", ".join(_show_separator(name) for name in plan.separators)))
     if plan.tokens_per_second and extent.tokens:
@@ -51,6 +53,7 @@ def _short_rows(plan: Plan) -> list[tuple[str, str]]:
     where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""
     fetch = " to fetch" if job.commit else ""
     rows = [("input", f"{where}{count:,} file{'s'[: count != 1]}, {size}{fetch} ({', '.join(kinds)})")]
+    rows += [("note", note) for note in job.notes]
     how = "exact, from token_count" if extent.exact else "an estimate"
     if extent.tokens is None:
         rows.append(("tokens", "unknown before the end"))

@@ -55,6 +55,7 @@ class InputFile:
     size_bytes: int
     mtime_ns: int
     content_hash: str  # of samples of a local file; the hub's own hash (ETag) of a remote one
+    problem: str | None = None  # why nothing of it can be read: a broken link, a folder without permission
 
     @property
     def is_standard_input(self) -> bool:
@@ -122,13 +123,18 @@ class Source:
             done = position
             self.formats[file.format].expect(self.files[file.index : file.index + _EXPECTED_FILES])
             try:
-                for batch in self.formats[file.format].batches(file, position, inside):
+                for batch in self._batches_of(file, position, inside):
                     yield batch
                     done = batch.end
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     raise
                 yield Batch(file.index, done, done, 0, problem=f"left out: {error.message}")
+
+    def _batches_of(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
+        if file.problem is not None:
+            raise BadFileError(file.problem)
+        return self.formats[file.format].batches(file, position, inside)
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
         """The documents of a batch, read here and now."""

@@ -1,4 +1,4 @@
-"""From `--input` to a list of files: folders, globs, formats by name, and fingerprints."""
+"""From `--input` to a list of files: what each is, by its name, and a fingerprint of its content."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.errors import ChangedError, InputError
+from fineweb_shards.errors import BadFileError, InputError, UsageError
 from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
+from fineweb_shards.sources.discovery import spells_ending, walk_folder, walk_glob
 from fineweb_shards.sources.stream import standard_input
 
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -27,65 +28,112 @@ _FORMATS = {
 }
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLES = 8
+_NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    path: str
+    name: str  # below the input it was found by
+    problem: str | None = None  # why it can't be read
 
 
 def find_files(
-    inputs: tuple[str, ...], format_name: str, is_output: Callable[[Path], bool] = lambda path: False
+    inputs: tuple[str, ...],
+    format_name: str,
+    is_output: Callable[[Path], bool] = lambda path: False,
+    *,
+    skip_bad: bool = False,
+    note: Callable[[str], None] = lambda text: None,
 ) -> tuple[InputFile, ...]:
     """All files that the inputs name, in the order they will be read.
 
-    Our own output is never input: somebody may have put it into the input's folder.
+    Our own output is never input: somebody may have put it into the input's folder. What can't be read
+    is an error or, with `skip_bad`, a file with a problem. `note` is told what was passed over.
     """
     if not inputs:
         raise InputError(
             "There is no input.",
             "Name a sample (demo, sample-10BT), files, folders or globs, or a dataset with --dataset.",
         )
-    pairs = [pair for text in inputs for pair in _expand(text, format_name)]
-    found = [(path, name) for path, name in pairs if not is_output(Path(path))]
+    pairs = [found for text in inputs for found in _expand(text, format_name, is_output, note)]
+    found = [one for one in pairs if not is_output(Path(one.path))]
     if not found:
         raise InputError(f"--input {inputs[0]}: holds only our own output.", "Check --input and --out.")
-    return tuple(_describe(index, path, name, format_name) for index, (path, name) in enumerate(found))
+    files = tuple(_describe(index, one, format_name) for index, one in enumerate(found))
+    bad = [file.problem for file in files if file.problem is not None]
+    if bad and not skip_bad:
+        more = f" ({len(bad) - 1:,} more can't be read either.)" if len(bad) > 1 else ""
+        raise BadFileError(f"{bad[0]}{more}")
+    return files
 
 
-def _expand(text: str, format_name: str) -> list[tuple[str, str]]:
-    """Pairs (path, name). Sorted, so that two machines agree about the order."""
+def _expand(
+    text: str, format_name: str, is_output: Callable[[Path], bool], note: Callable[[str], None]
+) -> list[_Found]:
+    """What one --input stands for. A file that is named is taken, whatever its ending."""
     if text == STANDARD_INPUT:
-        return [(STANDARD_INPUT, STANDARD_INPUT)]
+        return [_Found(STANDARD_INPUT, STANDARD_INPUT)]
+    if not text.strip():
+        raise UsageError(
+            "--input is empty; perhaps a variable of the shell is not set.",
+            "Name a file, a folder or a glob; the current folder is --input .",
+        )
     text = text.replace("{stdlib}", sysconfig.get_path("stdlib"))
     path = Path(text).expanduser()
     if path.is_file():
-        return [(str(path), path.name)]
+        return [_Found(str(path), path.name)]
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path)]
-        if format_name == "auto":
-            files = [file for file in files if _split_suffixes(file.name)[0] is not None]
-        names = sorted(file.relative_to(path).as_posix() for file in files)
-        if not names:
-            raise InputError(
-                f"--input {text}: the folder holds no {', '.join(_FORMATS)} file "
-                "(with .gz or .zst, or without).",
-                "Name the files with a glob, or say what they are with --format.",
-            )
-        return [(str(path / name), name) for name in names]
-    if glob.has_magic(text):
+        any_ending, findings = format_name != "auto", walk_folder(str(path))
+    elif glob.has_magic(text):
         pattern = os.path.expanduser(text)
-        matches = sorted(m for m in glob.glob(pattern, recursive=True) if os.path.isfile(m))
-        if not matches:
-            raise InputError(f"--input {text}: no file matches.", "Check the pattern (and quote it).")
-        root = _glob_root(pattern)
-        return [(match, Path(match).relative_to(root).as_posix()) for match in matches]
-    raise InputError(f"--input {text}: no such file or folder.", "Check the path.")
+        any_ending, findings = format_name != "auto" or spells_ending(pattern), walk_glob(pattern)
+    else:
+        raise InputError(f"--input {text}: no such file or folder.", "Check the path.")
+    ours = {name for name in findings.files if is_output(Path(findings.path_of(name)))}
+    taken = [name for name in findings.files if any_ending or _split_suffixes(name)[0] or name in ours]
+    passed_over = sorted({*findings.files, *findings.others} - {*taken})
+    if not taken and not findings.unreadable:
+        raise _nothing_taken(text, passed_over, is_folder=path.is_dir())
+    if passed_over:
+        kind = "no kind of file that is read" if findings.others else "their endings are not known"
+        note(f"--input {text}: {_count(passed_over)} passed over, {kind}: {_first_few(passed_over)}")
+    if findings.known_folders:
+        folders = _first_few(sorted(findings.known_folders))
+        note(f"--input {text}: not followed, because it leads to a folder that is read anyway: {folders}")
+    problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
+    names = sorted({*taken, *problems})
+    return [_Found(findings.path_of(name), name, problems.get(name)) for name in names]
 
 
-def _glob_root(pattern: str) -> Path:
-    parts = Path(pattern).parts
-    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    return Path(*parts[:fixed])
+def _nothing_taken(text: str, passed_over: list[str], *, is_folder: bool) -> InputError:
+    if passed_over and not is_folder:
+        return InputError(
+            f"--input {text}: none of what matches has a known ending: {_first_few(passed_over)}.",
+            f"Known are {', '.join(_FORMATS)}; say what the files are with --format.",
+        )
+    if not is_folder:
+        return InputError(f"--input {text}: no file matches.", "Check the pattern (and quote it).")
+    there = f"; there is {_first_few(passed_over)}" if passed_over else ""
+    return InputError(
+        f"--input {text}: the folder holds no {', '.join(_FORMATS)} file (with .gz or .zst, or "
+        f"without){there}.",
+        "Name the files with a glob, or say what they are with --format.",
+    )
 
 
-def _is_hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+def _count(names: list[str]) -> str:
+    return f"{len(names):,} file{'s'[: len(names) != 1]}"
+
+
+def _first_few(names: list[str]) -> str:
+    return ", ".join(readable_name(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def readable_name(name: str) -> str:
+    """A file's name as valid text, from which its bytes can be told: `\\xff` stands for a byte that is no
+    UTF-8, and `\\x5c` for a backslash that would look like one."""
+    return os.fsencode(name).replace(b"\\x", b"\\x5cx").decode("utf-8", "backslashreplace")
 
 
 def _split_suffixes(name: str) -> tuple[str | None, str | None]:
@@ -96,8 +144,9 @@ def _split_suffixes(name: str) -> tuple[str | None, str | None]:
     return _FORMATS.get(suffix), compression
 
 
-def _describe(index: int, path: str, name: str, format_name: str) -> InputFile:
-    known, compression = _split_suffixes(name)
+def _describe(index: int, found: _Found, format_name: str) -> InputFile:
+    path, name = found.path, readable_name(found.name)
+    known, compression = _split_suffixes(found.name)
     kind = (known or "text") if format_name == "auto" else format_name
     if path == STANDARD_INPUT:
         if kind == "parquet":
@@ -110,11 +159,15 @@ def _describe(index: int, path: str, name: str, format_name: str) -> InputFile:
         raise InputError(
             f"{path}: compressed parquet can't be read.", "Parquet compresses by itself: unpack it."
         )
-    try:
-        status = os.stat(path)
-        sample = _sample(path, status.st_size)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
+    problem = found.problem
+    if problem is None:
+        try:
+            status = os.stat(path)
+            sample = _sample(path, status.st_size)
+        except OSError as error:
+            problem = f"{path}: {error.strerror}."
+    if problem is not None:
+        return InputFile(index, path, name, kind, compression, 0, 0, "", problem)
     return InputFile(index, path, name, kind, compression, status.st_size, status.st_mtime_ns, sample)
 
 
@@ -132,31 +185,5 @@ def _sample(path: str, size: int) -> str:
 def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
     """For the manifest. Without paths: the same files may lie elsewhere on another machine. Without
     formats: those follow from names and settings, and a file of the hub may be streamed or downloaded."""
-    return [
-        {key: value for key, value in asdict(file).items() if key not in ("index", "path", "format")}
-        for file in files
-    ]
-
-
-def check_same_files(
-    files: tuple[InputFile, ...], recorded: list[dict[str, Any]], *, trust_times: bool
-) -> None:
-    """Refuse to go on with files that are not the ones the manifest was begun with.
-
-    Size and samples can't see every change, so a different modification time is refused as well,
-    unless the user says that it is a copy (`--same-source`).
-    """
-    now = files_to_json(files)
-    if len(now) != len(recorded):
-        raise ChangedError(f"The input has {len(now)} files now; it had {len(recorded)}.")
-    for file, new, old in zip(files, now, recorded, strict=True):
-        for field, value in new.items():
-            if value == old.get(field) or (field == "mtime_ns" and trust_times):
-                continue
-            if field == "mtime_ns":
-                raise ChangedError(
-                    f"{file.path}: mtime_ns was {old.get(field)} and is {value}: the file was "
-                    "written to since the run began.",
-                    "If it is the same file (a copy), go on with --same-source; else use --fresh.",
-                )
-            raise ChangedError(f"{file.path}: {field} was {old.get(field)!r} and is {value!r}.")
+    kept = [field.name for field in fields(InputFile) if field.name not in _NOT_IN_THE_MANIFEST]
+    return [{name: getattr(file, name) for name in kept} for file in files]

@@ -7,9 +7,10 @@ a FineWeb-Edu file (2 GB, 700 row groups) costs more than reading one row group.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,8 @@ import pyarrow.parquet as pq
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, read_error
-from fineweb_shards.sources.rows import CLAIM_COLUMNS, append_chunk, is_text, split_rows
+from fineweb_shards.sources.footer import Footer, read_footer, told_as_damage
+from fineweb_shards.sources.rows import append_chunk, split_rows, unwrap
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 # Rows are decoded a stretch at a time and encoded a chunk at a time: both small enough for a worker's
@@ -28,7 +30,8 @@ _STRETCH_BYTES = 512 * 1024
 _CHUNK_BYTES = 8 * 2**20
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _READ_BUFFER_BYTES = 2**20
-_FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
+# No document has so many tokens: a column with larger numbers counts something else.
+_LARGEST_CLAIM = 2**40
 
 
 class ParquetFormat(Format):
@@ -38,54 +41,53 @@ class ParquetFormat(Format):
         super().__init__(settings)
         self._file: tuple[str, Any] | None = None
         self._rows: _RowReader | None = None
-        self._first_rows: dict[str, list[int]] = {}
+        self._footer: tuple[str, Footer] | None = None
         self._group_counts: dict[int, int] = {}
 
     def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
-        metadata = self.open(file).metadata
-        self._group_counts[file.index] = metadata.num_row_groups
-        column = self.text_column_index(file, metadata)
+        footer = self.footer(file)
+        groups = self._group_counts[file.index] = len(footer.group_rows)
         first, size = position, 0
         wanted = self.settings.batch_bytes * self.batches_at_once
-        for group in range(position, metadata.num_row_groups):
-            group_size = metadata.row_group(group).column(column).total_uncompressed_size
+        for group in range(position, groups):
+            group_size = footer.group_bytes[group]
             if group_size >= 2 * wanted:
                 if size:
                     yield Batch(file.index, first, group, size)
-                rows = metadata.row_group(group).num_rows
-                yield from self._stripes(file, group, rows, group_size)
+                yield from self._stripes(file, group, footer.group_rows[group], group_size)
                 first, size = group + 1, 0
                 continue
             size += group_size
             if size >= wanted:
                 yield Batch(file.index, first, group + 1, size)
                 first, size = group + 1, 0
-        if first < metadata.num_row_groups:
-            yield Batch(file.index, first, metadata.num_row_groups, size)
+        if first < groups:
+            yield Batch(file.index, first, groups, size)
 
     def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Iterator[Batch]:
         """A large row group (pandas writes a million rows into one) in batches of some rows."""
         parts = max(1, min(rows, size // self.settings.batch_bytes))
-        borders = [rows * i // parts for i in range(parts + 1)]
-        for first, end in pairwise(borders):
+        for first, end in pairwise(rows * i // parts for i in range(parts + 1)):
             yield Batch(file.index, group, group + 1, size // parts, rows=(first, end))
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         """Only a batch's first chunk can begin with a cursor, and only its last can end with one."""
+        footer = self.footer(file)
         begins = batch.rows is None or batch.rows[0] == 0
         chunk = TextChunk([], Cursor(batch.file, batch.position) if begins else None, None)
+        if footer.note and begins and batch.position == 0:
+            chunk = replace(chunk, problems=(footer.note,))
         for group in range(batch.position, batch.end):
             try:
-                for row, rows in self._read_rows(file, group, batch.rows):
-                    for part in split_rows(rows, row):
-                        size_bytes = chunk.counts.text_bytes + part.counts.text_bytes
-                        if chunk.documents and size_bytes > _CHUNK_BYTES:
-                            yield chunk
-                            chunk = TextChunk([], None, None)
-                        chunk = append_chunk(chunk, part)
-                        if part.unfinished:  # its rest comes in a chunk of its own
-                            yield chunk
-                            chunk = TextChunk([], None, None)
+                for part in self._read_group(file, group, batch.rows):
+                    size_bytes = chunk.counts.text_bytes + part.counts.text_bytes
+                    if chunk.documents and size_bytes > _CHUNK_BYTES:
+                        yield chunk
+                        chunk = TextChunk([], None, None)
+                    chunk = append_chunk(chunk, part)
+                    if part.unfinished:  # its rest comes in a chunk of its own
+                        yield chunk
+                        chunk = TextChunk([], None, None)
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     raise
@@ -94,153 +96,151 @@ class ParquetFormat(Format):
                     counts=chunk.counts + Counts(bad_parts=1),
                     problems=(*chunk.problems, f"left out: {error.message}"),
                 )
-        ends = batch.rows is None or batch.rows[1] == self._group_rows(file, batch.position)
+        ends = batch.rows is None or batch.rows[1] == footer.group_rows[batch.position]
         yield replace(chunk, end=Cursor(batch.file, batch.end) if ends else None)
 
     def share_before(self, file: InputFile, position: int) -> float | None:
         groups = self._group_counts.get(file.index)  # known once the file was listed
         return position / groups if groups else None
 
-    def _group_rows(self, file: InputFile, group: int) -> int:
-        return int(self.open(file).metadata.row_group(group).num_rows)
-
     def open(self, file: InputFile) -> Any:
         """The ParquetFile, kept open until another file is asked for."""
         if self._file is None or self._file[0] != file.path:
             self.close()
-            self._file = (file.path, self.parse(file, file.path, _READ_BUFFER_BYTES))
+            self._file = (file.path, self.parse(file, self._open_local(file), _READ_BUFFER_BYTES))
         return self._file[1]
 
-    def _first_row(self, file: InputFile, group: int) -> int:
-        """The row of the file with which a row group begins."""
-        if file.path not in self._first_rows:
-            metadata = self.open(file).metadata
-            sizes = (metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-            self._first_rows = {file.path: [0, *accumulate(sizes)]}
-        return self._first_rows[file.path][group]
+    def _open_local(self, file: InputFile) -> Any:
+        try:
+            return pa.OSFile(os.fsencode(file.path))  # as bytes: a name need not be UTF-8
+        except OSError as error:
+            raise read_error(file, error) from error
+
+    def footer(self, file: InputFile) -> Footer:
+        """What the file says of itself, checked; kept until another file's is asked for."""
+        known = self._footer  # prefetching, another thread may ask for the next file's
+        if known is None or known[0] != file.path:
+            known = (file.path, read_footer(file, self.open(file), self.settings.text_column))
+            self._footer = known
+        return known[1]
 
     def parse(self, file: InputFile, content: Any, buffer_bytes: int) -> Any:
-        """Parse the footer of `content`, a path or something that can be read like a file."""
-        try:
+        """Parse the footer of `content`, something that can be read like a file."""
+        if file.size_bytes == 0:
+            raise BadFileError(f"{file.path}: the file is empty, so it is no parquet file.")
+        with told_as_damage(f"{file.path}: not a readable parquet file"):
             return pq.ParquetFile(content, buffer_size=buffer_bytes, pre_buffer=False)
-        except OSError as error:
-            if error.errno is not None:
-                raise read_error(file, error) from error
-            raise _damaged(file, error) from error
-        except pa.ArrowException as error:
-            raise _damaged(file, error) from error
 
     def close(self) -> None:
         if self._file is not None:
-            self._file[1].close()
+            self._file[1].close(force=True)
         self._file = self._rows = None
 
-    def text_column_index(self, file: InputFile, metadata: Any) -> int:
-        """Where the text column is; an error that names the columns where there is none."""
-        schema = self.open(file).schema_arrow
-        wanted = self.settings.text_column
-        if schema.names.count(wanted) != 1:
-            found = "two columns" if wanted in schema.names else "no column"
-            raise BadFileError(
-                f"{file.path}: there is {found} {wanted!r}; the columns are: {', '.join(schema.names)}.",
-                "Name the one with the text: --text-column.",
-            )
-        kind = schema.field(wanted).type
-        if not is_text(kind):
-            raise BadFileError(
-                f"{file.path}: column {wanted!r} holds {kind}, not text.",
-                "Name the column with the text: --text-column.",
-            )
-        paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-        return paths.index(wanted)
-
-    def sum_column(self, file: InputFile, name: str) -> int | None:
-        """The sum of a whole-number column over the file, or None where there is no such column."""
-        opened = self.open(file)
-        schema = opened.schema_arrow
-        if name not in schema.names or not pa.types.is_integer(schema.field(name).type):
+    def claimed_tokens(self, file: InputFile) -> int | None:
+        """How many tokens the texts have by the file's own account, without EOT; None if it gives none."""
+        opened, schema = self.open(file), self.open(file).schema_arrow
+        if self.settings.text_column != "text" or schema.names.count("token_count") != 1:
+            return None
+        if not pa.types.is_integer(schema.field("token_count").type):
             return None
         try:
-            return int(pc.sum(opened.read(columns=[name]).column(0)).as_py() or 0)
-        except (OSError, pa.ArrowException) as error:
-            raise _damaged(file, error) from error
+            with told_as_damage(f"{file.path}: the column token_count can't be read"):
+                column = opened.read(columns=["token_count"]).column("token_count")
+        except BadFileError:
+            return None  # the text may be sound all the same
+        extremes = pc.min_max(column).as_py()
+        if column.null_count or not 0 <= (extremes["min"] or 0) <= (extremes["max"] or 0) <= _LARGEST_CLAIM:
+            return None
+        return int(pc.sum(column).as_py() or 0)
 
     def columns(self, file: InputFile) -> list[str]:
         """What is read of a file: the text, and in FineWeb's files what they say about its tokens."""
-        names = set(self.open(file).schema_arrow.names)
-        return [self.settings.text_column, *(CLAIM_COLUMNS if names >= _FINEWEB_COLUMNS else [])]
+        return list(self.footer(file).columns)
 
-    def _read_rows(
-        self, file: InputFile, group: int, rows: tuple[int, int] | None
-    ) -> Iterator[tuple[int, Any]]:
-        """The columns of a row group, or of some of its rows, a stretch at a time, each with its first row.
+    def _read_group(self, file: InputFile, group: int, rows: tuple[int, int] | None) -> Iterator[TextChunk]:
+        """The texts of a row group, or of some of its rows, a stretch at a time.
 
         A row group can only be read from its start. So the place reached is kept for the next stripe:
         every worker reads a large row group once, whichever stripes it gets.
         """
-        opened = self.open(file)
-        start = self._first_row(file, group)
-        first, end = rows or (0, self._group_rows(file, group))
-        place = (file.path, group)
-        if self._rows is None or self._rows.place != place or self._rows.next_row > first:
-            self._rows = _RowReader(place, opened, self.columns(file))
+        footer = self.footer(file)
+        first, end = rows or (0, footer.group_rows[group])
+        place = f"{file.path}: row group {group}"
+        reader = self._rows
+        if reader is None or reader.place != place or reader.next_row > first:
+            stretch_rows = _stretch_rows(footer.group_rows[group], footer.group_bytes[group])
+            reader = _RowReader(place, self.open(file), group, self.columns(file), stretch_rows)
+            self._rows = reader
         try:
-            for row, stretch in self._rows.read(first, end):
-                yield start + row, stretch
-        except (OSError, pa.ArrowException) as error:
-            broken_row, self._rows = self._rows.next_row, None
-            if broken_row < first:
-                return  # the stripe in which it breaks reports it
-            raise BadFileError(
-                f"{file.path}: row group {group} can't be read: {_first_line(error)}."
-            ) from error
+            for row, stretch in reader.read(first, end):
+                yield from split_rows(stretch, footer.first_rows[group] + row)
+        except BadFileError:
+            self._rows = None
+            if reader.next_row >= first:  # else the stripe in which it breaks reports it
+                raise
 
 
 class _RowReader:
-    """Reads one row group from front to back."""
+    """Reads one row group from front to back.
 
-    def __init__(self, place: tuple[str, int], file: Any, columns: list[str]) -> None:
+    Where it breaks off must depend on nothing but the file: whole stretches are decoded, whatever rows are
+    asked for, and where the columns beside the text can't be read, the text goes on without them.
+    """
+
+    def __init__(self, place: str, file: Any, group: int, columns: list[str], stretch_rows: int) -> None:
         self.place = place
-        group = place[1]
         self.next_row = 0
+        self._file = file
+        self._group = group
+        self._columns = columns  # the text first
+        self._stretch_rows = stretch_rows
         self._rest: Any = None  # rows that were read together with earlier ones
-        self._stretches = file.iter_batches(
-            batch_size=_stretch_rows(file.metadata.row_group(group), columns[0]),
-            row_groups=[group],
-            columns=columns,
-            use_threads=False,
-        )
+        self._stretches: Iterator[Any] | None = None
 
     def read(self, first: int, end: int) -> Iterator[tuple[int, Any]]:
+        """The rows from `first` to `end`, a stretch at a time, each with its first row."""
         while self.next_row < end:
-            rows = self._rest
-            if rows is None:
-                rows = next(self._stretches, None)
-                if rows is None:
-                    raise pa.ArrowInvalid(f"it ends after {self.next_row} rows")
+            rows = self._next_stretch() if self._rest is None else self._rest
             begin, used = max(0, first - self.next_row), min(len(rows), end - self.next_row)
             self._rest = rows.slice(used) if used < len(rows) else None
             row, self.next_row = self.next_row + begin, self.next_row + used
             if begin < used:
                 yield row, rows.slice(begin, used - begin)
 
+    def _next_stretch(self) -> Any:
+        try:
+            return self._decode_stretch()
+        except BadFileError:
+            if len(self._columns) == 1:
+                raise
+        self._columns, self._stretches = self._columns[:1], None
+        rows, decoded = self._decode_stretch(), 0
+        while decoded + len(rows) <= self.next_row:
+            decoded += len(rows)
+            rows = self._decode_stretch()
+        return rows.slice(self.next_row - decoded)
 
-def _stretch_rows(group: Any, column: str) -> int:
-    """So many rows that a stretch stays small, by what the footer says of their average length.
+    def _decode_stretch(self) -> Any:
+        with told_as_damage(f"{self.place} can't be read"):
+            if self._stretches is None:
+                self._stretches = self._file.iter_batches(
+                    batch_size=self._stretch_rows,
+                    row_groups=[self._group],
+                    columns=self._columns,
+                    use_threads=False,
+                )
+            rows = next(self._stretches, None)
+            if rows is None:
+                raise pa.ArrowInvalid(f"it ends after {self.next_row} rows")
+            # By position of the exact name: pyarrow takes `a` for `a.b` as well.
+            found = [rows.column(rows.schema.names.index(name)) for name in self._columns]
+            return pa.RecordBatch.from_arrays([unwrap(column) for column in found], self._columns)
+
+
+def _stretch_rows(rows: int, text_bytes: int) -> int:
+    """So many rows of a row group that a stretch stays small, by what the footer says of their length.
 
     It must not depend on a setting: where a damaged row group breaks off depends on it.
     """
-    chunks = (group.column(i) for i in range(group.num_columns))
-    size = next(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
-    average = size // max(1, group.num_rows) + 1
-    return int(min(max(_STRETCH_BYTES // average, 1), _STRETCH_ROWS))
-
-
-def _damaged(file: InputFile, error: Exception) -> BadFileError:
-    if file.size_bytes == 0:
-        return BadFileError(f"{file.path}: the file is empty, so it is no parquet file.")
-    return BadFileError(f"{file.path}: not a readable parquet file: {_first_line(error)}.")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    average = text_bytes // max(1, rows) + 1
+    return min(max(_STRETCH_BYTES // average, 1), _STRETCH_ROWS)

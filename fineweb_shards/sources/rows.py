@@ -9,20 +9,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from fineweb_shards.sources.base import decode_text
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Counts, Origin, TextChunk
 
 # FineWeb says of every document how many GPT-2 tokens it has, EOT not counted.
-CLAIM_COLUMNS = ["token_count", "id"]
+CLAIM_COLUMNS = ("token_count", "id")
 _LONG_CELL_BYTES = 4 * 2**20
 _CUT_WINDOW_BYTES = 64 * 1024
+_LARGEST_INT64 = 2**63 - 1
 
 
 def is_text(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    """Whether a column of this type holds texts, in whatever wrapping."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return is_text(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return is_text(kind.value_type)
     checks = (
         pa.types.is_string,
         pa.types.is_large_string,
@@ -34,35 +39,61 @@ def is_text(kind: Any) -> bool:
     return any(check(kind) for check in checks)
 
 
-def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
-    """A stretch of rows as chunks without cursors: one for all, or several where a cell is huge.
+def unwrap(column: Any) -> Any:
+    """A column of any type that `is_text` as string, binary or their large kinds.
 
-    `first_row` is where in the file the stretch begins.
+    From the inside out: pyarrow can neither decode a dictionary of views nor cast an extension type of
+    them (it gives other bytes); a view itself it can only cast.
     """
-    names = rows.schema.names
-    column = rows.column(next(i for i, name in enumerate(names) if name not in CLAIM_COLUMNS))
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
-        column = column.cast(pa.large_binary())
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return unwrap(column.storage)
+    if pa.types.is_dictionary(kind):
+        return unwrap(column.dictionary).take(column.indices)  # which checks the indices
+    if pa.types.is_run_end_encoded(kind):
+        values = unwrap(column.values)
+        return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(column.run_ends, values))[
+            column.offset : column.offset + len(column)
+        ]
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return column.cast(pa.large_binary())
+    return column
+
+
+def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
+    """A stretch of unwrapped rows as chunks without cursors: one for all, or several where a cell is huge.
+
+    The text is the first column; `first_row` is where in the file the stretch begins.
+    """
+    column = rows.column(0)
     size_bytes = pc.sum(pc.binary_length(column)).as_py() or 0
     if size_bytes > 2 * _LONG_CELL_BYTES:
         # Somewhere in it is a long cell, or many middling ones: row by row, without copying all.
         for row in range(len(column)):
             yield from _split_cell(column[row], first_row + row)
         return
+    claims = dict(zip(rows.schema.names[1:], rows.columns[1:], strict=True))
+    ids = claims.get("id")
+    tokens = _claimed_tokens(claims["token_count"]) if claims else None
     skipped, places = column.null_count, np.arange(first_row, first_row + len(rows))
     if skipped:
         valid = column.is_valid()
-        rows, column, places = rows.filter(valid), column.filter(valid), places[valid.to_numpy(False)]
+        column, kept = column.filter(valid), valid.to_numpy(zero_copy_only=False)
+        ids = None if ids is None else ids.filter(valid)
+        tokens, places = None if tokens is None else tokens[kept], places[kept]
     texts, replaced = _to_texts(column)
-    ids = tokens = None
-    if "token_count" in names:
-        ids = rows.column(names.index("id"))
-        tokens = rows.column(names.index("token_count")).fill_null(-1).to_numpy(zero_copy_only=False)
     origin = Origin(0, len(texts), places, ids, tokens)
     counts = Counts(size_bytes, skipped, replaced)
     yield TextChunk(texts, None, None, counts=counts, origins=(origin,))
+
+
+def _claimed_tokens(column: Any) -> NDArray[np.int64]:
+    """Whole numbers of any width; -1 where there is none."""
+    claimed: NDArray[np.int64] = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    if pa.types.is_uint64(column.type):
+        claimed[claimed < 0] = _LARGEST_INT64
+    claimed[column.is_null().to_numpy(zero_copy_only=False)] = -1
+    return claimed
 
 
 def _to_texts(column: Any) -> tuple[list[str], int]:

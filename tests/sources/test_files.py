@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import reference
+import runs
+from inputs import write_parquet
 
-from fineweb_shards.errors import ChangedError, InputError
-from fineweb_shards.sources.files import check_same_files, files_to_json, find_files
+from fineweb_shards.cli import main
+from fineweb_shards.errors import BadFileError, ChangedError, InputError, UsageError
+from fineweb_shards.plan import make_plan
+from fineweb_shards.sources.files import files_to_json, find_files
+from fineweb_shards.sources.same_files import check_same_files
 
 
 @pytest.fixture
@@ -96,29 +105,203 @@ def test_unchanged_files_are_accepted_and_may_lie_elsewhere(folder: Path, tmp_pa
 
 
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("change", ["size", "content", "times", "count", "name"])
-def test_changed_files_are_refused_by_field(folder: Path, change: str) -> None:
-    """A swapped file is found even where its size is the same."""
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("grown", r"b\.txt: the file has grown from 5 to 1,018 bytes since .* \(modified on 20"),
+        ("shrunk", r"b\.txt: the file has shrunk from 5 to 2 bytes since .* \(modified on 20"),
+        ("content", r"b\.txt: the file has other content .* in the same size \(modified on 20"),
+        ("times", r"b\.txt: the file was modified on 2001-.*; when these shards were begun, its date was 20"),
+        ("missing", r"other files than when these shards were begun: 1 missing \(b\.txt\)"),
+        ("new", r"1 new \(c\.txt\)\."),
+        ("name", r"1 new \(b2\.txt\) and 1 missing \(b\.txt\)"),
+        ("broken", r"b\.txt: it could be read when these shards were begun, and can't be now"),
+    ],
+)
+def test_changed_files_are_refused(folder: Path, change: str, sentence: str) -> None:
+    """With the file, what has happened to it, and what can be done; found even where the size is the same."""
     path = folder / "b.txt"
     status = path.stat()
     recorded = files_to_json(find_files((str(folder),), "auto"))
-    field = {"size": "size_bytes", "content": "content_hash", "times": "mtime_ns", "name": "name"}.get(
-        change, ""
-    )
-    if change == "size":
-        path.write_bytes(b"longer than before")
+    if change in ("grown", "shrunk"):
+        path.write_bytes(b"x" * (1018 if change == "grown" else 2))
     elif change == "content":
         path.write_bytes(b"B.txt")
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     elif change == "times":
-        os.utime(path, ns=(0, 0))
-    elif change == "count":
+        os.utime(path, (1e9, 1e9))
+    elif change == "missing":
         path.unlink()
-        field = "3 files now; it had 4"
+    elif change == "new":
+        (folder / "c.txt").write_bytes(b"new")
     elif change == "name":
         path.rename(folder / "b2.txt")
-    files = find_files((str(folder),), "auto")
-    with pytest.raises(ChangedError, match=field):
+    elif change == "broken":
+        path.unlink()
+        path.symlink_to("nowhere")
+    files = find_files((str(folder),), "auto", skip_bad=True)
+    with pytest.raises(ChangedError, match=sentence) as error:
         check_same_files(files, recorded, trust_times=False)
+    assert "--fresh" in error.value.hint
+    assert ("--same-source" in error.value.hint) == (change == "times")
     if change == "times":
         check_same_files(files, recorded, trust_times=True)
+
+
+def test_another_order_is_refused(folder: Path) -> None:
+    """The stream would be another one."""
+    inputs = (f"{folder}/b.txt", f"{folder}/a.jsonl")
+    recorded = files_to_json(find_files(inputs, "auto"))
+    with pytest.raises(ChangedError, match=r"another order .* number 1 was b\.txt and is a\.jsonl"):
+        check_same_files(find_files(inputs[::-1], "auto"), recorded, trust_times=False)
+
+
+def notes_of(*inputs: str, form: str = "auto") -> list[str]:
+    notes: list[str] = []
+    find_files(inputs, form, note=notes.append)
+    return notes
+
+
+def test_what_is_passed_over_is_counted(folder: Path) -> None:
+    """In folders and globs alike; hidden files are nobody's business."""
+    (folder / "README").write_text("x")
+    (note,) = notes_of(str(folder))
+    assert note.endswith("2 files passed over, their endings are not known: README, notes.pdf")
+    assert notes_of(str(folder), form="text") == []
+    (note,) = notes_of(f"{folder}/*")
+    assert note.endswith("3 files passed over, no kind of file that is read: README, notes.pdf, sub")
+
+
+def test_a_glob_takes_known_endings_or_the_one_it_names(folder: Path) -> None:
+    """As a folder does; a file that is named is taken in any case."""
+    assert names(f"{folder}/*") == ["a.jsonl", "b.txt", "z.parquet"]
+    assert names(f"{folder}/*", form="text") == ["a.jsonl", "b.txt", "notes.pdf", "z.parquet"]
+    assert names(f"{folder}/*.pdf") == ["notes.pdf"]
+    assert names(f"{folder}/notes.pdf") == ["notes.pdf"]
+    with pytest.raises(InputError, match=r"known ending: notes\.pdf") as error:
+        names(f"{folder}/n*")
+    assert "--format" in error.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_input_is_refused(text: str) -> None:
+    """It would be the current folder: a variable that is not set must not decide what is read."""
+    with pytest.raises(UsageError, match=r"--input is empty; perhaps a variable"):
+        find_files((text,), "auto")
+
+
+@pytest.mark.parametrize("pattern", ["", "/**/*.txt*", "/**"])
+def test_folders_are_read_once_however_many_links_lead_to_them(folder: Path, pattern: str) -> None:
+    """Links are followed; one that leads back, or to a folder that is read anyway, is told."""
+    outside = folder.parent / f"{folder.name}-outside"
+    outside.mkdir()
+    (outside / "d.txt").write_text("d")
+    (folder / "loop").symlink_to(".")
+    (folder / "a-link").symlink_to("sub")
+    (folder / "outside").symlink_to(outside)
+    expected = ["b.txt", "outside/d.txt", "sub/c.txt.gz"]
+    notes: list[str] = []
+    found = find_files((f"{folder}{pattern}",), "auto", note=notes.append)
+    assert [file.name for file in found if ".txt" in file.name] == expected
+    assert any("leads to a folder that is read anyway: a-link, loop" in note for note in notes)
+
+
+@pytest.mark.promise(20)
+@pytest.mark.parametrize("pattern", ["", "/**/*.txt", "/*"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_broken_links_are_named_or_left_out(folder: Path, pattern: str, kind: str) -> None:
+    """It may have been a file or, where a disk is not mounted, a folder: never unsaid."""
+    name = "gone.txt" if kind == "file" else "gone"
+    (folder / name).symlink_to("/mnt/not/there")
+    with pytest.raises(BadFileError, match=rf"{name}: a link to /mnt/not/there, which is not there") as error:
+        find_files((f"{folder}{pattern}",), "auto")
+    assert "--on-bad-file skip" in error.value.hint
+    out = folder.parent / f"{folder.name}-out"
+    (folder / "a.jsonl").write_text('{"text": "one"}')
+    (folder / "z.parquet").unlink()
+    (folder / "sub" / "c.txt.gz").unlink()
+    manifest = runs.build_inline(out, f"{folder}{pattern}", on_bad_file="skip")
+    assert manifest.totals["bad_parts"] == 1
+    assert manifest.complete
+    assert name in [file["name"] for file in manifest.files]
+    assert runs.build_inline(out, f"{folder}{pattern}", on_bad_file="skip").complete
+    assert make_plan(
+        runs.job_of(out, f"{folder}{pattern}", on_bad_file="skip"), trial_seconds=0
+    ).extent.tokens
+
+
+@pytest.mark.promise(20)
+@pytest.mark.parametrize("pattern", ["", "/**/*.txt*", "/s*/*"])
+def test_folders_that_cannot_be_read_are_named_or_left_out(
+    folder: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder without permission is no empty folder."""
+    forbid(monkeypatch, folder / "sub")
+    with pytest.raises(BadFileError, match=r"sub: the folder can't be read: Permission denied\."):
+        find_files((f"{folder}{pattern}",), "auto")
+    found = find_files((f"{folder}{pattern}",), "auto", skip_bad=True)
+    assert [file.name for file in found if file.problem] == ["sub"]
+
+
+def test_a_file_that_cannot_be_read_is_named_or_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like a damaged one."""
+    forbid(monkeypatch, folder / "b.txt")
+    with pytest.raises(BadFileError, match=r"b\.txt: Permission denied\.") as error:
+        find_files((str(folder),), "auto")
+    assert "--on-bad-file skip" in error.value.hint
+    found = find_files((str(folder),), "auto", skip_bad=True)
+    assert [file.name for file in found if file.problem] == ["b.txt"]
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Tests may run as root, who may read everything."""
+    listdir = os.listdir
+
+    def refuse(found: Any) -> None:
+        if str(found) == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    def listdir_or_refuse(found: Any = ".") -> Any:
+        refuse(found)
+        return listdir(found)
+
+    def open_or_refuse(found: Any, *more: Any, **options: Any) -> Any:
+        refuse(found)
+        return open(found, *more, **options)
+
+    monkeypatch.setattr("fineweb_shards.sources.discovery.os.listdir", listdir_or_refuse)
+    monkeypatch.setattr("fineweb_shards.sources.files.open", open_or_refuse, raising=False)
+
+
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    """In input and output: built, resumed, verified, told; the manifest is UTF-8 and tells the bytes."""
+    data = tmp_path / NOT_UTF8
+    data.mkdir()
+    write_parquet(tmp_path / "a.parquet", ["one"]).rename(data / f"{NOT_UTF8}.parquet")
+    (data / f"{NOT_UTF8}.txt").write_text("two")
+    (data / f"{NOT_UTF8}.jsonl").write_text('{"text": "three"}\n')
+    (data / r"slash\xe9.txt").write_text("four")
+    (data / f"{NOT_UTF8}.pdf").write_text("passed over")
+    out = tmp_path / f"{NOT_UTF8}-out"
+    (note,) = runs.job_of(out, data).notes
+    assert r"caf\xe9.pdf" in note
+    runs.build_inline(out, data, shard_tokens=3)
+    (out / "edufineweb_train_000001.npy").unlink()
+    runs.build_inline(out, data, shard_tokens=3)
+    recorded = json.loads((out / "manifest.json").read_text("utf-8"))["files"]
+    expected = [r"caf\xe9.jsonl", r"caf\xe9.parquet", r"caf\xe9.txt", r"slash\x5cxe9.txt"]
+    assert [file["name"] for file in recorded] == expected
+    for words in (
+        ["plan", "--input", str(data), "--out", str(out)],
+        ["verify", str(out)],
+        ["status", str(out)],
+    ):
+        assert main(words) == 0, words
+    assert main(["report", str(out)]) == 0
+    documents = ["three", "one", "two", "four"]
+    assert runs.shards_in(out) == reference.shard_files(reference.stream(documents), 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,21 @@ import reference
 import runs
 from documents import make_documents
 from inputs import write_parquet
+from promises import Tries
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.plan import make_plan
 from fineweb_shards.sources import parquet, rows
 
 DOCUMENTS = make_documents(200, seed=3)
+
+
+def damage(path: Path, column: pq.ColumnChunkMetaData) -> None:
+    """Forty bytes in the middle of a column that are not what they were."""
+    data = bytearray(path.read_bytes())
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    data[middle : middle + 40] = b"\xff" * 40
+    path.write_bytes(bytes(data))
 
 
 def shards_of(documents: list[str], shard_tokens: int = 10**9) -> dict[str, bytes]:
@@ -57,6 +68,94 @@ def test_every_kind_of_text_column(tmp_path: Path, kind: pa.DataType) -> None:
     pq.write_table(pa.table({"text": pa.array(texts, pa.binary()).cast(kind)}), tmp_path / "a.parquet")
     runs.build_inline(tmp_path / "out", tmp_path / "a.parquet", batch_bytes=4096)
     assert runs.shards_in(tmp_path / "out") == shards_of(DOCUMENTS)
+
+
+def wrapped(kind: str, texts: list[str | None]) -> pa.Array:
+    """The texts as an array of a type that holds text."""
+    values = pa.array(texts, pa.string())
+    plain = {
+        "string_view": pa.string_view(),
+        "binary_view": pa.binary_view(),
+        "large_string": pa.large_string(),
+        "large_binary": pa.large_binary(),
+    }
+    if kind in plain:
+        return values.cast(plain[kind])
+    outer, _, inner = kind.partition(" of ")
+    if outer == "json":
+        return pa.ExtensionArray.from_storage(pa.json_(plain[inner]), values.cast(plain[inner]))
+    if outer == "runs":
+        ends = pa.array(range(1, len(texts) + 1), pa.int32())
+        return pa.RunEndEncodedArray.from_arrays(ends, wrapped(inner, texts))
+    known = sorted({text for text in texts if text is not None})
+    indices = pa.array([None if text is None else known.index(text) for text in texts], pa.int32())
+    return pa.DictionaryArray.from_arrays(indices, wrapped(inner, list(known)))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "string_view",
+        "binary_view",
+        "dictionary of string_view",
+        "dictionary of binary_view",
+        "dictionary of large_string",
+        "dictionary of dictionary of large_binary",
+        "runs of string_view",
+        "runs of dictionary of string_view",
+        "json of string_view",
+        "dictionary of json of string_view",
+    ],
+)
+def test_every_wrapping_of_text_is_taken_off(kind: str) -> None:
+    """Views, dictionaries, runs and extension types, inside each other and with nulls: not all of them can
+    be written with every pyarrow, but all can be read one day."""
+    texts = ["one", None, "", "a text that is too long for a view to hold", "one", None]
+    column = wrapped(kind, texts)
+    assert rows.is_text(column.type)
+    for part in (column, column.slice(1), column.slice(2, 3)):
+        whole = pa.RecordBatch.from_arrays([rows.unwrap(part)], ["text"])
+        (chunk,) = rows.split_rows(whole, 0)
+        assert chunk.documents == [
+            text for text in part.to_pylist() if text is not None
+        ] or chunk.documents == [text.decode() for text in part.to_pylist() if text is not None]
+        assert chunk.counts.skipped_documents == part.null_count or pa.types.is_run_end_encoded(column.type)
+
+
+@pytest.mark.parametrize(
+    "kind", ["string_view", "binary_view", "json of string_view", "dictionary of large_string"]
+)
+def test_nulls_in_every_kind_of_column(tmp_path: Path, kind: str) -> None:
+    """A null is skipped and counted, whatever the type."""
+    texts = ["one", None, "two", ""]
+    table = pa.table({"text": wrapped(kind, texts), "id": ["a", "b", "c", "d"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    manifest = runs.build_inline(tmp_path / "out", tmp_path / "a.parquet")
+    assert runs.shards_in(tmp_path / "out") == shards_of(["one", "two", ""])
+    assert manifest.totals["skipped_documents"] == 1
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2]),
+        pa.array([["a"], ["b"]]),
+        pa.array([{"a": "x"}, {"a": "y"}]),
+        pa.array([b"abc", b"def"], pa.binary(3)),
+        pa.array([True, False]),
+        pa.nulls(2),
+        pa.array([1, 1]).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_column_of_another_type_is_refused(tmp_path: Path, column: pa.Array) -> None:
+    """With the names of file, column and type."""
+    pq.write_table(pa.table({"body": column}), tmp_path / "a.parquet")
+    kind = pq.read_schema(tmp_path / "a.parquet").field("body").type
+    with pytest.raises(BadFileError) as error:
+        runs.build_inline(tmp_path / "out", tmp_path / "a.parquet", text_column="body")
+    assert f"a.parquet: column 'body' holds {kind}, not text." in error.value.message
+    assert "--text-column" in error.value.hint
 
 
 def test_dictionary_column(tmp_path: Path) -> None:
@@ -137,11 +236,7 @@ def test_bad_files_are_named_or_skipped(tmp_path: Path, damage: str) -> None:
 def test_a_damaged_row_group_is_named_or_skipped(tmp_path: Path) -> None:
     """Only that row group is left out."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS[:60], 20, compression="zstd", use_dictionary=False)
-    column = pq.ParquetFile(path).metadata.row_group(1).column(0)
-    data = bytearray(path.read_bytes())
-    middle = column.data_page_offset + column.total_compressed_size // 2
-    data[middle : middle + 40] = b"\xff" * 40
-    path.write_bytes(bytes(data))
+    damage(path, pq.read_metadata(path).row_group(1).column(0))
     with pytest.raises(BadFileError, match=r"a\.parquet: row group 1"):
         runs.build_inline(tmp_path / "out", path, batch_bytes=1024)
     manifest = runs.build_inline(tmp_path / "out", path, batch_bytes=1024, on_bad_file="skip")
@@ -169,19 +264,14 @@ def test_rows_are_decoded_a_little_at_a_time(tmp_path: Path) -> None:
     path = write_parquet(
         tmp_path / "a.parquet", ["long " * 100_000] * 20, 20, compression="zstd", use_dictionary=False
     )
-    opened = pq.ParquetFile(path)
-    assert parquet._stretch_rows(opened.metadata.row_group(0), "text") == 1
-    opened.close()
+    column = pq.read_metadata(path).row_group(0).column(0)
+    assert parquet._stretch_rows(20, column.total_uncompressed_size) == 1
 
 
 def test_a_damaged_row_group_counts_once_however_it_is_cut(tmp_path: Path) -> None:
     """Stripes behind the damage don't report it again."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 200, compression="zstd", use_dictionary=False)
-    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
-    data = bytearray(path.read_bytes())
-    middle = column.data_page_offset + column.total_compressed_size // 2
-    data[middle : middle + 40] = b"\xff" * 40
-    path.write_bytes(bytes(data))
+    damage(path, pq.read_metadata(path).row_group(0).column(0))
     found = set()
     for batch_bytes in (1024, 5000, 10**7):
         out = tmp_path / str(batch_bytes)
@@ -196,5 +286,173 @@ def test_nested_and_doubled_columns_are_told(tmp_path: Path, column: str) -> Non
     """With the names that exist."""
     table = pa.table([pa.array([{"text": "x"}]), pa.array(["x"]), pa.array(["y"])], ["a", "twice", "twice"])
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(BadFileError, match="columns are: a, twice, twice"):
+    with pytest.raises(BadFileError, match="columns are: a, twice, twice") as error:
         runs.build_inline(tmp_path / "out", tmp_path / "a.parquet", text_column=column)
+    assert ("inside 'a'" in error.value.hint) == (column == "a.text")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("column", ["a.b", "c"])
+def test_a_name_with_a_dot_is_a_name(tmp_path: Path, column: str, order: int) -> None:
+    """The column called so, not the field of a struct, and not what else begins so."""
+    columns = {"a": [{"b": "wrong"}] * 9, "a.b": DOCUMENTS[:9], "c": DOCUMENTS[9:18], "c.d": ["wrong"] * 9}
+    pq.write_table(pa.table(dict(list(columns.items())[::order])), tmp_path / "a.parquet", row_group_size=4)
+    runs.build_inline(tmp_path / "out", tmp_path / "a.parquet", text_column=column)
+    assert runs.shards_in(tmp_path / "out") == shards_of(columns[column])
+
+
+FINEWEB = ["text", "id", "dump", "url", "file_path", "language", "token_count"]
+
+
+def write_fineweb(path: Path, token_counts: pa.Array, **more: object) -> Path:
+    """The first documents with FineWeb's columns."""
+    documents = DOCUMENTS[: len(token_counts)]
+    columns = {name: pa.array([f"{name} {i}" for i in range(len(documents))]) for name in FINEWEB}
+    table = pa.table({**columns, "text": documents, "token_count": token_counts})
+    pq.write_table(table, path, **more)
+    return path
+
+
+TRUE_COUNTS = [len(reference.encode(text)) for text in DOCUMENTS[:20]]
+
+
+@pytest.mark.parametrize(
+    ("token_counts", "wrong", "exact"),
+    [
+        (pa.array(TRUE_COUNTS, pa.int64()), 0, True),
+        (pa.array(TRUE_COUNTS, pa.uint64()), 0, True),
+        (pa.array(TRUE_COUNTS, pa.int32()), 0, True),
+        (pa.array([*TRUE_COUNTS[:-1], 2**64 - 1], pa.uint64()), 1, False),
+        (pa.array([None, -7, *TRUE_COUNTS[2:]], pa.int16()), 0, False),
+        (pa.array([None, *TRUE_COUNTS[1:]], pa.uint32()), 0, False),
+        (pa.array([str(count) for count in TRUE_COUNTS]), None, False),
+        (pa.array([count > 5 for count in TRUE_COUNTS]), None, False),
+        (pa.array([float(count) for count in TRUE_COUNTS]), None, False),
+        (pa.nulls(20), None, False),
+        (pa.array([[count] for count in TRUE_COUNTS]), None, False),
+    ],
+    ids=lambda value: str(getattr(value, "type", value)),
+)
+def test_token_counts_of_any_type(
+    tmp_path: Path, token_counts: pa.Array, wrong: int | None, exact: bool
+) -> None:
+    """Whole numbers of any width are compared; anything else is told once and left alone. A plan trusts
+    only what can be a number of tokens."""
+    path = write_fineweb(tmp_path / "a.parquet", token_counts, row_group_size=6)
+    job = runs.job_of(tmp_path / "out", path, batch_bytes=1024)
+    problems = [p for b in job.source.batches(runs.START) for c in job.source.chunks(b) for p in c.problems]
+    assert len(problems) == (wrong is None)
+    assert all("a.parquet: token_count holds" in problem for problem in problems)
+    assert make_plan(job, trial_seconds=0).extent.exact == exact
+    manifest = runs.build_inline(tmp_path / "out", path)
+    assert runs.shards_in(tmp_path / "out") == shards_of(DOCUMENTS[:20])
+    assert manifest.totals["wrong_claims"] == (wrong or 0)
+
+
+@pytest.mark.parametrize("column", ["id", "token_count", "url"])
+def test_any_of_finewebs_columns_may_be_the_text(tmp_path: Path, column: str) -> None:
+    """`token_count` is about the column `text` and about no other."""
+    path = write_fineweb(tmp_path / "a.parquet", pa.array([f"token_count {i}" for i in range(20)]))
+    manifest = runs.build_inline(tmp_path / "out", path, text_column=column)
+    assert runs.shards_in(tmp_path / "out") == shards_of([f"{column} {i}" for i in range(20)])
+    assert manifest.totals["wrong_claims"] == 0
+
+
+def test_damage_beside_the_text_costs_no_text(tmp_path: Path) -> None:
+    """FineWeb's other columns are only compared with: what can't be read of them is not missed."""
+    path = write_fineweb(
+        tmp_path / "a.parquet",
+        pa.array(TRUE_COUNTS),
+        row_group_size=7,
+        compression="zstd",
+        use_dictionary=False,
+    )
+    group = pq.read_metadata(path).row_group(1)
+    damage(path, next(group.column(i) for i in range(7) if group.column(i).path_in_schema == "id"))
+    runs.build_inline(tmp_path / "out", path)
+    assert runs.shards_in(tmp_path / "out") == shards_of(DOCUMENTS[:20])
+
+
+@pytest.mark.promise(20)
+@pytest.mark.parametrize("encoding", ["plain", "dictionary", "wrong indices"])
+def test_what_skip_leaves_depends_on_the_file_alone(tmp_path: Path, encoding: str) -> None:
+    """Any batch size, resumed from every shard or not: the same bytes and the same counts."""
+    path = tmp_path / "a.parquet"
+    texts = DOCUMENTS[:30] * 20
+    column = pa.array(texts).dictionary_encode() if encoding == "wrong indices" else pa.array(texts)
+    options = {"use_dictionary": encoding != "plain", "data_page_size": 2000, "row_group_size": 300}
+    pq.write_table(pa.table({"text": column}), path, compression="none", write_statistics=False, **options)
+    place = pq.read_metadata(path).row_group(0).column(0)
+    data = bytearray(path.read_bytes())
+    if encoding == "plain":  # lengths of texts
+        begin = place.data_page_offset + place.total_compressed_size // 2
+        data[begin : begin + 4000] = b"\xff" * 4000
+    else:  # 5 bits each, of 30 texts
+        data[place.data_page_offset + 90 : place.data_page_offset + 110] = b"\xff" * 20
+    path.write_bytes(bytes(data))
+    found = set()
+    for batch_bytes in (1024, 3000, 10**7):
+        out = tmp_path / str(batch_bytes)
+        first = runs.build_inline(out, path, batch_bytes=batch_bytes, shard_tokens=3000, on_bad_file="skip")
+        shards = runs.shards_in(out)
+        found.add((tuple(shards.values()), tuple(first.totals.items())))
+        for record in first.shards[1:4]:
+            (out / record.name).unlink()
+            runs.build_inline(out, path, batch_bytes=2048, shard_tokens=3000, on_bad_file="skip")
+            assert runs.shards_in(out) == shards
+    assert len(found) == 1
+    assert dict(found.pop()[1])["bad_parts"] == 1
+
+
+def test_a_lack_of_memory_costs_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no damage, although pyarrow has one base for all its errors: the worker ends, and another one
+    tries again."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS[:20])
+
+    def fail(column: pa.Array) -> pa.Array:
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr(parquet, "unwrap", fail)
+    with pytest.raises(MemoryError):
+        runs.build_inline(tmp_path / "out", path, on_bad_file="skip")
+
+
+def mangled_footer(chooser: random.Random, good: bytes) -> bytes:
+    """A file with other bytes in its last part, most often with a length that fits again."""
+    start = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+    data = bytearray(good)
+    for _ in range(chooser.choice([1, 1, 2, 8])):
+        place = chooser.randrange(start, len(good) - 8)
+        new = chooser.choice([b"", b"\0", b"\xff", b"\xff\xff\xff\xff\x0f", chooser.randbytes(3)])
+        data[place : place + chooser.randint(0, 4)] = new
+    if chooser.random() < 0.8:
+        data[-8:-4] = (len(data) - 8 - start).to_bytes(4, "little")
+    return bytes(data)
+
+
+@pytest.mark.promise(20)
+@pytest.mark.parametrize("kind", ["string", "dictionary of large_string", "FineWeb"])
+def test_a_damaged_footer_is_told_or_harmless(tmp_path: Path, kind: str, tries: Tries) -> None:
+    """Whatever is wrong with it, the file is named or read; the plan does not stumble over it either."""
+    path = tmp_path / "a.parquet"
+    if kind == "FineWeb":
+        write_fineweb(path, pa.array(TRUE_COUNTS), row_group_size=7)
+    else:
+        column = pa.array(DOCUMENTS[:20]) if kind == "string" else wrapped(kind, DOCUMENTS[:20])
+        pq.write_table(pa.table({"text": column, "a": [{"b": "x"}] * 20}), path, row_group_size=7)
+    good = path.read_bytes()
+    told: list[str] = []
+    for number in tries(150, 5000):
+        path.write_bytes(mangled_footer(random.Random(f"{kind} {number}"), good))
+        job = runs.job_of(tmp_path / "out", path, batch_bytes=1024)
+        try:
+            for batch in job.source.batches(runs.START):
+                assert batch.size_bytes >= 0
+                list(job.source.chunks(batch))
+            make_plan(job, trial_seconds=0)
+        except BadFileError as error:
+            told.append(error.message)
+        finally:
+            job.source.close()
+    assert told
+    assert all("a.parquet: " in message for message in told)

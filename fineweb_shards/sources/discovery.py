@@ -1,0 +1,131 @@
+"""From a folder or a glob to the files in it; nothing is passed over unsaid.
+
+A folder is the glob `**/*`. Links to folders are followed, but every folder is read once, however many
+names lead to it: a link to a folder above it ends there, and one to a sibling gives no document twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import glob
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_ANY_DEPTH = "**"
+_Rest = tuple[str, ...]  # the parts of a pattern that are still to be matched
+
+
+@dataclass
+class Findings:
+    """What a walk has met. Names are paths below its root."""
+
+    root: str
+    files: list[str] = field(default_factory=list)  # sorted, so that two machines agree about the order
+    unreadable: dict[str, str] = field(default_factory=dict)  # name to reason
+    others: list[str] = field(default_factory=list)  # folders that a glob names, sockets and the like
+    known_folders: list[str] = field(default_factory=list)  # links to what is read by another name
+
+    def path_of(self, name: str) -> str:
+        return str(Path(self.root, name))
+
+
+def walk_folder(folder: str) -> Findings:
+    """Everything below a folder that is not hidden."""
+    return _Walk(folder).run((_ANY_DEPTH, "*"))
+
+
+def walk_glob(pattern: str) -> Findings:
+    """Everything that matches, as the shell would have it; `**` stands for any number of folders."""
+    parts = Path(pattern).parts
+    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    rest = parts[fixed:] if parts[-1] != _ANY_DEPTH else (*parts[fixed:], "*")
+    return _Walk(str(Path(*parts[:fixed]))).run(rest)
+
+
+def spells_ending(pattern: str) -> bool:
+    """Whether a glob itself says which ending its files have, like `*.log`."""
+    name = os.path.basename(pattern)
+    ending = os.path.splitext(name)[1]
+    return not glob.has_magic(name) or (bool(ending) and not glob.has_magic(ending))
+
+
+class _Walk:
+    """One walk: which folders are still to be read, and which have been."""
+
+    def __init__(self, root: str) -> None:
+        self._findings = Findings(root)
+        self._folders: list[tuple[str, frozenset[_Rest]]] = []
+        self._links: list[tuple[str, frozenset[_Rest]]] = []
+        self._read: set[tuple[int, int, frozenset[_Rest]]] = set()
+
+    def run(self, pattern: _Rest) -> Findings:
+        if os.path.isdir(self._findings.root):
+            self._folders.append(("", frozenset([pattern])))
+        while self._folders or self._links:
+            if not self._folders:  # real folders first: a link must not decide what one is called
+                self._links.sort(key=lambda link: link[0], reverse=True)
+                self._folders.append(self._links.pop())
+            self._read_folder(*self._folders.pop())
+        self._findings.files.sort()
+        return self._findings
+
+    def _read_folder(self, folder: str, wanted: frozenset[_Rest]) -> None:
+        path = self._findings.path_of(folder)
+        wanted |= {rest[1:] for rest in wanted if rest[0] == _ANY_DEPTH}
+        try:
+            status = os.stat(path)
+            names = _names_in(path, {rest[0] for rest in wanted})
+        except OSError as error:
+            self._findings.unreadable[folder or "."] = f"the folder can't be read: {error.strerror}"
+            return
+        key = (status.st_dev, status.st_ino, wanted)
+        if key in self._read:
+            self._findings.known_folders.append(folder)
+            return
+        self._read.add(key)
+        for name in names:
+            self._meet(folder, name, wanted)
+
+    def _meet(self, folder: str, name: str, wanted: frozenset[_Rest]) -> None:
+        """Put what is called `name` where it belongs, if it matches."""
+        matching = [rest for rest in wanted if _matches(name, rest[0])]
+        deeper = frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching) - {()}
+        if not matching:
+            return
+        name = f"{folder}/{name}" if folder else name
+        path = self._findings.path_of(name)
+        try:
+            mode = os.stat(path).st_mode
+        except OSError as error:
+            self._findings.unreadable[name] = _describe_failure(path, error)
+            return
+        taken = any(len(rest) == 1 for rest in matching)
+        if stat.S_ISDIR(mode) and deeper:
+            (self._links if os.path.islink(path) else self._folders).append((name, deeper))
+        elif taken:
+            (self._findings.files if stat.S_ISREG(mode) else self._findings.others).append(name)
+
+
+def _names_in(folder: str, wanted: Iterable[str]) -> list[str]:
+    """What is in a folder; without listing it, which may be forbidden, where only fixed names are wanted."""
+    if any(glob.has_magic(part) for part in wanted):
+        return os.listdir(folder)
+    return [part for part in wanted if os.path.lexists(os.path.join(folder, part))]
+
+
+def _matches(name: str, part: str) -> bool:
+    if not glob.has_magic(part):
+        return name == part
+    if name.startswith(".") and not part.startswith("."):
+        return False
+    return part == _ANY_DEPTH or fnmatch.fnmatch(name, part)
+
+
+def _describe_failure(path: str, error: OSError) -> str:
+    if os.path.islink(path) and error.errno == errno.ENOENT:
+        return f"a link to {os.readlink(path)}, which is not there"
+    return str(error.strerror)

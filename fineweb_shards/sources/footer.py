@@ -1,0 +1,99 @@
+"""A parquet file's footer: where the text is and how much of it, checked before anything relies on it.
+
+The parent reads footers too, so a damaged one may never be more than an error with the file's name:
+pyarrow checks its form, this module what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.sources.base import InputFile
+from fineweb_shards.sources.rows import CLAIM_COLUMNS, is_text
+
+# What pyarrow raises over damaged bytes; ValueError over a name that is no UTF-8.
+_PYARROW_ERRORS = (OSError, pa.ArrowException, ValueError, OverflowError)
+_FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What is relied on."""
+
+    column_index: int  # of the text, among the columns as they are stored
+    columns: tuple[str, ...]  # to read: the text, and in FineWeb's files what they say about its tokens
+    group_rows: tuple[int, ...]  # of each row group
+    group_bytes: tuple[int, ...]  # of each row group's text
+    first_rows: tuple[int, ...]  # of the file, with which each row group begins
+    note: str | None  # what a person should know of the file
+
+
+def read_footer(file: InputFile, opened: Any, text_column: str) -> Footer:
+    """What a ParquetFile says of itself; an error with the file's name where it makes no sense."""
+    with told_as_damage(f"{file.path}: the footer is damaged"):
+        schema, metadata = opened.schema_arrow, opened.metadata
+        _check_text_column(file, schema, text_column)
+        # By name and path: a column `a.b` and the field `b` of a struct `a` have the same path.
+        stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+        index = next((i for i, c in enumerate(stored) if c.name == c.path == text_column), None)
+        if index is None:
+            raise pa.ArrowInvalid(f"it has no data for the column {text_column!r}")
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        rows = tuple(int(group.num_rows) for group in groups)
+        sizes = tuple(int(group.column(index).total_uncompressed_size) for group in groups)
+        if min((*rows, *sizes), default=0) < 0 or sum(rows) != metadata.num_rows:
+            raise pa.ArrowInvalid(f"it counts {metadata.num_rows:,} rows, its row groups {sum(rows):,}")
+        claims, note = _claims(file, schema, text_column)
+    return Footer(index, (text_column, *claims), rows, sizes, tuple(accumulate(rows, initial=0)), note)
+
+
+@contextmanager
+def told_as_damage(what: str) -> Iterator[None]:
+    """pyarrow's errors become a BadFileError that begins with `what`."""
+    try:
+        yield
+    except MemoryError:
+        raise  # pyarrow's own one as well: it is no damage, and must not cost rows
+    except _PYARROW_ERRORS as error:
+        raise BadFileError(f"{what}: {_first_line(error)}.") from error
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _check_text_column(file: InputFile, schema: pa.Schema, wanted: str) -> None:
+    """Only a column of the file itself: the name is taken as a whole, dots and all."""
+    hint = "Name the column with the text: --text-column."
+    count = schema.names.count(wanted)
+    if count != 1:
+        found = f"{count} columns are called {wanted!r}" if count else f"there is no column {wanted!r}"
+        outer = wanted.partition(".")[0]
+        if not count and outer != wanted and outer in schema.names:
+            hint = f"A field inside {outer!r} can't be read: write it to a column of its own. {hint}"
+        raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(schema.names)}.", hint)
+    kind = schema.field(wanted).type
+    if not is_text(kind):
+        raise BadFileError(f"{file.path}: column {wanted!r} holds {kind}, not text.", hint)
+
+
+def _claims(file: InputFile, schema: pa.Schema, text_column: str) -> tuple[tuple[str, ...], str | None]:
+    """FineWeb's columns about the tokens of `text`, and a note where they can't be used."""
+    names = schema.names
+    unique = all(names.count(name) == 1 for name in CLAIM_COLUMNS)
+    if text_column != "text" or not unique or not set(names) >= _FINEWEB_COLUMNS:
+        return (), None
+    count, name = (schema.field(column).type for column in CLAIM_COLUMNS)
+    if not pa.types.is_integer(count):
+        return (), f"{file.path}: token_count holds {count}, not whole numbers, and is not compared with ours"
+    readable = is_text(name) or pa.types.is_integer(name)
+    return (CLAIM_COLUMNS if readable else CLAIM_COLUMNS[:1]), None

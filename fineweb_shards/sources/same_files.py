@@ -1,0 +1,79 @@
+"""Whether the input's files are still the ones that the manifest was begun with; if not, what has changed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from fineweb_shards.errors import ChangedError
+from fineweb_shards.sources.base import InputFile
+from fineweb_shards.sources.files import files_to_json
+
+_RESTORE_HINT = "Restore the input as it was, or start over with what it is now: another --out, or --fresh."
+
+
+def check_same_files(
+    files: tuple[InputFile, ...], recorded: list[dict[str, Any]], *, trust_times: bool
+) -> None:
+    """Refuse to go on with files that are not the ones the manifest was begun with.
+
+    Size and samples can't see every change, so a different modification time is refused as well,
+    unless the user says that it is a copy (`--same-source`).
+    """
+    _check_same_names([file.name for file in files], [str(old["name"]) for old in recorded])
+    for file, new, old in zip(files, files_to_json(files), recorded, strict=True):
+        different = [name for name in new if new[name] != old.get(name)]
+        if different == ["mtime_ns"]:
+            if trust_times:
+                continue
+            raise ChangedError(
+                f"{file.path}: the file was modified on {_show_time(file.mtime_ns)}; when these shards were "
+                f"begun, its date was {_show_time(old['mtime_ns'])}. Its size is the same.",
+                "If it is a copy of the same file, go on with --same-source. If not, restore the old file, "
+                "or start over: another --out, or --fresh.",
+            )
+        if different:
+            raise ChangedError(f"{file.path}: {_describe_change(file, old)}.", _RESTORE_HINT)
+
+
+def _check_same_names(now: list[str], before: list[str]) -> None:
+    new, missing = ([*(Counter(a) - Counter(b))] for a, b in ((now, before), (before, now)))
+    changes = [
+        f"{len(names):,} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        for what, names in (("new", new), ("missing", missing))
+        if names
+    ]
+    if changes:
+        raise ChangedError(
+            f"The input has other files than when these shards were begun: {' and '.join(changes)}.",
+            _RESTORE_HINT,
+        )
+    for number, (name, old) in enumerate(zip(now, before, strict=True), 1):
+        if name != old:
+            raise ChangedError(
+                f"The input's files come in another order than when these shards were begun: number "
+                f"{number:,} was {old} and is {name}.",
+                "Give --input in the old order, or start over: another --out, or --fresh.",
+            )
+
+
+def _describe_change(file: InputFile, old: dict[str, Any]) -> str:
+    """How a file differs from the one that the manifest has."""
+    size = old.get("size_bytes", 0)
+    if file.is_standard_input:
+        return "standard input begins with other bytes than when these shards were begun"
+    if file.problem is not None:
+        return "it could be read when these shards were begun, and can't be now"
+    if not old.get("content_hash"):
+        return "it could not be read when these shards were begun, and can be now"
+    date = f" (modified on {_show_time(file.mtime_ns)})" if file.mtime_ns else ""
+    if file.size_bytes != size:
+        verb = "grown" if file.size_bytes > size else "shrunk"
+        sizes = f"from {size:,} to {file.size_bytes:,} bytes"
+        return f"the file has {verb} {sizes} since these shards were begun{date}"
+    return f"the file has other content than when these shards were begun, in the same size{date}"
+
+
+def _show_time(mtime_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mtime_ns / 1e9))
