@@ -21,7 +21,9 @@ from fineweb_shards.outage import Patience
 from fineweb_shards.output import OutputSpec
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, ReadSettings, Source
+from fineweb_shards.sources.environment import check_addresses
 from fineweb_shards.sources.files import find_files
+from fineweb_shards.sources.quiet import quiet_clients
 from fineweb_shards.split import make_split
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine
@@ -113,7 +115,9 @@ def _open_local(config: Config, settings: ReadSettings, folder: Path, layout: La
 def _open_hub(
     config: Config, settings: ReadSettings, folder: Path, commit: str | None, observer: Observer
 ) -> tuple[str, Source]:
-    from fineweb_shards.sources.hub import list_dataset  # loads the hub's clients
+    quiet_clients()  # both before the clients are imported
+    check_addresses()
+    from fineweb_shards.sources.hub import list_dataset
 
     patience = Patience(config.max_outage)
     patience.observer = observer

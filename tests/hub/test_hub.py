@@ -7,7 +7,6 @@ import json
 import os
 import random
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -376,14 +375,21 @@ def test_a_file_replaced_while_it_is_read_is_noticed(
     file.close()
 
 
-def test_a_silent_listing_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clients would wait for ever."""
-    from fineweb_shards.outage import Trouble
-    from fineweb_shards.sources import hub as hub_module
+def test_a_silent_listing_is_asked_again(
+    repository: Repository,
+) -> None:
+    """The clients would wait for ever; a session of ours has a timeout for every request."""
+    from huggingface_hub import get_session
 
-    monkeypatch.setattr(hub_module, "_LISTING_SECONDS", 0.1)
-    with pytest.raises(Trouble, match="silent"):
-        hub_module._in_time(lambda: time.sleep(5))
+    from fineweb_shards.outage import Patience
+    from fineweb_shards.sources.session import open_session
+
+    plan = ScriptedFaults(script=[Stall(seconds=30), Stall(0.5, seconds=30)], on="api")
+    with StandInHub([repository], [plan]) as hub:
+        open_session(Patience(60), answer_seconds=0.2)
+        answer = get_session().get(f"{hub.endpoint}/api/datasets/{REPO}")
+        assert answer.json()["sha"] == repository.head
+        assert plan.injected == 2
 
 
 def test_offline_mode_is_respected(hub: StandInHub, home: Path, tmp_path: Path) -> None:
