@@ -50,9 +50,9 @@ class Disk:
         def look() -> None:
             free = free_disk_bytes(self._folder)
             if free < needed_bytes:
-                needed = show_bytes(needed_bytes)
                 raise DiskFullError(
-                    f"{self._folder}: {show_bytes(free)} free, the next shard needs {needed}."
+                    f"{self._folder}: the next shard needs {show_bytes(needed_bytes)}, {show_bytes(free)} are "
+                    f"free: {show_bytes(needed_bytes - free)} are missing."
                 )
 
         self.attempt(look)

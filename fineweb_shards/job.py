@@ -61,9 +61,8 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
 
     `commit` is the one that a resumed run was begun with.
     """
-    config.check()
+    check_config(config)
     layout = get_layout(config.layout)
-    output_spec(config, Path(config.out), layout)  # tells mistakes
     engine = resolve_engine(config.engine)
     settings = ReadSettings(
         text_column=config.text_column,
@@ -78,6 +77,14 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
     else:
         commit, source = None, _open_local(config, settings, folder, layout)
     return Job(config, folder, layout, engine, source, budget, commit)
+
+
+def check_config(config: Config) -> None:
+    """Mistakes that can be told without looking at any file, nor asking the hub."""
+    config.check()
+    output_spec(config, Path(config.out), get_layout(config.layout))
+    if config.dataset:
+        check_addresses()
 
 
 def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
@@ -115,8 +122,7 @@ def _open_local(config: Config, settings: ReadSettings, folder: Path, layout: La
 def _open_hub(
     config: Config, settings: ReadSettings, folder: Path, commit: str | None, observer: Observer
 ) -> tuple[str, Source]:
-    quiet_clients()  # both before the clients are imported
-    check_addresses()
+    quiet_clients()  # before the clients are imported, which happens now
     from fineweb_shards.sources.hub import list_dataset
 
     patience = Patience(config.max_outage)

@@ -1,6 +1,6 @@
 """The variables that decide how the hub is reached, checked before the clients are imported: they read them
-then, and stumble over some. A mistake in one of them looks like an outage, and would be waited for. It can't pass, so it is told at once.
-A token and the password of a proxy are never shown.
+then, and stumble over some. A mistake in one looks like an outage, and would be waited for. It can't pass, so
+it is told at once. A token and the password of a proxy are never shown.
 """
 
 from __future__ import annotations

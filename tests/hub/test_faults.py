@@ -215,7 +215,7 @@ def test_what_can_be_no_token_is_told_without_it(token: str) -> None:
 
 
 def test_an_endpoint_that_the_clients_stumble_over(hub: StandInHub, home: Path, tmp_path: Path) -> None:
-    """By the command: a sentence, at once, where huggingface_hub ends with a traceback when it is imported."""
+    """A sentence, at once, where huggingface_hub ends with a traceback when it is imported."""
     words = ["build", *SAMPLE, "--out", tmp_path / "out"]
     done = runs.run_command(*words, **environment(hub, home, HF_ENDPOINT="https://host:port"))
     assert done.returncode == 3, done.stderr

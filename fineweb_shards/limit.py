@@ -1,0 +1,46 @@
+"""Another `--max-tokens` for a folder that holds shards already: the stream is the same, only its end moves.
+
+Growing goes on where the old limit cut the stream. The last shard was cut short there, so it is made again
+from the checkpoint before it; everything else stays. What is there can't be made shorter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fineweb_shards.errors import ChangedError
+from fineweb_shards.manifest import Manifest
+from fineweb_shards.types import ShardRecord
+
+
+def move_limit(manifest: Manifest, limit: int | None) -> Manifest:
+    """The ledger of the folder for another limit: without what must be made again."""
+    old = manifest.settings["max_tokens"]
+    if limit == old:
+        return manifest
+    there = manifest.tokens + manifest.totals.get("dropped_tokens", 0)
+    if limit is not None and limit < there:
+        raise ChangedError(
+            f"--max-tokens {limit:,}: the folder holds {there:,} tokens already, and a stream that is there "
+            "can't be made shorter.",
+            "Raise --max-tokens or leave it out, choose another --out, or start over with --fresh.",
+        )
+    moved = replace(manifest, settings={**manifest.settings, "max_tokens": limit})
+    if not manifest.complete or there != old:
+        return moved  # not finished, or finished because the input has ended
+    return replace(moved, shards=_before_the_cut(manifest), complete=False, totals={})
+
+
+def _before_the_cut(manifest: Manifest) -> tuple[ShardRecord, ...]:
+    """The records that are the same under any larger limit."""
+    records, split = manifest.shards, manifest.split
+    if split.val_ratio:
+        if manifest.totals.get("dropped_tokens"):
+            return ()  # what was dropped was in checkpoints, together with what was not
+        return tuple(record for record in records if record.end != manifest.end)
+    last = records[-1:]
+    tokens = sum(record.tokens for record in records if last and record.split == last[0].split)
+    fills_validation = bool(last) and last[0].split == "val" and tokens == split.val_tokens
+    if tokens % manifest.settings["shard_tokens"] == 0 or fills_validation:
+        return records
+    return records[:-1]
