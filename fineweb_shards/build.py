@@ -259,7 +259,7 @@ def open_ledger(job: Job, *, same_source: bool) -> Manifest:
     check_same_files(job.source.files, manifest.files, trust_times=same_source)
     check_batch_bytes(manifest.quarantined, job.config.batch_bytes)
     # First: what a lost file has made unknown is still there, and can't be made shorter.
-    moved = move_limit(manifest, job.config.max_tokens)
+    moved = move_limit(manifest, job.config.max_tokens, job.folder)
     return replace(trim(moved, job.folder), versions=job.versions())
 
 

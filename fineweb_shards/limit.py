@@ -6,14 +6,16 @@ from the checkpoint before it; everything else stays. What is there can't be mad
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.manifest import Manifest
 from fineweb_shards.types import ShardRecord
 
 
-def move_limit(manifest: Manifest, limit: int | None) -> Manifest:
+def move_limit(manifest: Manifest, limit: int | None, folder: Path) -> Manifest:
     """The ledger of the folder for another limit: without what must be made again."""
     old = manifest.settings["max_tokens"]
     if limit == old:
@@ -25,10 +27,24 @@ def move_limit(manifest: Manifest, limit: int | None) -> Manifest:
             "can't be made shorter.",
             "Raise --max-tokens or leave it out, choose another --out, or start over with --fresh.",
         )
+    if not manifest.complete and limit is not None and (old is None or limit < old):
+        _check_nothing_behind(manifest, folder, limit)
     moved = replace(manifest, settings={**manifest.settings, "max_tokens": limit})
     if not manifest.complete or there != old:
         return moved  # not finished, or finished because the input has ended
     return replace(moved, shards=_before_the_cut(manifest), complete=False, totals={})
+
+
+def _check_nothing_behind(manifest: Manifest, folder: Path, limit: int) -> None:
+    """A killed run may have named a shard that it had no time to enter. A longer stream makes it again; of a
+    shorter one it would be no part, and a loader would read it all the same."""
+    names = {record.name for record in manifest.shards}
+    unknown = sorted(name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in names)
+    if unknown:
+        raise ChangedError(
+            f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may lie behind that end.",
+            "Go on with the old --max-tokens for a shard, choose another --out, or start over with --fresh.",
+        )
 
 
 def _before_the_cut(manifest: Manifest) -> tuple[ShardRecord, ...]:

@@ -95,6 +95,8 @@ def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
     measured = _measure(engine, sample.texts, trial_seconds)
     extent = _measure_extent(job, sample, measured, start, every_footer=trial_seconds > 0)
     limited = _limit(extent, job.config.max_tokens)
+    before = sum(file.size_bytes for file in job.source.files[: start.file])
+    passed = job.source.share_before(start) or before / max(1, job.source.size_bytes)
     return Plan(
         job,
         limited,
@@ -102,21 +104,8 @@ def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
         tuple(sample.texts[:3]),
         _predict_speed(job, sample, measured) if trial_seconds else None,
         free_disk_bytes(job.folder),
-        max(0.0, _share(limited.tokens, extent.tokens) - _share_before(job, start)),
+        max(0.0, (limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0) - passed),
     )
-
-
-def _share(part: int | None, whole: int | None) -> float:
-    return part / whole if part is not None and whole else 1.0
-
-
-def _share_before(job: Job, start: Cursor) -> float:
-    """Of the input's bytes; to a file where nobody knows it better."""
-    share = job.source.share_before(start)
-    if share is None:
-        before = sum(file.size_bytes for file in job.source.files[: start.file])
-        share = before / max(1, job.source.size_bytes)
-    return share
 
 
 def check_disk(plan: Plan, done_tokens: int) -> None:

@@ -32,6 +32,9 @@ from standin_faults import (
 from standin_hub import StandInHub
 from standin_repository import Repository
 
+from fineweb_shards.durable import FolderLock
+from fineweb_shards.units import show_bytes
+
 ROOT = Path(__file__).parent.parent.parent
 REPO = "HuggingFaceFW/fineweb-edu"
 ROW_GROUPS = 60
@@ -469,6 +472,51 @@ def test_plan_of_a_dataset(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     assert "to fetch" in done.stdout
     assert f"documents  {2 * ROW_GROUPS * 4:,}" in done.stdout
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.promise(22)
+def test_a_held_folder_is_refused_before_the_hub_is_asked(
+    hub: StandInHub, home: Path, tmp_path: Path
+) -> None:
+    """Exit code 6, and not one request; a plan takes no lock, but says so."""
+    out = tmp_path / "out"
+    with FolderLock(out):
+        refused = build(hub, home, out, *SAMPLE)
+        assert refused.returncode == 6, refused.stderr
+        assert hub.requests == []
+        plan = runs.run_command("plan", *SAMPLE, "--out", out, *FLAGS, **environment(hub, home))
+    assert plan.returncode == 0, plan.stderr
+    assert "build      a run is at work in this folder" in plan.stdout
+
+
+def test_plan_says_what_build_would_do(hub: StandInHub, home: Path, tmp_path: Path) -> None:
+    """Begin with a part of the bytes, resume, nothing, refused in build's words; without a client's bar."""
+    out = tmp_path / "out"
+
+    def plan(*words: str) -> subprocess.CompletedProcess[str]:
+        return runs.run_command("plan", *SAMPLE, "--out", out, *FLAGS, *words, **environment(hub, home))
+
+    first = plan("--max-tokens", "30k")
+    assert "build      would begin" in first.stdout
+    size, tokens = sum(map(len, FILES.values())), sum(map(len, EXPECTED.values())) / 2
+    fetch = show_bytes(round(size * 30_000 / tokens))[:2]
+    assert f"about {fetch}" in first.stdout.splitlines()[0]
+    assert "60.0 kB needed" in first.stdout
+    assert not out.exists()
+    assert build(hub, home, out, *SAMPLE, "--max-tokens", "30k").returncode == 0
+    assert "build      nothing to do: complete, 30,000 tokens" in plan("--max-tokens", "30k").stdout
+    grown = plan()
+    assert "build      would resume behind edufineweb_val_000000.npy, 20,000 tokens are done" in grown.stdout
+    shorter = plan("--max-tokens", "10k")
+    assert shorter.returncode == 4
+    assert "build      would be refused, because:" in shorter.stdout
+    refused = build(hub, home, out, *SAMPLE, "--max-tokens", "10k")
+    assert refused.stderr == shorter.stderr
+    assert "--max-tokens 10,000: the folder holds 30,000 tokens already" in shorter.stderr
+    assert "%|" not in first.stderr + grown.stderr
+    done = build(hub, home, out, *SAMPLE)
+    assert done.returncode == 0, done.stderr
+    assert runs.shards_in(out) == EXPECTED
 
 
 @pytest.mark.promise(16)
