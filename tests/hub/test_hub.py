@@ -490,7 +490,7 @@ def test_a_held_folder_is_refused_before_the_hub_is_asked(
 
 
 def test_plan_counts_the_bytes_up_to_max_tokens(hub: StandInHub, home: Path, tmp_path: Path) -> None:
-    """To fetch and to write; what is an estimate says so; no bar of a client's, even where one asks for it."""
+    """To fetch and to write; what is an estimate says so; no bar of a client's, even if one is asked for."""
     words = ["--max-tokens", "30k", "--out", tmp_path / "out", *FLAGS]
     variables = environment(hub, home, HF_HUB_DISABLE_PROGRESS_BARS="0")
     done = runs.run_command("plan", *SAMPLE, *words, **variables)
