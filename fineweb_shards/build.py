@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fineweb_shards.config import Config
 from fineweb_shards.disk import Disk
 from fineweb_shards.durable import WORK_FOLDER, FolderLock, output_error
 from fineweb_shards.errors import Interrupted, OutputError, ShardError
@@ -22,12 +23,13 @@ from fineweb_shards.executors.worker import WorkerSpec
 from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.heartbeat import invoke
 from fineweb_shards.history import load_history
-from fineweb_shards.job import Job
+from fineweb_shards.job import Job, check_config, make_job, pinned_commit
 from fineweb_shards.journal import Journal
 from fineweb_shards.layouts.base import Layout
+from fineweb_shards.limit import move_limit
 from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
 from fineweb_shards.monitor import Monitor
-from fineweb_shards.observer import Event
+from fineweb_shards.observer import Event, Observer
 from fineweb_shards.output import Output
 from fineweb_shards.packer import Packer
 from fineweb_shards.plan import check_disk, make_plan
@@ -58,17 +60,32 @@ class Outcome:
     run: RunRecord | None = None  # None: there was nothing to do
 
 
+@contextlib.contextmanager
+def held_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[Job]:
+    """The job, with its folder held. The hub is only asked once the folder is ours; local files are found
+    before, so that a misspelt name leaves no folder behind."""
+    check_config(config)
+    folder = Path(config.out).expanduser()
+    if config.dataset:
+        with FolderLock(folder):
+            yield make_job(config, commit=None if fresh else pinned_commit(config), observer=observer)
+        return
+    job = make_job(config)
+    with FolderLock(folder):
+        yield job
+
+
 def build(job: Job, *, fresh: bool, same_source: bool, screen: Screen, command: str) -> Outcome:
-    """Make the shards, or the rest of them. `command` is how to go on after an interruption."""
-    with FolderLock(job.folder):
-        if fresh:
-            delete_output(job.folder, job.layout, screen.say)
-        manifest = open_ledger(job, same_source=same_source)
-        if manifest.complete:
-            return Outcome(manifest, 0, 0, 0.0)
-        journal = Journal(job.folder)
-        with accounted(journal, job):
-            return build_rest(job, manifest, journal, screen, command)
+    """Make the shards, or the rest of them, in a folder that is held. `command` is how to go on after an
+    interruption."""
+    if fresh:
+        delete_output(job.folder, job.layout, screen.say)
+    manifest = open_ledger(job, same_source=same_source)
+    if manifest.complete:
+        return Outcome(manifest, 0, 0, 0.0)
+    journal = Journal(job.folder)
+    with accounted(journal, job):
+        return build_rest(job, manifest, journal, screen, command)
 
 
 def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, command: str) -> Outcome:
@@ -100,7 +117,7 @@ def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, c
 
 def tell_plan(job: Job, manifest: Manifest, progress: Progress) -> None:
     """Look at what is still to do, say it, and refuse what the disk can't hold."""
-    plan = make_plan(job, trial_seconds=0, start=manifest.end)
+    plan = make_plan(job, trial_seconds=0, start=manifest.end, done_tokens=manifest.tokens)
     lines = short_lines(plan)
     if manifest.shards:
         finished = f"{len(manifest.shards):,} shards, {show_count(manifest.tokens)} tokens"
@@ -246,15 +263,18 @@ def open_ledger(job: Job, *, same_source: bool) -> Manifest:
     if manifest is None:
         check_no_strangers(job.folder, job.layout)
         return Manifest(settings, files, job.versions(), job.commit)
-    check_settings(manifest, settings)
+    check_settings(manifest, {**settings, "max_tokens": manifest.settings["max_tokens"]})
     check_same_files(job.source.files, manifest.files, trust_times=same_source)
     check_batch_bytes(manifest.quarantined, job.config.batch_bytes)
-    return replace(trim(manifest, job.folder), versions=job.versions())
+    # First: what a lost file has made unknown is still there, and can't be made shorter.
+    moved = move_limit(manifest, job.config.max_tokens, job.folder)
+    return replace(trim(moved, job.folder), versions=job.versions())
 
 
 def check_no_strangers(folder: Path, layout: Layout) -> None:
     """Refuse a folder with shards that no ledger knows."""
-    strangers = sorted(path.name for path in folder.iterdir() if layout.owns(path.name))
+    names = os.listdir(folder) if folder.is_dir() else []
+    strangers = sorted(name for name in names if layout.owns(name))
     if strangers:
         raise OutputError(
             f"{folder}: {len(strangers)} shards are here ({strangers[0]} …) but no {FILE_NAME}.",

@@ -154,21 +154,19 @@ def run_build(options: argparse.Namespace) -> None:
 
 def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> None:
     # Imported here, so that `--help` is quick and a worker's import of this module light.
-    from fineweb_shards.build import build
+    from fineweb_shards.build import build, held_job
     from fineweb_shards.durable import WORK_FOLDER
-    from fineweb_shards.job import make_job, pinned_commit
     from fineweb_shards.quarantine import FILE_NAME as QUARANTINE
     from fineweb_shards.summary import summary_lines, summary_values
 
-    commit = None if options.fresh else pinned_commit(config)
-    job = make_job(config, commit=commit, observer=Console(screen))
-    outcome = build(
-        job,
-        fresh=options.fresh,
-        same_source=options.same_source,
-        screen=screen,
-        command=options.command,
-    )
+    with held_job(config, fresh=options.fresh, observer=Console(screen)) as job:
+        outcome = build(
+            job,
+            fresh=options.fresh,
+            same_source=options.same_source,
+            screen=screen,
+            command=options.command,
+        )
     if options.json:
         put_json({"event": "result", **summary_values(job, outcome)})
     else:
@@ -183,13 +181,30 @@ def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> 
 
 
 def run_plan(options: argparse.Namespace) -> None:
+    """Show it; where a build would be refused, so is this, in the same words."""
+    from fineweb_shards.build import open_ledger
+    from fineweb_shards.durable import is_locked
     from fineweb_shards.job import make_job, pinned_commit
-    from fineweb_shards.plan import make_plan
-    from fineweb_shards.plan_text import plan_lines
+    from fineweb_shards.plan import check_disk, make_plan
+    from fineweb_shards.plan_text import plan_lines, verdict_on
 
     config = dataclasses.replace(read_config(options), download=False)  # a plan needs no whole file
     job = make_job(config, commit=pinned_commit(config), observer=Console(Lines()))
-    _show(plan_lines(make_plan(job, trial_seconds=1.0)))
+    manifest, refusal = None, None
+    try:
+        manifest = open_ledger(job, same_source=False)
+    except ShardError as error:
+        refusal = error
+    if manifest is None or manifest.complete:
+        plan = make_plan(job, trial_seconds=1.0)
+    else:
+        plan = make_plan(job, trial_seconds=1.0, start=manifest.end, done_tokens=manifest.tokens)
+    held = is_locked(job.folder)
+    _show(plan_lines(plan, verdict_on(manifest, held=held)))
+    if refusal is not None and not held:
+        raise refusal
+    if manifest is not None and not manifest.complete:
+        check_disk(plan, manifest.tokens)
 
 
 class Console(Observer):

@@ -89,13 +89,16 @@ def run_upload(options: argparse.Namespace) -> None:
     from fineweb_shards.cli import Console
     from fineweb_shards.config import load_config
     from fineweb_shards.outage import Patience
-    from fineweb_shards.upload import Uploader, disable_progress_bars
+    from fineweb_shards.sources.environment import check_addresses
+    from fineweb_shards.sources.quiet import quiet_clients
     from fineweb_shards.verify import check_folder
+
+    quiet_clients()  # both before the clients are imported
+    check_addresses()
+    from fineweb_shards.upload import Uploader
 
     Interrupts(options.resume)
     tolerate_onlookers()
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     config = load_config(None, {"max_outage": options.max_outage})
     patience = Patience(config.max_outage)
     screen = Lines()

@@ -50,9 +50,10 @@ class Disk:
         def look() -> None:
             free = free_disk_bytes(self._folder)
             if free < needed_bytes:
-                needed = show_bytes(needed_bytes)
+                needed, missing = show_bytes(needed_bytes), show_bytes(needed_bytes - free)
                 raise DiskFullError(
-                    f"{self._folder}: {show_bytes(free)} free, the next shard needs {needed}."
+                    f"{self._folder}: the next shard needs {needed}, {show_bytes(free)} are free: "
+                    f"{missing} are missing."
                 )
 
         self.attempt(look)

@@ -21,7 +21,9 @@ from fineweb_shards.outage import Patience
 from fineweb_shards.output import OutputSpec
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, ReadSettings, Source
+from fineweb_shards.sources.environment import check_addresses
 from fineweb_shards.sources.files import find_files
+from fineweb_shards.sources.quiet import quiet_clients
 from fineweb_shards.split import make_split
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine
@@ -60,9 +62,8 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
 
     `commit` is the one that a resumed run was begun with.
     """
-    config.check()
+    check_config(config)
     layout = get_layout(config.layout)
-    output_spec(config, Path(config.out), layout)  # tells mistakes
     engine = resolve_engine(config.engine)
     settings = ReadSettings(
         text_column=config.text_column,
@@ -78,6 +79,14 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
     else:
         commit, source = None, _open_local(config, settings, folder, layout, notes)
     return Job(config, folder, layout, engine, source, budget, commit, tuple(notes))
+
+
+def check_config(config: Config) -> None:
+    """Mistakes that can be told without looking at any file, nor asking the hub."""
+    config.check()
+    output_spec(config, Path(config.out), get_layout(config.layout))
+    if config.dataset:
+        check_addresses()
 
 
 def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
@@ -118,7 +127,8 @@ def _open_local(
 def _open_hub(
     config: Config, settings: ReadSettings, folder: Path, commit: str | None, observer: Observer
 ) -> tuple[str, Source]:
-    from fineweb_shards.sources.hub import list_dataset  # loads the hub's clients
+    quiet_clients()  # before the clients are imported, which happens now
+    from fineweb_shards.sources.hub import list_dataset
 
     patience = Patience(config.max_outage)
     patience.observer = observer

@@ -21,15 +21,19 @@ FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 120.0
 # Shorter troubles are nobody's business.
 TELL_AFTER_SECONDS = 3.0
+# Who waits that long wants to know when it goes on.
+_LONG_WAIT_SECONDS = 60.0
+_SHOW_DAY_SECONDS = 12 * 3600.0
 
 
 class Trouble(Exception):  # noqa: N818 - it is raised to be waited out
-    """Something that may pass; `retry_after_seconds` is what the server asks for."""
+    """Something that may pass. The server asks for `retry_after_seconds`; `advice` is what would help."""
 
-    def __init__(self, reason: str, retry_after_seconds: float = 0.0) -> None:
+    def __init__(self, reason: str, retry_after_seconds: float = 0.0, advice: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
+        self.advice = advice
 
 
 class Clock:
@@ -41,8 +45,10 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def wall(self) -> str:
-        return time.strftime("%H:%M")
+    def wall(self, ahead_seconds: float = 0.0) -> str:
+        """The time of day, now or in a while; with its day where that is not clear."""
+        form = "%H:%M" if ahead_seconds < _SHOW_DAY_SECONDS else "%a %H:%M"
+        return time.strftime(form, time.localtime(time.time() + ahead_seconds))
 
 
 class Patience:
@@ -78,23 +84,31 @@ class Patience:
                 now = self._clock.now()
                 if began is None:
                     began, since = now, self._clock.wall()
-                if now - began >= self._max_outage_seconds:
+                left = began + self._max_outage_seconds - now
+                if left <= 0:
                     raise self._error(
-                        f"No luck with the {self._cause} for {show_seconds(now - began)}, since {since}: "
-                        f"{trouble.reason}."
+                        f"Gave up waiting for the {self._cause} after {show_seconds(now - began)}, "
+                        f"since {since}: {trouble.reason}."
                     ) from None
-                wait = self._pause(tries, trouble.retry_after_seconds)
+                wait = min(left, self._pause(tries, trouble.retry_after_seconds))
                 self.observer.tell(Event("retry", f"{trouble.reason}; again in {wait:.1f} s", loud=False))
                 if now - began + wait >= TELL_AFTER_SECONDS:
                     told = True
-                    waiting = f"waiting for the {self._cause} since {since} ({trouble.reason})"
-                    self.observer.wait(self._cause, waiting)
-                self._clock.sleep(min(wait, began + self._max_outage_seconds - now))
+                    self.observer.wait(self._cause, self._words(trouble, since, wait, left))
+                self._clock.sleep(wait)
                 tries += 1
             else:
                 if told:
                     self.observer.wait(self._cause, None)
                 return result
+
+    def _words(self, trouble: Trouble, since: str, wait_seconds: float, left_seconds: float) -> str:
+        """For whom, since when, and until when."""
+        words = [f"waiting for the {self._cause} since {since} ({trouble.reason})"]
+        if wait_seconds >= _LONG_WAIT_SECONDS:
+            words.append(f"next try at {self._clock.wall(wait_seconds)}")
+        words.append(f"giving up at {self._clock.wall(left_seconds)}")
+        return ", ".join(words) + (f"; {trouble.advice}" if trouble.advice else "")
 
     def _pause(self, tries: int, asked_seconds: float) -> float:
         """Doubling, with jitter, so that many workers don't come back at once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from fineweb_shards.errors import BadFileError, DiskFullError
@@ -36,6 +36,7 @@ REMOTE_FOOTERS = 3
 _CHEAP_ROW_GROUPS = 64  # a request for each, where token_count is on the hub
 # Measured: two workers on two cores share them with the parent, which packs, hashes and writes.
 _PARALLEL_EFFICIENCY = 0.7
+_BENEFIT_OF_THE_DOUBT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,18 @@ class Plan:
     first_documents: tuple[str, ...]
     tokens_per_second: float | None
     free_bytes: int
+    read_share: float = 1.0  # of the input's bytes that a run will read: --max-tokens ends it before
+    done_tokens: int = 0  # in finished shards
 
     @property
     def output_bytes(self) -> int | None:
-        return None if self.extent.tokens is None else 2 * self.extent.tokens
+        """What is still to be written."""
+        return None if self.extent.tokens is None else 2 * max(0, self.extent.tokens - self.done_tokens)
+
+    @property
+    def read_bytes(self) -> int:
+        """What is still to be read, or fetched; an estimate where it is not all of the input."""
+        return round(self.read_share * self.job.source.size_bytes)
 
     @property
     def shards(self) -> int | None:
@@ -69,13 +78,13 @@ class Plan:
         return -(-self.extent.tokens // self.job.config.shard_tokens)
 
 
-def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING) -> Plan:
+def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING, done_tokens: int = 0) -> Plan:
     """Look at the input. Without a trial (0 seconds) only a glance, as `build` does it.
 
-    `start` is where a run will begin: from the hub nothing is fetched that lies before it.
+    `start` is where a run will begin, behind `done_tokens`: from the hub nothing is fetched that lies before.
     """
     with contextlib.closing(job.source):
-        return _look(job, trial_seconds, start)
+        return replace(_look(job, trial_seconds, start), done_tokens=done_tokens)
 
 
 def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
@@ -84,13 +93,17 @@ def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
     engine = job.engine() if trial_seconds else TiktokenEngine()
     measured = _measure(engine, sample.texts, trial_seconds)
     extent = _measure_extent(job, sample, measured, start, every_footer=trial_seconds > 0)
+    limited = _limit(extent, job.config.max_tokens)
+    before = sum(file.size_bytes for file in job.source.files[: start.file])
+    passed = job.source.share_before(start) or before / max(1, job.source.size_bytes)
     return Plan(
         job,
-        _limit(extent, job.config.max_tokens),
+        limited,
         tuple(sorted(sample.separators)),
         tuple(sample.texts[:3]),
         _predict_speed(job, sample, measured) if trial_seconds else None,
         free_disk_bytes(job.folder),
+        max(0.0, (limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0) - passed),
     )
 
 
@@ -98,12 +111,12 @@ def check_disk(plan: Plan, done_tokens: int) -> None:
     """Refuse to start what the disk can't hold. An estimate gets the benefit of the doubt."""
     if plan.extent.tokens is None:
         return
-    needed = 2 * (plan.extent.tokens - done_tokens)
-    missing = int(needed if plan.extent.exact else needed * 0.9) - plan.free_bytes
-    if missing > 0:
+    needed, free = 2 * (plan.extent.tokens - done_tokens), plan.free_bytes
+    about, told = ("", "") if plan.extent.exact else ("about ", " (an estimate)")
+    if free < (needed if plan.extent.exact else needed * _BENEFIT_OF_THE_DOUBT):
         raise DiskFullError(
-            f"{plan.job.folder}: the shards need {show_bytes(needed)}, {show_bytes(plan.free_bytes)} "
-            f"are free: {show_bytes(missing)} are missing.",
+            f"{plan.job.folder}: the shards need {about}{show_bytes(needed)}{told}, {show_bytes(free)} "
+            f"are free: {about}{show_bytes(needed - free)} are missing.",
             "Free some space, choose another --out, or end earlier with --max-tokens.",
         )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from fineweb_shards.advice import expect_files, reader_warnings, stray_warnings
+from fineweb_shards.manifest import Manifest
 from fineweb_shards.plan import REMOTE_FOOTERS, Plan
 from fineweb_shards.terminal import safe_text
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """The whole plan, for `plan`."""
+def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
+    """The whole plan, for `plan`; the `verdict` is what a build would do in this folder."""
     config, extent = plan.job.config, plan.extent
     rows = [*_short_rows(plan)]
     rows.insert(
@@ -17,16 +18,31 @@ def plan_lines(plan: Plan) -> list[str]:
     )
     if plan.separators:
         rows.append(("separator", ", ".join(_show_separator(name) for name in plan.separators)))
-    if plan.tokens_per_second and extent.tokens:
+    if plan.tokens_per_second and plan.output_bytes:
         speed = f"{show_count(plan.tokens_per_second)} tokens/s"
-        duration = show_seconds(extent.tokens / plan.tokens_per_second)
+        duration = show_seconds(plan.output_bytes / 2 / plan.tokens_per_second)
         rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
+    if verdict:
+        rows.append(("build", verdict))
     lines = [f"{name:<10} {text}" for name, text in rows]
     for number, text in enumerate(plan.first_documents, 1):
         lines.append(f"{f'document {number}':<10} {safe_text(text, 66)}")
     if config.input and any(file.is_standard_input for file in plan.job.source.files):
         lines.append("           (standard input can only be read once: its content is not looked at)")
     return lines + warning_lines(plan)
+
+
+def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
+    """What a build would do in a folder with this ledger; None: it would be refused."""
+    if held:
+        return "a run is at work in this folder: another one would be refused (exit code 6)"
+    if manifest is None:
+        return "would be refused, because:"
+    if manifest.complete:
+        return f"nothing to do: complete, {manifest.tokens:,} tokens"
+    if manifest.shards:
+        return f"would resume behind {manifest.shards[-1].name}, {manifest.tokens:,} tokens are done"
+    return "would begin"
 
 
 def short_lines(plan: Plan) -> list[str]:
@@ -51,7 +67,10 @@ def _short_rows(plan: Plan) -> list[tuple[str, str]]:
     count = len(job.source.files)
     size = show_bytes(job.source.size_bytes)
     where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""
-    fetch = " to fetch" if job.commit else ""
+    fetch = ""
+    if job.commit:
+        whole = plan.read_bytes == job.source.size_bytes
+        fetch = " to fetch" if whole else f", about {show_bytes(plan.read_bytes)} of it to fetch"
     rows = [("input", f"{where}{count:,} file{'s'[: count != 1]}, {size}{fetch} ({', '.join(kinds)})")]
     rows += [("note", note) for note in job.notes]
     how = "exact, from token_count" if extent.exact else "an estimate"
@@ -69,7 +88,7 @@ def _short_rows(plan: Plan) -> list[tuple[str, str]]:
         rows.append(
             (
                 "disk",
-                f"{show_bytes(plan.output_bytes or 0)} needed, {show_bytes(plan.free_bytes)} free",
+                f"{about}{show_bytes(plan.output_bytes or 0)} needed, {show_bytes(plan.free_bytes)} free",
             )
         )
     workers = f"{job.budget.workers} worker{'s'[: job.budget.workers != 1]}"

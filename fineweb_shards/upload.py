@@ -15,21 +15,22 @@ from typing import Any, TypeVar
 
 from huggingface_hub import CommitOperationAdd, HfApi, RepoFile, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import disable_progress_bars as disable_progress_bars
 
 from fineweb_shards.card import MARK, CardFile, make_card
 from fineweb_shards.errors import HubError, InputError, UsageError
 from fineweb_shards.files import OutputFile, list_files
 from fineweb_shards.index import index_path
 from fineweb_shards.manifest import FILE_NAME, Manifest
-from fineweb_shards.outage import Patience, Trouble
-from fineweb_shards.sources.ranges import translated_errors
+from fineweb_shards.outage import Patience
+from fineweb_shards.sources.faults import translated_errors
+from fineweb_shards.sources.session import open_session
 from fineweb_shards.units import show_bytes
 
 CARD_NAME = "README.md"
 _FILES_PER_COMMIT = 20
 _LONGEST_CARD_BYTES = 2**20
 _DATASET = "dataset"
+_ANSWER_SECONDS = 600.0  # the hub looks at large files before it answers
 
 Result = TypeVar("Result")
 Say = Callable[[str], None]
@@ -48,6 +49,8 @@ class Uploader:
     """One folder on its way to one dataset."""
 
     def __init__(self, repo: str, patience: Patience, say: Say) -> None:
+        # Without patience of its own: a commit whose answer was lost must not simply be sent again.
+        open_session(None, _ANSWER_SECONDS)
         if get_token() is None:
             raise HubError(
                 f"--repo {repo}: there is no token for the hub.",
@@ -172,10 +175,6 @@ class Uploader:
                             f"({error.response.status_code}).",
                             "Check the name, and that HF_TOKEN has write access to it.",
                         ) from None
-                    raise
-                except RuntimeError as error:  # how xet, which sends large files, tells any trouble
-                    if type(error) is RuntimeError:
-                        raise Trouble("the transfer broke off") from None
                     raise
 
         return self._patience.call(ask)

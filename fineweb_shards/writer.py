@@ -103,7 +103,8 @@ class ShardWriter:
         enters the record in the ledger."""
         offset = self._offset(self._begin) if self._begin or not whole else 0
         try:
-            if whole and self.tokens != self._expected_tokens:
+            # A file that goes on may have been whole once, with a header for fewer tokens.
+            if whole and (self.tokens != self._expected_tokens or self._begin):
                 self._file.seek(0)
                 self._put(self._layout.header(self.tokens))
                 self._file.seek(0, os.SEEK_END)

@@ -64,8 +64,9 @@ class FakeClock(Clock):
         self.waits.append(seconds)
         self.seconds += seconds
 
-    def wall(self) -> str:
-        return "02:13"
+    def wall(self, ahead_seconds: float = 0.0) -> str:
+        minutes = 2 * 60 + 13 + round((self.seconds + ahead_seconds) / 60)
+        return f"{minutes // 60 % 24:02}:{minutes % 60:02}"
 
 
 class FailingCall:

@@ -64,7 +64,7 @@ def test_a_finished_run_does_nothing_and_says_so(finished: Path, tries: Tries, w
     ("field", "words"),
     [
         ("shard_tokens", ["--shard-tokens", "8k"]),
-        ("max_tokens", ["--shard-tokens", "9k", "--max-tokens", "10"]),
+        ("max-tokens", ["--shard-tokens", "9k", "--max-tokens", "10"]),
         ("separator", ["--shard-tokens", "9k", "--separator", "line"]),
         ("text_column", ["--shard-tokens", "9k", "--text-column", "id"]),
         ("format", ["--shard-tokens", "9k", "--format", "parquet"]),

@@ -25,7 +25,7 @@ def test_space_that_appears_is_used(tmp_path: Path) -> None:
     assert disk.attempt(lambda: full_until(600, clock)) == "written"
     assert listener.waits[0] == (
         "disk",
-        "waiting for the disk since 02:13 (shard: no space left on the disk)",
+        "waiting for the disk since 02:13 (shard: no space left on the disk), giving up at 03:13",
     )
     assert listener.waits[-1] == ("disk", None)
     assert max(clock.waits) <= 10
@@ -35,7 +35,7 @@ def test_a_disk_that_stays_full_ends_the_run_resumably(tmp_path: Path) -> None:
     """After the limit, with its own exit code and what to do."""
     clock = FakeClock()
     disk = Disk(tmp_path, 3600, Listener(), clock)
-    with pytest.raises(DiskFullError, match="for 60 min, since 02:13") as error:
+    with pytest.raises(DiskFullError, match="after 60 min, since 02:13") as error:
         disk.attempt(lambda: full_until(1e9, clock))
     assert error.value.exit_code == 5
     assert "every finished shard is kept" in error.value.hint
@@ -58,5 +58,5 @@ def test_room_for_a_whole_shard_is_waited_for(tmp_path: Path, monkeypatch: pytes
     clock, listener = FakeClock(), Listener()
     monkeypatch.setattr(disk_module, "free_disk_bytes", lambda folder: 10**6 * (1 + 200 * (clock.now() > 60)))
     Disk(tmp_path, 3600, listener, clock).wait_for(200_000_000)
-    assert "1.0 MB free, the next shard needs 200.0 MB" in str(listener.waits[0][1])
+    assert "the next shard needs 200.0 MB, 1.0 MB are free: 199.0 MB are missing" in str(listener.waits[0][1])
     assert 60 < clock.now() < 75

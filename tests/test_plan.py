@@ -12,8 +12,9 @@ import runs
 from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_parquet, write_text
 
+from fineweb_shards.build import open_ledger
 from fineweb_shards.plan import _take_sample, make_plan
-from fineweb_shards.plan_text import plan_lines
+from fineweb_shards.plan_text import plan_lines, verdict_on
 
 DOCUMENTS = [text for text in make_documents(400, seed=61) if text and "<|endoftext|>" not in text]
 TOKENS = len(reference.stream(DOCUMENTS))
@@ -88,3 +89,34 @@ def test_what_is_kept_of_the_input_does_not_grow_with_it(tmp_path: Path) -> None
     assert 0 < sum(map(len, sample.texts)) <= 2**18
     assert sample.documents >= 3 * 8
     assert sample.read_bytes > 8 * 3 * 220_000
+
+
+def test_it_says_what_a_build_would_do_in_this_folder(tmp_path: Path) -> None:
+    """Begin; nothing; resume behind a shard, with what is left to write; refused, in build's own words."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS)
+    out = tmp_path / "out"
+
+    def verdict(limit: int | None) -> str:
+        ledger = open_ledger(runs.job_of(out, path, shard_tokens=1000, max_tokens=limit), same_source=False)
+        return verdict_on(ledger, held=False)
+
+    assert verdict(2500) == "would begin"
+    assert not out.exists()
+    runs.build_inline(out, path, shard_tokens=1000, max_tokens=2500)
+    assert verdict(2500) == "nothing to do: complete, 2,500 tokens"
+    assert verdict(None) == "would resume behind edufineweb_train_000001.npy, 2,000 tokens are done"
+    words = ["--input", path, "--out", out, "--shard-tokens", "1k", "--max-tokens", "2k"]
+    refused = runs.run_command("plan", *words)
+    assert refused.returncode == 4
+    assert "build      would be refused, because:" in refused.stdout
+    assert refused.stderr == runs.run_command("build", *words).stderr
+    assert "--max-tokens 2,000: the folder holds 2,500 tokens already" in refused.stderr
+
+
+def test_a_resumed_run_needs_less(tmp_path: Path) -> None:
+    """Bytes on the disk are those that are still to come."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS)
+    job = runs.job_of(tmp_path / "out", path, shard_tokens=1000, max_tokens=3000)
+    plan = make_plan(job, trial_seconds=0, done_tokens=1000)
+    assert plan.output_bytes == 4000
+    assert "about 4.0 kB needed" in "\n".join(plan_lines(plan))

@@ -8,34 +8,33 @@ groups inside the workers (`HubParquetFormat`), or downloaded whole a few files 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
+from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
 from fineweb_shards.background import in_background
-from fineweb_shards.errors import HubError, ShardError
+from fineweb_shards.disk import Disk
+from fineweb_shards.durable import output_error
+from fineweb_shards.errors import ChangedError, HubError, ShardError
 from fineweb_shards.outage import Patience, Trouble
-from fineweb_shards.sources.base import InputFile, ReadSettings
+from fineweb_shards.sources.base import HubRef, InputFile, ReadSettings
+from fineweb_shards.sources.faults import hub_host, translated_errors
 from fineweb_shards.sources.parquet import ParquetFormat
-from fineweb_shards.sources.ranges import RangeFile, translated_errors
+from fineweb_shards.sources.ranges import RangeFile
+from fineweb_shards.sources.session import open_session
 from fineweb_shards.types import Batch
 
 _PATHS_AT_ONCE = 500
-_API_SECONDS = 30
-_LISTING_SECONDS = 180  # the clients try again on their own for up to 83 s
 # Row groups that lie next to each other are fetched with one request, other columns included, where those
 # are this small a part of them.
 _MOST_OVERHEAD = 1.08
 _LARGEST_FETCH_BYTES = 64 * 2**20
 _READ_BUFFER_BYTES = 8 * 2**20
-
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +49,16 @@ def list_dataset(
     dataset: str, name: str, split: str, revision: str, patience: Patience, *, download: Path | None
 ) -> Listing:
     """The files of a config and split, resolved by `datasets` itself."""
+    open_session(patience)
     api = HfApi()
 
     def commit_of() -> str:
         with translated_errors(f"dataset {dataset}"):
-            info = api.dataset_info(dataset, revision=revision or None, timeout=_API_SECONDS)
-        return str(info.sha)
+            return str(api.dataset_info(dataset, revision=revision or None).sha)
 
     # First, because its errors are clean: `datasets` tells an outage as a missing file.
     commit = patience.call(commit_of)
-    urls = patience.call(lambda: _in_time(lambda: _resolve(dataset, name, split, commit)))
+    urls = patience.call(lambda: _resolve(dataset, name, split, commit))
     prefix = f"hf://datasets/{dataset}@{commit}/"
     paths = [url.removeprefix(prefix) for url in urls]
     if not all(path.endswith(".parquet") for path in paths):
@@ -70,9 +69,7 @@ def list_dataset(
 
     def describe(some: list[str]) -> list[Any]:
         with translated_errors(f"dataset {dataset}"):
-            return _in_time(
-                lambda: list(api.get_paths_info(dataset, some, repo_type="dataset", revision=commit))
-            )
+            return list(api.get_paths_info(dataset, some, repo_type="dataset", revision=commit))
 
     infos: dict[str, Any] = {}
     for first in range(0, len(paths), _PATHS_AT_ONCE):
@@ -91,18 +88,9 @@ def list_dataset(
     return Listing(commit, tuple(files))
 
 
-def _in_time(action: Callable[[], Result]) -> Result:
-    """The clients ask the hub for listings without a timeout, and would hang with a silent one."""
-    try:
-        return in_background(action).result(_LISTING_SECONDS)
-    except TimeoutError:
-        raise Trouble("the hub stays silent") from None
-
-
 def _resolve(dataset: str, name: str, split: str, commit: str) -> list[str]:
     import datasets  # heavy, and only needed here
 
-    datasets.disable_progress_bars()
     try:
         with translated_errors(f"dataset {dataset}"):
             builder = datasets.load_dataset_builder(dataset, name=name or None, revision=commit)
@@ -112,7 +100,7 @@ def _resolve(dataset: str, name: str, split: str, commit: str) -> list[str]:
         raise HubError(f"dataset {dataset}: there is no config {name!r}.", known) from None
     except FileNotFoundError as error:
         if type(error) is FileNotFoundError:  # how `datasets` tells an outage
-            raise Trouble("the listing could not be read") from None
+            raise Trouble(f"{hub_host()}: the listing could not be read") from None
         raise HubError(f"dataset {dataset}: {str(error).splitlines()[0]}") from None
     found = builder.config.data_files or {}
     if split not in found:
@@ -129,6 +117,7 @@ class HubParquetFormat(ParquetFormat):
 
     def __init__(self, settings: ReadSettings) -> None:
         super().__init__(settings)
+        open_session(self.patience)
         self._open_files: dict[str, tuple[Any, RangeFile]] = {}
         self._nearly_all_text: dict[str, bool] = {}
 
@@ -214,6 +203,7 @@ class DownloadedFormat(ParquetFormat):
 
     def __init__(self, settings: ReadSettings) -> None:
         super().__init__(settings)
+        open_session(self.patience)
         self._downloads: dict[str, Future[None]] = {}
 
     def expect(self, files: Sequence[InputFile]) -> None:
@@ -232,9 +222,18 @@ class DownloadedFormat(ParquetFormat):
             return
         hub = self.settings.hub
         assert hub is not None
+        disk = Disk(path.parent, hub.max_outage_seconds, self.patience.observer)
+        disk.attempt(lambda: self.patience.call(partial(self._download_once, file, hub)))
+        self.patience.observer.fetch(file.size_bytes)
 
-        def fetch() -> None:
+    def _download_once(self, file: InputFile, hub: HubRef) -> None:
+        url = hf_hub_url(hub.dataset, file.name, repo_type="dataset", revision=hub.commit)
+        try:
             with translated_errors(file.name):
+                now = get_hf_file_metadata(url).etag
+                if now != file.content_hash:
+                    was = file.content_hash
+                    raise ChangedError(f"{file.name}: the file on the hub was {was} and is {now}.")
                 hf_hub_download(
                     hub.dataset,
                     file.name,
@@ -242,9 +241,8 @@ class DownloadedFormat(ParquetFormat):
                     revision=hub.commit,
                     local_dir=hub.download_folder,
                 )
-
-        self.patience.call(fetch)
-        self.patience.observer.fetch(file.size_bytes)
+        except OSError as error:
+            raise output_error(Path(file.path), error) from None
 
     def release(self, files: Sequence[InputFile]) -> None:
         hub = self.settings.hub

@@ -15,15 +15,20 @@ import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError, HubError
 from fineweb_shards.outage import Trouble
-from fineweb_shards.sources.base import InputFile, decode_text
+from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text
+from fineweb_shards.sources.faults import hub_host, translated_errors
 from fineweb_shards.sources.jsonl import JsonLinesFormat
-from fineweb_shards.sources.ranges import translated_errors
+from fineweb_shards.sources.session import open_session
 from fineweb_shards.types import Batch
 
 _END = object()
 
 
 class HubRowsFormat(JsonLinesFormat):
+    def __init__(self, settings: ReadSettings) -> None:
+        super().__init__(settings)
+        open_session(self.patience)
+
     def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
         lines: list[str] = []
         size, first = 0, position
@@ -89,7 +94,7 @@ class HubRowsFormat(JsonLinesFormat):
             )
         except FileNotFoundError as error:
             if type(error) is FileNotFoundError:  # how `datasets` tells an outage
-                raise Trouble("the listing could not be read") from None
+                raise Trouble(f"{hub_host()}: the listing could not be read") from None
             raise HubError(f"dataset {hub.dataset}: {_first_line(error)}") from None
         column = self.settings.text_column
         names = stream.column_names

@@ -1,31 +1,25 @@
 """A file on the hub as a file: one GET for each range that is read, every answer checked.
 
-Plain range requests through huggingface_hub's own session, so that HF_TOKEN, HF_ENDPOINT, offline mode and
-proxies work as people know them. Not `HfFileSystem`: it takes a 200 for a Range (2 GB into memory), does not
-notice a changed ETag, retries for 23 s where a night needs an hour, and asks the API at every open.
-
-Errors leave here as our own: the clients' exceptions hold the request, and with it the token.
+Plain range requests with huggingface_hub's own headers (session.py), so that HF_TOKEN, HF_ENDPOINT, offline
+mode and proxies work as people know them. Not `HfFileSystem`: it takes a 200 for a Range (2 GB into memory),
+does not notice a changed ETag, retries for 23 s where a night needs an hour, and asks the API at every open.
 """
 
 from __future__ import annotations
 
-import email.utils
 import io
-import re
 import time
 from concurrent.futures import Future
 from typing import Any
 
-import httpx2
 from huggingface_hub import constants, get_hf_file_metadata, get_session
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from fineweb_shards.background import in_background
-from fineweb_shards.errors import ChangedError, HubError, ShardError
+from fineweb_shards.errors import ChangedError
 from fineweb_shards.outage import Patience, Trouble
+from fineweb_shards.sources.faults import hub_host, short_name, translated_errors
 
-_PASSING_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 # A connection that trickles never runs into a timeout.
 _SLOWEST_BYTES_PER_SECOND = 4096
 
@@ -72,7 +66,8 @@ class RangeFile(io.RawIOBase):
                 response.read()
             hf_raise_for_status(response)
             if response.status_code != 206 or response.headers.get("Content-Range") != wanted:
-                raise Trouble(f"status {response.status_code} for a range of {_short(self._url)}")
+                status, name = response.status_code, short_name(self._url)
+                raise Trouble(f"{hub_host()}: status {status} for a range of {name}")
             self._check_same(response)
             buffer, received, begin = bytearray(stop - start), 0, time.monotonic()
             for chunk in response.iter_raw():
@@ -81,9 +76,9 @@ class RangeFile(io.RawIOBase):
                 self._patience.observer.fetch(len(chunk))
                 seconds = time.monotonic() - begin
                 if seconds > timeout and received < _SLOWEST_BYTES_PER_SECOND * seconds:
-                    raise Trouble(f"only {received:,} bytes in {seconds:.0f} s")
+                    raise Trouble(f"{hub_host()}: only {received:,} bytes in {seconds:.0f} s")
         if received != stop - start:
-            raise Trouble(f"{received:,} of {stop - start:,} bytes")
+            raise Trouble(f"{hub_host()}: {received:,} of {stop - start:,} bytes")
         return memoryview(buffer)
 
     def _check_same(self, response: Any) -> None:
@@ -97,8 +92,8 @@ class RangeFile(io.RawIOBase):
             return
         now = get_hf_file_metadata(self._url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).etag
         if now != self._hash:
-            raise ChangedError(f"{_short(self._url)}: the file on the hub was {self._hash} and is {now}.")
-        raise Trouble(f"an answer with another ETag for {_short(self._url)}")
+            raise ChangedError(f"{short_name(self._url)}: the file on the hub was {self._hash} and is {now}.")
+        raise Trouble(f"{hub_host()}: an answer with another ETag for {short_name(self._url)}")
 
     def readable(self) -> bool:
         return True
@@ -130,60 +125,5 @@ class RangeFile(io.RawIOBase):
         super().close()
 
 
-class translated_errors:  # noqa: N801 - reads like a statement
-    """The clients' exceptions become `Trouble` where waiting may help, and HubError where it won't."""
-
-    def __init__(self, what: str) -> None:
-        self._what = _short(what)
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, (Trouble, ShardError)):
-            return
-        if isinstance(error, OfflineModeIsEnabled):
-            raise HubError(
-                f"{self._what}: HF_HUB_OFFLINE is set, and this is not on the disk.",
-                "Unset HF_HUB_OFFLINE, or use --input with local files.",
-            ) from None
-        if isinstance(error, HfHubHTTPError):
-            status = error.response.status_code
-            if status in _PASSING_STATUSES:
-                raise Trouble(f"status {status}", _retry_after(error.response)) from None
-            raise HubError(f"{self._what}: {_refusal(error, status)}.") from None
-        if isinstance(error, (httpx2.TransportError, ConnectionError, TimeoutError)):
-            raise Trouble(_reason(error)) from None
-
-
-def _refusal(error: HfHubHTTPError, status: int) -> str:
-    words = {401: "the hub asks for a token (401)", 403: "access is refused (403)", 404: "not found (404)"}
-    if type(error).__name__ == "GatedRepoError":
-        return f"the dataset is gated ({status}): accept its terms on its page, and set HF_TOKEN"
-    if type(error).__name__ == "RepositoryNotFoundError":
-        return f"no such dataset, or a private one without the right token ({status})"
-    return words.get(status, f"the hub answers {status}")
-
-
-def _reason(error: BaseException) -> str:
-    names = {"ReadTimeout": "the connection stays silent", "ConnectError": "no connection"}
-    return names.get(type(error).__name__, f"connection broken: {type(error).__name__}")
-
-
-def _retry_after(response: Any) -> float:
-    """Seconds from Retry-After (a number or a date) or from the hub's RateLimit header."""
-    text = response.headers.get("Retry-After", "")
-    if text.isdigit():
-        return float(text)
-    if date := email.utils.parsedate_to_datetime(text) if text else None:
-        return max(0.0, date.timestamp() - time.time())
-    reset = re.search(r"\bt=(\d+)", response.headers.get("RateLimit", ""))
-    return float(reset[1]) if reset else 0.0
-
-
 def _strip(etag: str | None) -> str | None:
     return etag.removeprefix("W/").strip('"') if etag else None
-
-
-def _short(url: str) -> str:
-    """Without host, query and signature."""
-    return re.sub(r"^https?://[^/]+/", "", url).split("?")[0]

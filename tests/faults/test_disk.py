@@ -24,6 +24,7 @@ from fineweb_shards import writer
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.manifest import Manifest
 from fineweb_shards.plan import check_disk, make_plan
+from fineweb_shards.units import show_bytes
 
 DOCUMENTS = make_documents(40, seed=41)
 
@@ -116,6 +117,10 @@ def test_what_the_disk_cannot_hold_is_not_started(tmp_path: Path, monkeypatch: p
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS)
     monkeypatch.setattr("fineweb_shards.plan.free_disk_bytes", lambda folder: 1000)
     plan = make_plan(runs.job_of(tmp_path / "out", path), trial_seconds=0)
-    with pytest.raises(DiskFullError, match="are missing"):
+    assert plan.extent.tokens is not None
+    missing = show_bytes(2 * plan.extent.tokens - 1000)
+    with pytest.raises(
+        DiskFullError, match=rf"\(an estimate\), 1\.0 kB are free: about {missing} are missing"
+    ):
         check_disk(plan, 0)
     check_disk(plan, plan.extent.tokens or 0)

@@ -8,7 +8,6 @@ import os
 import random
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +32,9 @@ from standin_faults import (
 )
 from standin_hub import StandInHub
 from standin_repository import Repository
+
+from fineweb_shards.durable import FolderLock
+from fineweb_shards.units import show_bytes
 
 ROOT = Path(__file__).parent.parent.parent
 REPO = "HuggingFaceFW/fineweb-edu"
@@ -381,14 +383,21 @@ def test_a_file_replaced_while_it_is_read_is_noticed(
     file.close()
 
 
-def test_a_silent_listing_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clients would wait for ever."""
-    from fineweb_shards.outage import Trouble
-    from fineweb_shards.sources import hub as hub_module
+def test_a_silent_listing_is_asked_again(
+    repository: Repository,
+) -> None:
+    """The clients would wait for ever; a session of ours has a timeout for every request."""
+    from huggingface_hub import get_session
 
-    monkeypatch.setattr(hub_module, "_LISTING_SECONDS", 0.1)
-    with pytest.raises(Trouble, match="silent"):
-        hub_module._in_time(lambda: time.sleep(5))
+    from fineweb_shards.outage import Patience
+    from fineweb_shards.sources.session import open_session
+
+    plan = ScriptedFaults(script=[Stall(seconds=30), Stall(0.5, seconds=30)], on="api")
+    with StandInHub([repository], [plan]) as hub:
+        open_session(Patience(60), answer_seconds=0.2)
+        answer = get_session().get(f"{hub.endpoint}/api/datasets/{REPO}")
+        assert answer.json()["sha"] == repository.head
+        assert plan.injected == 2
 
 
 def test_offline_mode_is_respected(hub: StandInHub, home: Path, tmp_path: Path) -> None:
@@ -468,6 +477,35 @@ def test_plan_of_a_dataset(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     assert "to fetch" in done.stdout
     assert f"documents  {2 * ROW_GROUPS * 4:,}" in done.stdout
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.promise(22)
+def test_a_held_folder_is_refused_before_the_hub_is_asked(
+    hub: StandInHub, home: Path, tmp_path: Path
+) -> None:
+    """Exit code 6, and not one request; a plan takes no lock, but says so."""
+    out = tmp_path / "out"
+    with FolderLock(out):
+        refused = build(hub, home, out, *SAMPLE)
+        assert refused.returncode == 6, refused.stderr
+        assert hub.requests == []
+        plan = runs.run_command("plan", *SAMPLE, "--out", out, *FLAGS, **environment(hub, home))
+    assert plan.returncode == 0, plan.stderr
+    assert "build      a run is at work in this folder" in plan.stdout
+
+
+def test_plan_counts_the_bytes_up_to_max_tokens(hub: StandInHub, home: Path, tmp_path: Path) -> None:
+    """To fetch and to write; what is an estimate says so; no bar of a client's, even if one is asked for."""
+    words = ["--max-tokens", "30k", "--out", tmp_path / "out", *FLAGS]
+    variables = environment(hub, home, HF_HUB_DISABLE_PROGRESS_BARS="0")
+    done = runs.run_command("plan", *SAMPLE, *words, **variables)
+    assert done.returncode == 0, done.stderr
+    size = sum(map(len, FILES.values()))
+    share = 30_000 / len(reference.stream(DOCUMENTS[0] + DOCUMENTS[1]))
+    assert f"{show_bytes(size)}, about {show_bytes(round(size * share))} of it to fetch" in done.stdout
+    assert "disk       60.0 kB needed" in done.stdout
+    assert "build      would begin" in done.stdout
+    assert done.stderr == ""
 
 
 @pytest.mark.promise(16)

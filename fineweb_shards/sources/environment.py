@@ -1,0 +1,63 @@
+"""The variables that decide how the hub is reached, checked before the clients are imported: they read them
+then, and stumble over some. A mistake in one looks like an outage, and would be waited for. It can't pass, so
+it is told at once. A token and the password of a proxy are never shown.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from urllib.parse import urlsplit
+
+from fineweb_shards.errors import HubError
+
+_PROXY_SCHEMES = ("http", "https", "socks5", "socks5h")
+
+
+def check_addresses() -> None:
+    """Refuse what can't be the address of a hub or of a proxy."""
+    endpoint = os.environ.get("HF_ENDPOINT", "")
+    if endpoint and not _is_address(endpoint, ("http", "https")):
+        raise HubError(
+            f"HF_ENDPOINT={endpoint}: not the address of a hub.",
+            "Write it with its scheme, such as https://huggingface.co, or unset it.",
+        )
+    for name, value in _proxies():
+        if not _is_address(value if "://" in value else f"http://{value}", _PROXY_SCHEMES):
+            raise HubError(
+                f"{name}={value.rpartition('@')[2]}: not the address of a proxy.",
+                f"Write it as http://host:port, or unset {name}.",
+            )
+
+
+def check_token(token: str | None) -> None:
+    """Refuse what can't be a token; a request with it could not be sent."""
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise HubError(
+            "HF_TOKEN holds characters that no token has.",
+            "Copy it again from https://huggingface.co/settings/tokens; it begins with hf_.",
+        )
+
+
+def proxy_of(scheme: str, host: str) -> str | None:
+    """Host and port of the proxy that a request goes through; None where it goes straight."""
+    proxies = urllib.request.getproxies()
+    found = proxies.get(scheme) or proxies.get("all")
+    if not found or urllib.request.proxy_bypass(host):
+        return None
+    return urlsplit(found if "://" in found else f"http://{found}").netloc.rpartition("@")[2]
+
+
+def _proxies() -> list[tuple[str, str]]:
+    """Name and value of every variable that names a proxy."""
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    return [(name, os.environ[name]) for name in os.environ if name.upper() in names and os.environ[name]]
+
+
+def _is_address(text: str, schemes: tuple[str, ...]) -> bool:
+    try:
+        parts = urlsplit(text)
+        named = bool(parts.hostname) and parts.port != 0
+        return parts.scheme in schemes and named and not any(char.isspace() for char in text)
+    except ValueError:  # a port that is no number, a bracket too many
+        return False
