@@ -112,7 +112,7 @@ def test_a_document_that_began_before_is_not_counted(tmp_path: Path) -> None:
         list(inspection.read_document(target, 2))
     assert [match.document for match in inspection.find_text(target, "e")] == [-1, 0]
     shown = runs.run_command("inspect", target.path).stdout
-    assert f"in the middle of a document: its first {len(rest)} tokens" in shown
+    assert f"in the middle of a document, with {len(rest)} tokens of one that began before" in shown
     assert re.search(r"documents +2, EOT before each\n", shown)
     assert re.search(rf"length +{len(whole) / 2:.1f} tokens on average", shown)
 
