@@ -47,16 +47,20 @@ def expect_files(spec: OutputSpec, tokens: int, documents: int, *, exact: bool) 
     return files
 
 
-def reader_warnings(spec: OutputSpec, files: Sequence[SizedFile], dropped_tokens: int = 0) -> list[str]:
-    """Everything that the reader of these files would stumble over, with a next step."""
+def reader_warnings(
+    spec: OutputSpec, files: Sequence[SizedFile], *, dropped_tokens: int = 0, made: bool = True
+) -> list[str]:
+    """Everything that the reader of these files would stumble over, with a next step. `made`: they are there,
+    so that other settings need --fresh."""
     if not files and not dropped_tokens:
         return []
+    next_step = "Run it again with --fresh and" if made else "Choose"
     sides = {file.side for file in files}
     found = []
     if "train" not in sides:
-        found.append(_missing_training(spec, files, dropped_tokens))
+        found.append(_missing_training(spec, files, dropped_tokens, next_step))
     if "val" not in sides and "val" in spec.layout.without_split:  # else it splits by itself, or never asks
-        found.append(_missing_validation(spec, files))
+        found.append(_missing_validation(spec, files, next_step))
     return found + spec.layout.warnings(files)
 
 
@@ -76,7 +80,9 @@ def stray_warnings(folder: Path, layout: Layout) -> list[str]:
     ]
 
 
-def _missing_training(spec: OutputSpec, files: Sequence[SizedFile], dropped_tokens: int) -> str:
+def _missing_training(
+    spec: OutputSpec, files: Sequence[SizedFile], dropped_tokens: int, next_step: str
+) -> str:
     said = spec.layout.without_split.get("train")
     failure = f' ({spec.layout.name} would stop: "{said}")' if said else ""
     tokens = sum(file.tokens for file in files) + dropped_tokens
@@ -93,10 +99,10 @@ def _missing_training(spec: OutputSpec, files: Sequence[SizedFile], dropped_toke
             remedy = f"--shard-tokens {part} or {remedy}"
     if tokens < 2:
         return f"There is nothing to train on: {cause}{failure}. The input is too small to be split."
-    return f"There is nothing to train on: {cause}{failure}. Run it again with --fresh and {remedy}."
+    return f"There is nothing to train on: {cause}{failure}. {next_step} {remedy}."
 
 
-def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile]) -> str:
+def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step: str) -> str:
     tokens, documents = sum(file.tokens for file in files), sum(file.documents for file in files)
     failure = f'{spec.layout.name} would stop: "{spec.layout.without_split["val"]}"'
     remedy = f"--val-tokens {_tenth(tokens)}"
@@ -105,10 +111,7 @@ def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile]) -> str:
     if documents > 1:
         remedy = f"--val-ratio {_ratio_for(documents)} or {remedy}"
     share = f"one in {float(1 / spec.split.val_ratio):,.0f} of {show_number_of(documents, 'document')}"
-    return (
-        f"There is nothing for validation: {share} is none; {failure}. "
-        f"Run it again with --fresh and {remedy}."
-    )
+    return f"There is nothing for validation: {share} is none; {failure}. {next_step} {remedy}."
 
 
 def _cut(tokens: int, size: int) -> list[int]:

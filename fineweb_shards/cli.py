@@ -177,7 +177,10 @@ def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> 
             f"they are named in {job.folder / WORK_FOLDER / QUARANTINE}."
         )
     if not outcome.manifest.shards and not outcome.manifest.totals["dropped_tokens"]:
-        raise InputError("The input holds no document, so there is no shard.", "Check the input.")
+        raise InputError(
+            "The input holds no document, so there is no shard.",
+            "Check what --input or --dataset names, then start over with --fresh.",
+        )
 
 
 def run_plan(options: argparse.Namespace) -> None:

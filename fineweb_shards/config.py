@@ -105,7 +105,7 @@ class Config:
         parse=parse_count, metavar="N", bytes_=True,
     )  # fmt: skip
     val_ratio: float | None = _setting(
-        None, "for validation: a share of the documents, such as 0.0005, instead of --val-tokens",
+        None, "for validation: a share of the documents, such as 0.0005, instead of --val-tokens; 0: nothing",
         parse=parse_ratio, metavar="R", bytes_=True,
     )  # fmt: skip
     val_seed: int = _setting(

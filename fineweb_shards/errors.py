@@ -3,7 +3,7 @@
     ShardError                      1   something this program did not expect
     ├── NoMatch                     1   `inspect --grep` found nothing; as grep has it
     ├── UsageError                  2   a flag or a config key is wrong
-    ├── InputError                  3   an input file is missing or can't be read
+    ├── InputError                  3   an input is missing, can't be read or holds no document
     │   ├── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
     │   └── HubError                3   the hub has no such dataset, config, split or file for us
     ├── ChangedError                4   the source or a setting is not what the manifest says

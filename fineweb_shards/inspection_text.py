@@ -11,7 +11,7 @@ from fineweb_shards.statistics import Statistics, bucket_range
 from fineweb_shards.terminal import safe_text
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.tokenizers.ranks import VOCABULARY_SIZE
-from fineweb_shards.units import show_bytes, show_count
+from fineweb_shards.units import show_bytes, show_count, show_number_of
 
 _KINDS = {
     "npy": "NumPy array, 1.0, uint16",
@@ -34,8 +34,8 @@ def statistics_lines(target: Target, found: Statistics) -> list[str]:
         f"{'documents':<10} {found.documents:,}, EOT {side} each",
     ]
     if found.head_tokens:
-        rest = f"its first {found.head_tokens:,} tokens are the rest of one that began before"
-        rows.append(f"{'begins':<10} in the middle of a document: {rest}")
+        rest = f"{show_number_of(found.head_tokens, 'token')} of one that began before"
+        rows.append(f"{'begins':<10} in the middle of a document, with {rest}")
     if found.documents:
         mean = (found.tokens - found.borders - found.head_tokens) / found.documents
         rows.append(f"{'length':<10} {mean:,.1f} tokens on average, the longest {found.longest:,}")
@@ -96,7 +96,7 @@ def _gap(char: str) -> str:
 
 
 def _file_row(name: str, kind: str, tokens: int) -> str:
-    return f"{'file':<10} {safe_text(name, 60)}: {tokens:,} tokens, {kind}"
+    return f"{'file':<10} {safe_text(name, 60)}: {show_number_of(tokens, 'token')}, {kind}"
 
 
 def _histogram_lines(found: Statistics) -> list[str]:

@@ -57,7 +57,7 @@ def warning_lines(plan: Plan) -> list[str]:
     if extent.tokens and extent.documents:
         files = expect_files(job.output, extent.tokens, extent.documents, exact=extent.exact)
         about = "" if extent.exact else "By the estimate: "
-        warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files)]
+        warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files, made=False)]
     return [f"{'WARNING':<10} {warning}" for warning in warnings]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -96,6 +97,77 @@ def test_a_shard_that_begins_inside_a_document(tmp_path: Path) -> None:
     assert [match.document for match in inspection.find_text(target, "rest")] == [-1]
     shown = runs.run_command("inspect", target.path, "--grep", "rest")
     assert shown.stdout == "rest: the rest\n"
+
+
+def test_a_document_that_began_before_is_not_counted(tmp_path: Path) -> None:
+    """Figures, --document and --grep agree, and the view says that the file begins inside a document."""
+    rest, whole = reference.encode("the rest of it"), reference.encode("whole")
+    tokens = np.array([*rest, reference.EOT, *whole, reference.EOT], np.uint16)
+    np.save(tmp_path / "edufineweb_train_000007.npy", tokens)
+    target = inspection.open_target(tmp_path / "edufineweb_train_000007.npy")
+    found = inspection.count(target)
+    assert (found.documents, found.longest, found.head_tokens) == (2, len(whole), len(rest))
+    assert ["".join(inspection.read_document(target, number)) for number in (0, 1)] == ["whole", ""]
+    with pytest.raises(UsageError):
+        list(inspection.read_document(target, 2))
+    assert [match.document for match in inspection.find_text(target, "e")] == [-1, 0]
+    shown = runs.run_command("inspect", target.path).stdout
+    assert f"in the middle of a document, with {len(rest)} tokens of one that began before" in shown
+    assert re.search(r"documents +2, EOT before each\n", shown)
+    assert re.search(rf"length +{len(whole) / 2:.1f} tokens on average", shown)
+
+
+@pytest.mark.parametrize(
+    ("before", "name"),
+    [("train_shard_0000.bin", "train_shard_0001.bin"), ("val_shard_0000.bin", "train_shard_0001.bin"),
+     ("val.bin", "train.bin"), ("train_shard_0099.bin", "train_shard_0100.bin")],
+)  # fmt: skip
+@pytest.mark.parametrize("inside", [False, True])
+def test_with_eot_behind_the_shard_before_tells_where_a_document_begins(
+    tmp_path: Path, before: str, name: str, inside: bool
+) -> None:
+    """If it ends without an EOT, what comes first here is a rest, in all three views."""
+    documents = [reference.encode(text) for text in ("first", "second one", "third")]
+    tokens = np.array([token for document in documents for token in [*document, reference.EOT]], np.uint16)
+    (tmp_path / name).write_bytes(tokens.tobytes())
+    ending = np.array([5, 6] if inside else [5, reference.EOT], np.uint16)
+    (tmp_path / before).write_bytes(ending.tobytes())
+    target = inspection.open_target(tmp_path / name)
+    assert inspection.count(target).documents == 3 - inside
+    assert {inspection.choose_document(target, seed) for seed in range(30)} == set(range(3 - inside))
+    texts = ["first", "second one", "third"][inside:]
+    assert ["".join(inspection.read_document(target, n)) for n in range(3 - inside)] == texts
+    (match,) = inspection.find_text(target, "first")
+    assert match.document == (-1 if inside else 0)
+
+
+def test_bytes_that_are_no_text_are_refused(made: dict[str, Path]) -> None:
+    """`--grep $'\\xff'` once never ended: that byte stood for the border of two documents."""
+    target = inspection.open_target(made["plain"])
+    for text in ("\udcff", "a\udce4", ""):
+        with pytest.raises(UsageError, match="--grep"):
+            inspection.find_text(target, text)
+    done = subprocess.run(
+        [*map(os.fsencode, runs.command("inspect", made["plain"], "--grep")), b"\xff"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert b"no UTF-8" in done.stderr
+
+
+def test_only_eot_is_a_border(tmp_path: Path) -> None:
+    """Not a number outside the vocabulary, nor the token of the byte 0xff: the three views count alike."""
+    (odd,) = (token for token in range(256) if reference.encoding().decode_bytes([token]) == b"\xff")
+    tokens = [reference.EOT, 65535, odd, *reference.encode("needle"), reference.EOT, odd, 60000]
+    tokens += [reference.EOT, *reference.encode("needle")]
+    np.save(tmp_path / "edufineweb_train_000000.npy", np.array(tokens, np.uint16))
+    target = inspection.open_target(tmp_path)
+    assert inspection.count(target).documents == 3
+    assert [match.document for match in inspection.find_text(target, "needle")] == [0, 2]
+    assert "".join(inspection.read_document(target, 0)) == "\ufffd\ufffdneedle"
+    assert "".join(inspection.read_document(target, 2)) == "needle"
 
 
 def test_random_is_seeded(made: dict[str, Path]) -> None:

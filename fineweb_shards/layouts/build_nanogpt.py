@@ -62,7 +62,9 @@ def short_shard_warnings(files: Sequence[SizedFile], reader: str, failure: str) 
     if not short:
         return []
     shortest = min(short, key=lambda file: file.tokens)
-    if len(short) == len(files) and len(files) > 1:
+    if len(files) == 1:
+        remedy = "take more input"
+    elif len(short) == len(files):
         remedy = f"give it --shard-tokens {SHORTEST_SHARD_TOKENS} or more"
     elif [file.side for file in short] == ["train"]:
         remedy = "leave it out with --last-shard drop"

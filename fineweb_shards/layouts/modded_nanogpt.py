@@ -67,21 +67,24 @@ def _check_training(train: Sequence[SizedFile]) -> list[str]:
             f"modded-nanogpt needs {limits.LEAST_TRAIN_SHARDS} training shards, there is {len(train)}: its "
             f"generator would end (StopIteration). Choose --shard-tokens {-(-train[0].tokens // 2)} or less."
         )
-    tokens = sum(file.tokens for file in train)
-    documents = sum(file.documents for file in train)
+    return found + _check_schedule(sum(file.tokens for file in train), sum(file.documents for file in train))
+
+
+def _check_schedule(tokens: int, documents: int) -> list[str]:
+    """It does not begin anew at the end of its files: they must last for all steps."""
     for script, stages, failure in (
         ("train_gpt.py", limits.STAGES, "end with a TypeError"),
         ("train_gpt_medium.py", limits.MEDIUM_STAGES, "wait for ever"),
     ):
         steps, all_steps = limits.most_steps(tokens, documents, stages), limits.steps_of(stages)
-        if steps < all_steps:
-            found.append(
+        if steps < all_steps:  # who has too few for the first has too few for the second
+            return [
                 f"{tokens:,} training tokens are too few for {script}: its {all_steps:,} steps take at least "
                 f"{limits.tokens_of_stages(stages):,} (more where documents are cut), and it does not begin "
-                f"anew; it would {failure} after about {steps:,} steps at most. Lower its "
+                f"anew; it would {failure} after {steps:,} steps at most. Lower its "
                 "num_scheduled_iterations, or let its generator use itertools.cycle(files)."
-            )
-    return found
+            ]
+    return []
 
 
 def _check_documents(train: Sequence[SizedFile], stages: Sequence[limits.Stage]) -> list[str]:
