@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from inputs import write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
 from fineweb_shards.build import build, pack
+from fineweb_shards.durable import FolderLock
 from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
 from fineweb_shards.guard import MemoryGuard
@@ -168,6 +169,7 @@ def test_a_build_with_processes_and_one_without_leave_the_same_folder(
     settings = {"shard_tokens": shard_tokens, "batch_bytes": 4096}
     inline = runs.build_inline(tmp_path / "inline", path, **settings)
     job = runs.job_of(tmp_path / "local", path, workers=2, **settings)
-    local = build(job, fresh=False, same_source=False, screen=Screen(), command="").manifest
+    with FolderLock(job.folder):
+        local = build(job, fresh=False, same_source=False, screen=Screen(), command="").manifest
     assert runs.shards_in(tmp_path / "local") == runs.shards_in(tmp_path / "inline")
     assert local.shards == inline.shards
