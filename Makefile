@@ -79,9 +79,11 @@ endif
 TOO_OLD = { echo "fineweb_shards needs Python 3.11 or later; $(PYTHON) is: $$($(PYTHON) -V 2>&1 | head -n 1)." \
   "Name another one: make PYTHON=python3.12" >&2; false; }
 
-# A .venv that can't be used (made by an old Python, by one that is gone, or only half) is made anew.
+# A .venv that can't be used (made by an old Python, by one that is gone, or only half) is made anew. One that only
+# has no pip (uv makes such) gets it: what else is in there may be yours.
+USABLE = $(BIN)/python -c '$(FITS)' && { $(HAS_INSTALLER) || { $(BIN)/python -m ensurepip && $(HAS_INSTALLER); }; }
 .venv/run .venv/dev: pyproject.toml
-	@{ $(BIN)/python -c '$(FITS)' && $(HAS_INSTALLER); } >/dev/null 2>&1 || \
+	@{ $(USABLE); } >/dev/null 2>&1 || \
 	  { rm -rf .venv && $(MAKE_VENV) && { $(BIN)/python -c '$(FITS)' || $(TOO_OLD); }; } || { rm -rf .venv; exit 1; }
 	@echo "Setting up .venv ($(if $(filter %dev,$@),with test tools,what a build needs)); once, about a minute ..."
 	@$(INSTALL) --editable '.$(if $(filter %dev,$@),[dev])'

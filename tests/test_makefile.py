@@ -21,6 +21,9 @@ NEW_PYTHON = """#!/bin/sh
 echo "$0 $*" >> calls.txt
 if [ "$2" = venv ]; then mkdir -p .venv/bin && cp "$0" .venv/bin/python; fi
 """
+WITHOUT_PIP = """#!/bin/sh
+case "$2" in ensurepip) touch pip.txt ;; pip) [ -e pip.txt ] ;; esac
+"""
 # As `fineweb-shards`: prints what it was told.
 PROGRAM = """#!/bin/sh
 printf '%s\\n' "$FINEWEB_SHARDS_COMMAND" "$@"
@@ -83,9 +86,10 @@ def test_a_venv_that_cannot_be_used_is_made_anew(checkout: Path, left_behind: st
     assert (checkout / ".venv" / "run").exists()
 
 
-def test_a_venv_that_can_be_used_is_kept(checkout: Path) -> None:
-    """An interrupted install goes on in it, and so does one's own."""
-    write_script(checkout / ".venv" / "bin" / "python", NEW_PYTHON)
+@pytest.mark.parametrize("kept", [NEW_PYTHON, WITHOUT_PIP])
+def test_a_venv_that_can_be_used_is_kept(checkout: Path, kept: str) -> None:
+    """An interrupted install goes on in it, and so does one's own, even without pip: uv makes such."""
+    write_script(checkout / ".venv" / "bin" / "python", kept)
     (checkout / ".venv" / "mine").touch()
     done = make(checkout, ".venv/run", "PYTHON=python9")
     assert done.returncode == 0, done.stderr
