@@ -64,27 +64,30 @@ bench-hub: .venv/dev ## the same files from the disk and from a hub on loopback
 clean: ## remove .venv and caches (never any shards)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
 
-# A .venv that an interrupted try or an older Python left behind would trap every later one.
-FITS := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
-$(shell $(BIN)/python $(FITS) || rm -rf .venv)
+# Two stamps, so that `make shards` does not install what only tests need. With uv where it is installed, which
+# then finds a fitting Python by itself.
+FITS := import sys; sys.exit(sys.version_info < (3, 11))
+# The stamps of a .venv whose Python is gone say nothing.
+$(shell $(BIN)/python -c '$(FITS)' 2>/dev/null || rm -f .venv/run .venv/dev)
+ifneq ($(shell command -v uv 2>/dev/null),)
+  MAKE_VENV = uv venv --quiet --python $(if $(call given,PYTHON),$(call quote,$(PYTHON)),'>=3.11') .venv
+  HAS_INSTALLER = true
+  INSTALL = uv pip install --quiet --python $(BIN)/python
+else
+  MAKE_VENV = { $(PYTHON) -c '$(FITS)' 2>/dev/null || $(TOO_OLD); } && $(PYTHON) -m venv .venv
+  HAS_INSTALLER = $(BIN)/python -m pip --version
+  INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+endif
+TOO_OLD = { echo "fineweb_shards needs Python 3.11 or later; $(PYTHON) is: $$($(PYTHON) -V 2>&1 | head -n 1)." \
+  "Name another one: make PYTHON=python3.12" >&2; false; }
 
-# uv finds a Python that fits, unless one is named.
-UV := $(shell command -v uv 2>/dev/null)
-NAMED := $(if $(UV),$(if $(call given,PYTHON),$(PYTHON)),$(PYTHON))
-
-# Two stamps, so that `make shards` does not install what only tests need.
+# A .venv that can't be used (made by an old Python, by one that is gone, or only half) is made anew. One that only
+# has no pip (uv makes such) gets it: what else is in there may be yours.
+USABLE = $(BIN)/python -c '$(FITS)' && { $(HAS_INSTALLER) || { $(BIN)/python -m ensurepip && $(HAS_INSTALLER); }; }
 .venv/run .venv/dev: pyproject.toml
-	@[ -x $(BIN)/python ] || [ -z '$(NAMED)' ] || $(NAMED) $(FITS) || { \
-	  echo "fineweb_shards needs Python 3.11 or later; $(NAMED) is" \
-	    "$$(command -v $(NAMED) >/dev/null && $(NAMED) --version 2>&1 || echo 'not installed')." \
-	    "Name a newer one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@{ $(USABLE); } >/dev/null 2>&1 || \
+	  { rm -rf .venv && $(MAKE_VENV) && { $(BIN)/python -c '$(FITS)' || $(TOO_OLD); }; } || { rm -rf .venv; exit 1; }
 	@echo "Setting up .venv ($(if $(filter %dev,$@),with test tools,what a build needs)); once, about a minute ..."
-	@if [ -n '$(UV)' ]; then \
-	  { [ -x $(BIN)/python ] || uv venv --quiet --python '$(or $(NAMED),>=3.11)' .venv; } && \
-	  uv pip install --quiet --python $(BIN)/python --editable '.$(if $(filter %dev,$@),[dev])'; \
-	else \
-	  { $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv; } && \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter %dev,$@),[dev])'; \
-	fi
+	@$(INSTALL) --editable '.$(if $(filter %dev,$@),[dev])'
 	@touch $@
 	@case $@ in *dev) touch .venv/run ;; esac

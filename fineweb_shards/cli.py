@@ -63,7 +63,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = make_parser()
     verbs = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
     check_verb(words, verbs.choices)
-    return parser.parse_args(words)
+    # Straight to the verb's own parser: the first one would look for its flags among the values.
+    verb: VerbParser | None = verbs.choices.get(words[0])
+    return parser.parse_args(words) if verb is None else verb.parse_args(words[1:])
 
 
 def add_shard_verbs(verbs: argparse._SubParsersAction[VerbParser]) -> None:

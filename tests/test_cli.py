@@ -105,9 +105,9 @@ def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        ([], 2, "VERB"),
-        (["frobnicate"], 2, "invalid choice"),
-        (["build"], 2, "no output folder"),
+        ([], 2, "no verb"),
+        (["frobnicate"], 2, "no such verb"),
+        (["build"], 2, "nothing to build"),
         (["build", "--out", "o"], 3, "no input"),
         (["build", "--out", "o", "--input", "nowhere.txt"], 3, "nowhere.txt"),
         (["build", "--out", "o", "--shard-tokens", "many"], 2, "'many' is not a number"),

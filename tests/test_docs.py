@@ -79,9 +79,11 @@ def test_every_exit_code_is_documented() -> None:
             assert re.search(rf"\| {kind.exit_code} +\|", TEXT), kind
 
 
-def test_the_wheel_holds_the_ranks() -> None:
-    """What is installed has the vocabulary and its notice."""
+def test_the_wheel_holds_the_ranks_and_the_samples() -> None:
+    """What is installed has the vocabulary and its notice, and the configs from the top of the project."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert data["tool"]["setuptools"]["package-dir"] == {"fineweb_shards.configs": "configs"}
+    assert data["tool"]["setuptools"]["package-data"]["fineweb_shards.configs"] == ["*.toml"]
     assert set(data["tool"]["setuptools"]["package-data"]["fineweb_shards.tokenizers"]) == {
         "gpt2.tiktoken",
         "NOTICE.md",
@@ -90,4 +92,4 @@ def test_the_wheel_holds_the_ranks() -> None:
         str(path.parent.relative_to(ROOT)).replace("/", ".")
         for path in ROOT.glob("fineweb_shards/**/__init__.py")
     }
-    assert set(data["tool"]["setuptools"]["packages"]) == packages
+    assert set(data["tool"]["setuptools"]["packages"]) == packages | {"fineweb_shards.configs"}

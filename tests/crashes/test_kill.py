@@ -162,7 +162,7 @@ def test_signals_stop_cleanly_and_say_how_to_go_on(tmp_path: Path, tries: Tries,
         assert process.returncode in (128 + number, 0), errors
         assert "Traceback" not in errors
         if process.returncode:
-            assert "resume with: fineweb-shards build" in errors
+            assert "-m fineweb_shards build" in errors.partition("resume with: ")[2]
             log = (out / ".fineweb-shards" / "log.txt").read_text()
             assert log.splitlines()[-1].endswith("Everything finished is kept")
         assert subprocess.run(words, capture_output=True, check=False).returncode == 0

@@ -28,7 +28,7 @@ from fineweb_shards.snapshot import STOPPED, VERIFYING, WAITING, Snapshot
 from fineweb_shards.status import EXIT_CODES, read_status, status_lines, status_values
 from fineweb_shards.watch import fit_screen
 
-COMMAND = "fineweb-shards build --input 'a b.txt' --out out"
+COMMAND = ".venv/bin/fineweb-shards build --input 'a b.txt' --out out"
 
 
 @pytest.fixture
