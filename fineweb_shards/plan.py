@@ -131,7 +131,7 @@ class _Measured:
 
 def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
     """The beginning of a few files, spread over all of them."""
-    files = [file for file in job.source.files[start.file :] if not file.is_standard_input]
+    files = [file for file in job.source.files[start.file :] if not file.is_pipe]
     most = 1 if job.commit else _files_to_sample(files)
     chosen = files[:: max(1, len(files) // most)][:most]
     texts: list[str] = []
@@ -223,7 +223,7 @@ def _measure_extent(
     job: Job, sample: _Sample, measured: _Measured, start: Cursor, *, every_footer: bool
 ) -> Extent:
     files = job.source.files
-    if any(file.is_standard_input for file in files):
+    if any(file.is_pipe for file in files):
         return Extent(None, None, exact=False)
     if all(isinstance(job.source.formats[file.format], ParquetFormat) for file in files):
         return _parquet_extent(job, measured, start, every_footer=every_footer)

@@ -21,7 +21,7 @@ def plan_lines(plan: Plan) -> list[str]:
     lines = [f"{name:<10} {text}" for name, text in rows]
     for number, text in enumerate(plan.first_documents, 1):
         lines.append(f"{f'document {number}':<10} {safe_text(text, 66)}")
-    if config.input and any(file.is_standard_input for file in plan.job.source.files):
+    if config.input and any(file.is_pipe for file in plan.job.source.files):
         lines.append("           (standard input can only be read once: its content is not looked at)")
     return lines
 

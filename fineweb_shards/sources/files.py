@@ -13,7 +13,7 @@ from typing import Any
 
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
-from fineweb_shards.sources.stream import standard_input
+from fineweb_shards.sources.pipes import open_pipe
 
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _FORMATS = {
@@ -53,6 +53,8 @@ def _expand(text: str, format_name: str) -> list[tuple[str, str]]:
     path = Path(text).expanduser()
     if path.is_file():
         return [(str(path), path.name)]
+    if path.is_fifo():  # a shell's <(…) has another number every time
+        return [(str(path), "pipe" if path.parent.name == "fd" else path.name)]
     if path.is_dir():
         files = [file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path)]
         if format_name == "auto":
@@ -96,13 +98,8 @@ def _split_suffixes(name: str) -> tuple[str | None, str | None]:
 def _describe(index: int, path: str, name: str, format_name: str) -> InputFile:
     known, compression = _split_suffixes(name)
     kind = (known or "text") if format_name == "auto" else format_name
-    if path == STANDARD_INPUT:
-        if kind == "parquet":
-            raise InputError(
-                "--input -: parquet can't be read from standard input.", "Name the file instead."
-            )
-        head = hashlib.sha256(standard_input().head).hexdigest()
-        return InputFile(index, path, name, kind, None, 0, 0, head)
+    if path == STANDARD_INPUT or Path(path).is_fifo():
+        return _describe_pipe(index, path, name, kind, compression)
     if kind == "parquet" and compression:
         raise InputError(
             f"{path}: compressed parquet can't be read.", "Parquet compresses by itself: unpack it."
@@ -113,6 +110,17 @@ def _describe(index: int, path: str, name: str, format_name: str) -> InputFile:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
     return InputFile(index, path, name, kind, compression, status.st_size, status.st_mtime_ns, sample)
+
+
+def _describe_pipe(index: int, path: str, name: str, kind: str, compression: str | None) -> InputFile:
+    if kind == "parquet" or compression:
+        source = "standard input" if path == STANDARD_INPUT else "a pipe"
+        raise InputError(
+            f"--input {path}: {compression or kind} can't be read from {source}.",
+            "Name the file instead, or send its text (zcat, zstdcat).",
+        )
+    head = hashlib.sha256(open_pipe(path).head).hexdigest()
+    return InputFile(index, path, name, kind, None, 0, 0, head, is_pipe=True)
 
 
 def _sample(path: str, size: int) -> str:
@@ -129,10 +137,8 @@ def _sample(path: str, size: int) -> str:
 def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
     """For the manifest. Without paths: the same files may lie elsewhere on another machine. Without
     formats: those follow from names and settings, and a file of the hub may be streamed or downloaded."""
-    return [
-        {key: value for key, value in asdict(file).items() if key not in ("index", "path", "format")}
-        for file in files
-    ]
+    left_out = ("index", "path", "format", "is_pipe")
+    return [{key: value for key, value in asdict(file).items() if key not in left_out} for file in files]
 
 
 def check_same_files(

@@ -36,6 +36,9 @@ class HubRowsFormat(JsonLinesFormat):
             payload = "\n".join(lines).encode()
             yield Batch(file.index, first, first + len(lines), size, payload=payload)
 
+    def place_of(self, batch: Batch, line: int, offset: int) -> int:
+        return batch.position + line
+
     def _rows(self, position: int) -> Iterator[Any]:
         """The text of every row from `position` on, through any number of interruptions."""
         rows: Iterator[Any] | None = None

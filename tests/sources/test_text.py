@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inputs import write_text
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.text import BlankLine, Line, Literal
+from fineweb_shards.sources.separators import BlankLine, Line, Literal
 
 SEPARATORS = ["blank", "line", "none", "<|endoftext|>", "--", "aXa", "\n\n"]
 
