@@ -22,6 +22,7 @@ class Pipe:
     def __init__(self, path: str) -> None:
         self._path = path
         self._descriptor = _open(path)
+        self._ended = False
         self.head = b""
         while len(self.head) < _HEAD_BYTES and (data := self._read(_HEAD_BYTES - len(self.head))):
             self.head += data
@@ -34,8 +35,15 @@ class Pipe:
         return self._read(size)
 
     def _read(self, size: int) -> bytes:
+        if self._ended:
+            return b""
         try:
-            return os.read(self._descriptor, size)
+            data = os.read(self._descriptor, size)
+            if not data:
+                self._ended = True
+                if self._descriptor != 0:
+                    os.close(self._descriptor)
+            return data
         except OSError as error:  # no damage that could be skipped: it may be whole the next time
             raise InputError(f"--input {self._path}: {error.strerror}.", "Run it again.") from error
 

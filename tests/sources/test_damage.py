@@ -86,17 +86,16 @@ def test_a_cut_stream_leaves_its_whole_documents(tmp_path: Path, form: str, pack
         packed = b"".join(write_zstd(tmp_path / "frame", frame).read_bytes() for frame in frames)
     last = (write_jsonl if form == "jsonl" else write_text)(tmp_path / f"z.{form}", ["The next file."])
     bad = tmp_path / f"a.{form}.{packing}"
-    for number in range(8):
+    for _ in range(8):
         bad.write_bytes(packed[: chooser.randrange(20, len(packed))])
         text = (unpack_gzip if packing == "gz" else unpack_zstd)(bad.read_bytes())
         expected = reference.stream([*whole_documents(text, form), "The next file."]).tolist()
         for batch_bytes in BATCHES:
-            out = tmp_path / f"{number}-{batch_bytes}"
-            manifest = runs.build_inline(
-                out, bad, last, on_bad_file="skip", batch_bytes=batch_bytes, separator="<|endoftext|>"
+            tokens, counts = runs.encode_inline(
+                bad, last, on_bad_file="skip", batch_bytes=batch_bytes, separator="<|endoftext|>"
             )
-            assert stream_in(out) == expected
-            assert manifest.totals["bad_parts"] == 1
+            assert tokens == expected
+            assert counts.bad_parts == 1
 
 
 @pytest.mark.promise(20)
@@ -156,9 +155,8 @@ def test_flipped_bits_in_gzip(tmp_path: Path) -> None:
         bad.write_bytes(packed[:place] + flipped + packed[place + 1 :])
         kept = set()
         for batch_bytes in BATCHES:
-            out = tmp_path / f"{number}-{batch_bytes}"
-            runs.build_inline(out, bad, on_bad_file="skip", batch_bytes=batch_bytes, separator="line")
-            kept.add(tuple(stream_in(out)))
+            settings = {"on_bad_file": "skip", "batch_bytes": batch_bytes, "separator": "line"}
+            kept.add(tuple(runs.encode_inline(bad, **settings)[0]))
         assert len(kept) == 1
         text = unpack_gzip(bad.read_bytes()).replace(b"\r\n", b"\n")
         lines = [line.decode("utf-8", "replace") for line in text.split(b"\n")[:-1] if line]
@@ -193,10 +191,10 @@ def test_garbage_behind_a_gzip_file(tmp_path: Path, batch_bytes: int) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"one\n\ntwo") + b"garbage")
     with pytest.raises(BadFileError, match=r"a\.txt\.gz: behind its 8 bytes of text .* no gzip"):
-        runs.build_inline(tmp_path / "stop", path, batch_bytes=batch_bytes)
-    manifest = runs.build_inline(tmp_path / "out", path, batch_bytes=batch_bytes, on_bad_file="skip")
-    assert stream_in(tmp_path / "out") == reference.stream(["one", "two"]).tolist()
-    assert manifest.totals["bad_parts"] == 1
+        runs.encode_inline(path, batch_bytes=batch_bytes)
+    tokens, counts = runs.encode_inline(path, batch_bytes=batch_bytes, on_bad_file="skip")
+    assert tokens == reference.stream(["one", "two"]).tolist()
+    assert counts.bad_parts == 1
 
 
 @pytest.mark.promise(20)
@@ -230,11 +228,10 @@ def test_a_line_over_the_limit_costs_itself_only(
     kept = [json.loads(line)["text"] for i, line in enumerate(lines) if i != number]
     for batch_bytes in (1024, 5000, 150_000, 10**6):
         with pytest.raises(BadFileError, match=rf"line at byte {offset:,} is longer than 200,000 bytes"):
-            runs.build_inline(tmp_path / f"stop{batch_bytes}", path, batch_bytes=batch_bytes)
-        out = tmp_path / f"skip{batch_bytes}"
-        manifest = runs.build_inline(out, path, batch_bytes=batch_bytes, on_bad_file="skip")
-        assert stream_in(out) == reference.stream(kept).tolist()
-        assert manifest.totals["bad_parts"] == 1
+            runs.encode_inline(path, batch_bytes=batch_bytes)
+        tokens, counts = runs.encode_inline(path, batch_bytes=batch_bytes, on_bad_file="skip")
+        assert tokens == reference.stream(kept).tolist()
+        assert counts.bad_parts == 1
 
 
 def test_a_resume_around_a_line_over_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,11 +282,10 @@ def test_a_first_line_that_is_an_array_costs_itself_only(tmp_path: Path) -> None
     for first in (b'["a header"]', b"[1, 2", b"[", b"[garbage,"):
         path.write_bytes(first + b'\n{"text": "one"}\n{"text": "two"}\n')
         with pytest.raises(BadFileError, match=r"a\.jsonl: the line at byte 0 is"):
-            runs.build_inline(tmp_path / f"stop{len(first)}", path)
-        out = tmp_path / f"skip{len(first)}"
-        manifest = runs.build_inline(out, path, on_bad_file="skip")
-        assert stream_in(out) == reference.stream(["one", "two"]).tolist()
-        assert manifest.totals["bad_parts"] == 1
+            runs.encode_inline(path)
+        tokens, counts = runs.encode_inline(path, on_bad_file="skip")
+        assert tokens == reference.stream(["one", "two"]).tolist()
+        assert counts.bad_parts == 1
     path.write_bytes(b'[\n{"text": "one"},\n{"text": "two"}\n]\n')
     with pytest.raises(BadFileError, match="one JSON array") as error:
         runs.build_inline(tmp_path / "stop", path)
