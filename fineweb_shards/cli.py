@@ -27,6 +27,8 @@ from fineweb_shards.units import parse_count
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    if sys.stdin is None:  # started with it closed: no file of ours may get its number
+        os.open(os.devnull, os.O_RDONLY)
     try:
         options = make_parser().parse_args(words)
         options.command = resume_command(words, "--on-finish")  # others may read where it is kept
