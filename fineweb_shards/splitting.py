@@ -57,9 +57,9 @@ def _warning(splitting: Splitting) -> list[tuple[str, str]]:
         ("", "If that is not what you want, stop and choose another --separator:"),
     ]
     if "line" in splitting.separators:
-        lines.append(("", "  --separator blank            where blank lines stand between documents"))
+        lines.append(("", "  --separator blank            where blank lines separate them"))
     return [
         *lines,
         ("", "  --separator none             where every file is one document"),
-        ("", "  --separator '<|endoftext|>'  or whatever string stands between documents"),
+        ("", "  --separator '<|endoftext|>'  or any string between documents"),
     ]

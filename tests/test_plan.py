@@ -95,7 +95,7 @@ def test_a_build_shows_how_a_text_is_split(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", [f"{i}: " + "some words " * 18 for i in range(100)], "\n\n")
     job = runs.job_of(tmp_path / "out", path, workers=1)
     lines = short_lines(make_plan(job, trial_seconds=0))
-    assert "separator  a blank line (about 4,959 documents per MB of text)" in lines
+    assert "separator  a blank line (about 4,953 documents per MB of text)" in lines
     assert [line[:16] for line in lines if line.startswith("document ")] == [
         "document 1 0: so",
         "document 2 1: so",
