@@ -18,6 +18,7 @@ from fineweb_shards.machine import free_disk_bytes
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.sources.stream import expansion_of
+from fineweb_shards.splitting import Splitting
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Batch, Cursor
@@ -31,6 +32,7 @@ _LARGE_FILE_BYTES = 8 * 2**20
 _SAMPLE_BYTES = 24 * 2**20
 _QUICK_SAMPLE_BYTES = 2**18
 _LONGEST_TEXT = 2**16
+_SHOWN_DOCUMENTS = 3
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 REMOTE_FOOTERS = 3
 _CHEAP_ROW_GROUPS = 64  # a request for each, where token_count is on the hub
@@ -54,7 +56,7 @@ class Plan:
 
     job: Job
     extent: Extent
-    separators: tuple[str, ...]
+    splitting: Splitting | None  # of the text files, if there are any
     first_documents: tuple[str, ...]
     tokens_per_second: float | None
     free_bytes: int
@@ -99,8 +101,8 @@ def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
     return Plan(
         job,
         limited,
-        tuple(sorted(sample.separators)),
-        tuple(sample.texts[:3]),
+        sample.splitting(),
+        tuple(sample.texts[:_SHOWN_DOCUMENTS]),
         _predict_speed(job, sample, measured) if trial_seconds else None,
         free_disk_bytes(job.folder),
         max(0.0, (limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0) - passed),
@@ -130,7 +132,15 @@ class _Sample:
     read_bytes: int  # of the files, as their sizes count
     content_bytes: int  # of the documents
     separators: set[str]
+    text_documents: int  # of text files, which have separators
+    text_bytes: int
     read_seconds: float
+
+    def splitting(self) -> Splitting | None:
+        if not self.separators:
+            return None
+        separators, first = tuple(sorted(self.separators)), tuple(self.texts[:_SHOWN_DOCUMENTS])
+        return Splitting(separators, self.text_documents, self.text_bytes, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +153,11 @@ class _Measured:
 
 def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
     """The beginning of a few files, spread over all of them."""
-    files = [file for file in job.source.files[start.file :] if not (file.is_standard_input or file.problem)]
+    files = [file for file in job.source.files[start.file :] if not (file.is_pipe or file.problem)]
     most = 1 if job.commit else _files_to_sample(files)
     chosen = files[:: max(1, len(files) // most)][:most]
     texts: list[str] = []
-    documents = read_bytes = content_bytes = 0
+    documents = read_bytes = content_bytes = text_documents = text_bytes = 0
     separators: set[str] = set()
     begin = time.monotonic()
     for file in chosen:
@@ -162,7 +172,11 @@ def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
                 for chunk in job.source.chunks(batch):
                     texts += _beginnings(chunk.documents, share_bytes - taken)
                     documents += len(chunk.documents)
-                    content_bytes += sum(len(text.encode("utf-8", "replace")) for text in chunk.documents)
+                    chunk_bytes = sum(len(text.encode("utf-8", "replace")) for text in chunk.documents)
+                    content_bytes += chunk_bytes
+                    if batch.separator:
+                        text_documents += len(chunk.documents) - chunk.inside  # not the rest of one
+                        text_bytes += chunk_bytes
                     read_bytes += chunk.counts.text_bytes
                     taken += chunk.counts.text_bytes
                     if taken >= share_bytes:
@@ -170,9 +184,13 @@ def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
                 if taken >= share_bytes:
                     break
         except BadFileError:
-            if not job.source.settings.skip_bad:
+            # With --max-tokens the run may never come to it; without, it would stop there in any case.
+            if not job.source.settings.skip_bad and job.config.max_tokens is None:
                 raise
-    return _Sample(texts, documents, read_bytes, content_bytes, separators, time.monotonic() - begin)
+    seconds = time.monotonic() - begin
+    return _Sample(
+        texts, documents, read_bytes, content_bytes, separators, text_documents, text_bytes, seconds
+    )
 
 
 def _files_to_sample(files: list[InputFile]) -> int:
@@ -235,7 +253,7 @@ def _measure_extent(
     job: Job, sample: _Sample, measured: _Measured, start: Cursor, *, every_footer: bool
 ) -> Extent:
     files = tuple(file for file in job.source.files if file.problem is None)
-    if any(file.is_standard_input for file in files):
+    if any(file.is_pipe for file in files):
         return Extent(None, None, exact=False)
     if all(isinstance(job.source.formats[file.format], ParquetFormat) for file in files):
         return _parquet_extent(job, measured, start, every_footer=every_footer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fineweb_shards.advice import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.manifest import Manifest
 from fineweb_shards.plan import REMOTE_FOOTERS, Plan
-from fineweb_shards.terminal import safe_text
+from fineweb_shards.splitting import document_rows
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 
 
@@ -16,18 +16,15 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     rows.insert(
         1 + len(plan.job.notes), ("documents", _about(extent.documents, exact=_documents_are_exact(plan)))
     )
-    if plan.separators:
-        rows.append(("separator", ", ".join(_show_separator(name) for name in plan.separators)))
     if plan.tokens_per_second and plan.output_bytes:
         speed = f"{show_count(plan.tokens_per_second)} tokens/s"
         duration = show_seconds(plan.output_bytes / 2 / plan.tokens_per_second)
         rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
     if verdict:
         rows.append(("build", verdict))
+    rows += plan.splitting.rows() if plan.splitting else document_rows(plan.first_documents)
     lines = [f"{name:<10} {text}" for name, text in rows]
-    for number, text in enumerate(plan.first_documents, 1):
-        lines.append(f"{f'document {number}':<10} {safe_text(text, 66)}")
-    if config.input and any(file.is_standard_input for file in plan.job.source.files):
+    if config.input and any(file.is_pipe for file in plan.job.source.files):
         lines.append("           (standard input can only be read once: its content is not looked at)")
     return lines + warning_lines(plan)
 
@@ -46,8 +43,10 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
 
 
 def short_lines(plan: Plan) -> list[str]:
-    """The plan in four lines, for the beginning of a build, and what can be foreseen to go wrong."""
-    return [f"{name:<10} {text}" for name, text in _short_rows(plan)] + warning_lines(plan)
+    """The plan in a few lines, for the beginning of a build, and what can be foreseen to go wrong. How a text
+    is split can only be seen there."""
+    rows = [*_short_rows(plan), *(plan.splitting.rows() if plan.splitting else [])]
+    return [f"{name:<10} {text}" for name, text in rows] + warning_lines(plan)
 
 
 def warning_lines(plan: Plan) -> list[str]:
@@ -113,8 +112,3 @@ def _about(count: int | None, *, exact: bool) -> str:
     if count is None:
         return "unknown before the end"
     return f"{count:,}" if exact else f"about {show_count(count)}"
-
-
-def _show_separator(name: str) -> str:
-    named = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
-    return named.get(name, repr(name))

@@ -35,14 +35,17 @@ def stitch(
 def mend_seams(
     blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender]
 ) -> Iterator[EncodedBlock]:
-    """The same stream with every torn token mended. Holds one block back, since the next may begin
-    with a seam."""
+    """The same stream with every torn token mended. A block that may end inside a document is held back,
+    since the next may begin with a seam; any other passes at once: an error may come next."""
     held: EncodedBlock | None = None
     for block in blocks:
         if not block.seam:
             if held is not None:
                 yield held
             held = block
+            if block.end is not None and not block.end.inside:
+                yield held
+                held = None
             continue
         assert held is not None, "a stream can't begin with a seam"
         left_start = _last_document_start(held.tokens)

@@ -80,7 +80,7 @@ class Batch:
     separator: str = ""  # in text: what stands between documents, where it was found by looking
     payload: bytes | None = None
     broken_off: bool = False  # a damaged stream ends here: the last document is not whole
-    problem: str | None = None  # the source left something out before this place: for log and counts
+    problem: str | None = None  # left out: this range or, where it is empty, the rest of the file
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ from fineweb_shards.journal import Journal
 from fineweb_shards.manifest import Manifest
 from fineweb_shards.observer import Observer
 from fineweb_shards.progress import Progress
+from fineweb_shards.stitcher import stitch
 from fineweb_shards.tokenizers import resolve_engine
-from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.tokenizers.encoder import Encoder, make_mender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.types import Cursor
+from fineweb_shards.types import Counts, Cursor
 
 START = Cursor(0, 0)
 CRASH_DRIVER = Path(__file__).parent / "crashes" / "crash_every_point.py"
@@ -55,6 +56,15 @@ def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
             job.source, encoder(settings.get("engine", "auto"), eot_first=job.layout.eot_first)
         )
         return run(job, manifest, executor, MemoryGuard(2**40), progress)  # type: ignore[arg-type]
+
+
+def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Counts]:
+    """The token stream of an input and its counts, without a folder: nothing is written or synced."""
+    job = job_of(Path("unused"), *inputs, **settings)
+    executor = InlineExecutor(job.source, encoder())
+    blocks = list(stitch(executor.encode(job.source.batches(START)), make_mender, START))
+    tokens = [token for block in blocks for token in block.tokens.tolist()]
+    return tokens, sum((block.counts for block in blocks), Counts())
 
 
 def export(source: Path, out: Path, **settings: Any) -> Manifest:

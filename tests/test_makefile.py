@@ -120,7 +120,7 @@ def test_what_was_typed_can_be_typed_again(checkout: Path, words: list[str]) -> 
 
 
 def test_stamps_of_a_python_that_is_gone_say_nothing(checkout: Path) -> None:
-    """After an upgrade of the system a .venv may point nowhere: it is set up again, whatever its stamps say."""
+    """After an upgrade of the system a .venv may point nowhere: it is set up again."""
     python = write_script(checkout / "python3.12", NEW_PYTHON)
     (checkout / ".venv/bin").mkdir(parents=True)
     (checkout / ".venv/bin/python").symlink_to("/nowhere/python")

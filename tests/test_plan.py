@@ -14,7 +14,7 @@ from inputs import write_gzip, write_jsonl, write_parquet, write_text
 
 from fineweb_shards.build import open_ledger
 from fineweb_shards.plan import _take_sample, make_plan
-from fineweb_shards.plan_text import plan_lines, verdict_on
+from fineweb_shards.plan_text import plan_lines, short_lines, verdict_on
 
 DOCUMENTS = [text for text in make_documents(400, seed=61) if text and "<|endoftext|>" not in text]
 TOKENS = len(reference.stream(DOCUMENTS))
@@ -120,3 +120,37 @@ def test_a_resumed_run_needs_less(tmp_path: Path) -> None:
     plan = make_plan(job, trial_seconds=0, done_tokens=1000)
     assert plan.output_bytes == 4000
     assert "about 4.0 kB needed" in "\n".join(plan_lines(plan))
+
+
+def test_a_build_shows_how_a_text_is_split(tmp_path: Path) -> None:
+    """Separator, documents per MB and the first documents, in 80 columns; a parquet file has none of it."""
+    path = write_text(tmp_path / "a.txt", [f"{i}: " + "some words " * 18 for i in range(100)], "\n\n")
+    job = runs.job_of(tmp_path / "out", path, workers=1)
+    lines = short_lines(make_plan(job, trial_seconds=0))
+    assert "separator  a blank line (about 4,953 documents per MB of text)" in lines
+    assert [line[:16] for line in lines if line.startswith("document ")] == [
+        "document 1 0: so",
+        "document 2 1: so",
+        "document 3 2: so",
+    ]
+    assert max(len(line) for line in lines if not line.startswith("shards")) < 80
+    assert not any("WARNING" in line for line in lines)
+    rows = write_parquet(tmp_path / "a.parquet", DOCUMENTS)
+    lines = short_lines(make_plan(runs.job_of(tmp_path / "out", rows), trial_seconds=0))
+    assert not any(line.startswith(("separator", "document ")) for line in lines)
+
+
+@pytest.mark.parametrize("separator", ["auto", "line"])
+def test_documents_shorter_than_a_sentence_are_warned_of(tmp_path: Path, separator: str) -> None:
+    """By `plan` and `build`, with what would help; not where a file is a document."""
+    path = tmp_path / "a.txt"
+    path.write_text("A few words.\n\n" * 500)
+    plan = make_plan(runs.job_of(tmp_path / "out", path, separator=separator), trial_seconds=0)
+    for lines in (short_lines(plan), plan_lines(plan)):
+        text = "\n".join(lines)
+        assert "WARNING    a document has 12 bytes on average: less than a sentence." in text
+        assert "--separator none" in text
+        assert ("--separator blank" in text) == (separator == "line")
+        assert max(len(line) for line in lines if not line.startswith("shards")) < 80
+    whole = make_plan(runs.job_of(tmp_path / "out", path, separator="none"), trial_seconds=0)
+    assert "WARNING" not in "\n".join(short_lines(whole))

@@ -56,15 +56,12 @@ class InputFile:
     mtime_ns: int
     content_hash: str  # of samples of a local file; the hub's own hash (ETag) of a remote one
     problem: str | None = None  # why nothing of it can be read: a broken link, a folder without permission
-
-    @property
-    def is_standard_input(self) -> bool:
-        return self.path == STANDARD_INPUT
+    is_pipe: bool = False  # standard input or a named pipe: can be read once, front to back
 
     @property
     def by_value(self) -> bool:
         """Whether it can only be read front to back, so that batches carry their bytes."""
-        return self.is_standard_input or self.compression is not None or self.format == "hub-rows"
+        return self.is_pipe or self.compression is not None or self.format == "hub-rows"
 
 
 class Format(ABC):
@@ -139,9 +136,11 @@ class Source:
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
         """The documents of a batch, read here and now."""
         if batch.problem is not None:
-            cursor = Cursor(batch.file, batch.position)
+            start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
+            if start == end:  # the rest of the file, however much that is
+                end = Cursor(batch.file + 1, 0)
             counts = Counts(bad_parts=1)
-            return iter([TextChunk([], cursor, cursor, counts=counts, problems=(batch.problem,))])
+            return iter([TextChunk([], start, end, counts=counts, problems=(batch.problem,))])
         file = self.files[batch.file]
         return self.formats[file.format].chunks(file, batch)
 

@@ -14,7 +14,7 @@ from typing import Any
 from fineweb_shards.errors import BadFileError, InputError, UsageError
 from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
 from fineweb_shards.sources.discovery import spells_ending, walk_folder, walk_glob
-from fineweb_shards.sources.stream import standard_input
+from fineweb_shards.sources.pipes import open_pipe
 
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _FORMATS = {
@@ -28,7 +28,7 @@ _FORMATS = {
 }
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLES = 8
-_NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem")
+_NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem", "is_pipe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ def _expand(
     path = Path(text).expanduser()
     if path.is_file():
         return [_Found(str(path), path.name)]
+    if path.is_fifo():  # a shell's <(…) has another number every time
+        return [_Found(str(path), "pipe" if path.parent.name == "fd" else path.name)]
     if path.is_dir():
         any_ending, findings = format_name != "auto", walk_folder(str(path))
     elif glob.has_magic(text):
@@ -148,13 +150,8 @@ def _describe(index: int, found: _Found, format_name: str) -> InputFile:
     path, name = found.path, readable_name(found.name)
     known, compression = _split_suffixes(found.name)
     kind = (known or "text") if format_name == "auto" else format_name
-    if path == STANDARD_INPUT:
-        if kind == "parquet":
-            raise InputError(
-                "--input -: parquet can't be read from standard input.", "Name the file instead."
-            )
-        head = hashlib.sha256(standard_input().head).hexdigest()
-        return InputFile(index, path, name, kind, None, 0, 0, head)
+    if path == STANDARD_INPUT or Path(path).is_fifo():
+        return _describe_pipe(index, path, name, kind, compression)
     if kind == "parquet" and compression:
         raise InputError(
             f"{path}: compressed parquet can't be read.", "Parquet compresses by itself: unpack it."
@@ -169,6 +166,17 @@ def _describe(index: int, found: _Found, format_name: str) -> InputFile:
     if problem is not None:
         return InputFile(index, path, name, kind, compression, 0, 0, "", problem)
     return InputFile(index, path, name, kind, compression, status.st_size, status.st_mtime_ns, sample)
+
+
+def _describe_pipe(index: int, path: str, name: str, kind: str, compression: str | None) -> InputFile:
+    if kind == "parquet" or compression:
+        source = "standard input" if path == STANDARD_INPUT else "a pipe"
+        raise InputError(
+            f"--input {path}: {compression or kind} can't be read from {source}.",
+            "Name the file instead, or send its text (zcat, zstdcat).",
+        )
+    head = hashlib.sha256(open_pipe(path).head).hexdigest()
+    return InputFile(index, path, name, kind, None, 0, 0, head, is_pipe=True)
 
 
 def _sample(path: str, size: int) -> str:

@@ -56,6 +56,9 @@ class HubRowsFormat(JsonLinesFormat):
         kept = {column: row[column]} if column in row else dict.fromkeys(row)
         return json.dumps(kept, default=_as_json)
 
+    def place_of(self, batch: Batch, line: int, offset: int) -> int:
+        return batch.position + line
+
     def _rows(self, position: int) -> Iterator[Any]:
         """The text of every row from `position` on, through any number of interruptions."""
         rows: Iterator[Any] | None = None

@@ -1,12 +1,18 @@
-"""JSON lines: byte ranges at line ends; every line an object with a text in it."""
+"""JSON lines: byte ranges at line ends; every line an object with a text in it.
+
+A bad line, also one that is too long, costs itself only (`--on-bad-file skip`) or stops the run when
+everything in front of it has been read: both wherever a batch happens to end.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, decode_text
+from fineweb_shards.sources.legibility import SAMPLE_BYTES, check_legible
 from fineweb_shards.sources.stream import FileView, StreamView, open_view
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
@@ -14,6 +20,7 @@ from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 # Longer lines would have to be parsed in pieces; such a document belongs in a text file.
 MAX_LINE_BYTES = 64 * 2**20
 _WINDOW_BYTES = 64 * 1024
+_BOM = b"\xef\xbb\xbf"
 
 
 class _Number:
@@ -26,69 +33,83 @@ class JsonLinesFormat(TextFormat):
     def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
         view = open_view(file)
         try:
-            head = view.read_at(0, 4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-            if head.startswith(b"["):
-                raise BadFileError(
-                    f"{file.path}: this is one JSON array, not JSON lines.",
-                    f"Convert it first: jq -c '.[]' {file.path} > converted.jsonl",
-                )
+            head = view.read_at(0, SAMPLE_BYTES)
+            check_legible(file, head)
+            if _is_array(head.removeprefix(_BOM)):
+                raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", _unwrap(file))
             go_to(file, view, position)
             yield from batches_of(file, view, self._ranges(file, view, position), "")
         finally:
             view.close()
 
     def _ranges(self, file: InputFile, view: FileView | StreamView, start: int) -> Iterator[Range]:
+        """Whole lines, about `batch_bytes` of them; one that is too long is a range of its own."""
         while view.read_at(start, 1):
-            offset = start + self.settings.batch_bytes - 1
-            while True:
-                window = view.read_at(offset, _WINDOW_BYTES)
-                end = window.find(b"\n") + 1
-                if end or len(window) < _WINDOW_BYTES:
-                    break
-                offset += _WINDOW_BYTES
-                if offset - start > MAX_LINE_BYTES + self.settings.batch_bytes:
-                    raise BadFileError(
-                        f"{file.path}: the line near byte {start:,} is longer than {MAX_LINE_BYTES:,} bytes.",
-                        "Put documents of that length into text files (--separator none).",
-                    )
-            stop = offset + end if end else view.size_bytes
-            yield Range(start, stop, inside=False, ends_inside=False, seam=False)
-            start = stop
+            target = start + self.settings.batch_bytes - 1
+            end = _find_line_end(view, target, start + MAX_LINE_BYTES)
+            if end is None:  # far away, but is it because of a long line?
+                line = start + view.read_at(start, target - start).rfind(b"\n") + 1
+                end = _find_line_end(view, line, line + MAX_LINE_BYTES)
+            if end is not None:
+                yield Range(start, end)
+            else:
+                if line > start:
+                    yield Range(start, line)
+                end = _skip_line(view, line)
+                if not (isinstance(view, StreamView) and view.is_cut_off_at(end)):
+                    yield Range(line, end, problem=self._leave_out(_too_long(file, line)))
+            start = end
+
+    def _leave_out(self, error: BadFileError) -> str:
+        """How it is told that something is left out; or else it stops the run."""
+        if not self.settings.skip_bad:
+            raise error
+        return f"left out: {error.message}"
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         data = self.read_range(file, batch)
-        documents: list[str] = []
-        ids: list[str | None] = []
-        counts = Counts(len(data))
-        problems: list[str] = []
-        offset = batch.position
         lines = data.split(b"\n")
         if batch.broken_off:
             lines.pop()
-        if batch.position == 0:
-            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
-        for line in lines:
+        documents: list[str] = []
+        ids: list[str | None] = []
+        counts = Counts()
+        problems: list[str] = []
+        failure: BadFileError | None = None
+        offset, end = batch.position, batch.end
+        for number, line in enumerate(lines):
             try:
-                if line.strip():  # an empty line is no row
-                    text, name, replaced = self._parse_line(file, line, offset)
+                if len(line) > MAX_LINE_BYTES:
+                    raise _too_long(file, offset)
+                row = line if offset else line.removeprefix(_BOM)
+                if row.strip():  # an empty line is no row
+                    text, name, replaced = self._parse_line(file, row, offset)
                     counts += Counts(skipped_documents=text is None, replaced_characters=replaced)
                     if text is not None:
                         documents.append(text)
                         ids.append(name)
             except BadFileError as error:
                 if not self.settings.skip_bad:
-                    raise
-                problems.append(f"left out: {error.message}")
+                    failure, end = error, self.place_of(batch, number, offset)
+                    data = data[: offset - batch.position]
+                    break
+                problems.append(self._leave_out(error))
                 counts += Counts(bad_parts=1)
             offset += len(line) + 1
         yield TextChunk(
             documents,
             Cursor(batch.file, batch.position),
-            Cursor(batch.file, batch.end),
-            counts=counts,
+            Cursor(batch.file, end),
+            counts=counts + Counts(len(data)),
             problems=tuple(problems),
             origins=(Origin(0, len(ids), ids=ids),),
         )
+        if failure is not None:  # in its turn: what stands in front of it is whole
+            raise failure
+
+    def place_of(self, batch: Batch, line: int, offset: int) -> int:
+        """The position of a batch's line, which begins at a byte of the file."""
+        return offset
 
     def _parse_line(self, file: InputFile, line: bytes, offset: int) -> tuple[str | None, str | None, int]:
         """The text of a line (None where it is null), its id, and how many characters were replaced."""
@@ -103,7 +124,8 @@ class JsonLinesFormat(TextFormat):
             raise BadFileError(f"{place} is nested too deeply.") from error
         column = self.settings.text_column
         if not isinstance(row, dict):
-            raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.")
+            hint = _unwrap(file) if isinstance(row, list) else None
+            raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.", hint)
         if column not in row:
             raise BadFileError(
                 f"{place} has no key {column!r}; its keys are: {', '.join(map(str, row))[:200]}.",
@@ -116,3 +138,57 @@ class JsonLinesFormat(TextFormat):
             )
         name = row.get("id")
         return text, name if isinstance(name, str) else None, replaced
+
+
+def _find_line_end(view: FileView | StreamView, offset: int, limit: int) -> int | None:
+    """The place behind the first line end from `offset` on; None if there is none up to `limit`."""
+    while offset <= limit:
+        window = view.read_at(offset, _WINDOW_BYTES)
+        if (found := window.find(b"\n")) >= 0:
+            return offset + found + 1 if offset + found <= limit else None
+        if len(window) < _WINDOW_BYTES:
+            return view.size_bytes if view.size_bytes <= limit else None
+        offset += _WINDOW_BYTES
+    return None
+
+
+def _skip_line(view: FileView | StreamView, offset: int) -> int:
+    """The place behind a line of any length, of which nothing is kept."""
+    while window := view.read_at(offset, _WINDOW_BYTES):
+        if (found := window.find(b"\n")) >= 0:
+            return offset + found + 1
+        offset += len(window)
+        if isinstance(view, StreamView):
+            view.forget(offset)
+    return offset
+
+
+def _too_long(file: InputFile, offset: int) -> BadFileError:
+    return BadFileError(
+        f"{file.path}: the line at byte {offset:,} is longer than {MAX_LINE_BYTES:,} bytes.",
+        "Put documents of that length into text files (--separator none), or leave out such lines: "
+        "--on-bad-file skip.",
+    )
+
+
+def _is_array(head: bytes) -> bool:
+    """Whether a file begins with an array that goes on over its lines, or is nothing but one."""
+    lines = head.split(b"\n")
+    if len(head) >= SAMPLE_BYTES - len(_BOM):
+        lines.pop()  # the sample may end in it
+    first, second = [*(line for line in lines if line.strip()), b"", b""][:2]
+    if not first.lstrip().startswith(b"["):
+        return False
+    return not second if _is_json(first) else bool(second) and not _is_json(second)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line, parse_int=_Number)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _unwrap(file: InputFile) -> str:
+    return f"If it is one array, convert it first: jq -c '.[]' {shlex.quote(file.path)} > converted.jsonl"

@@ -61,7 +61,7 @@ def _check_same_names(now: list[str], before: list[str]) -> None:
 def _describe_change(file: InputFile, old: dict[str, Any]) -> str:
     """How a file differs from the one that the manifest has."""
     size = old.get("size_bytes", 0)
-    if file.is_standard_input:
+    if file.is_pipe:
         return "standard input begins with other bytes than when these shards were begun"
     if file.problem is not None:
         return "it could be read when these shards were begun, and can't be now"

@@ -7,20 +7,25 @@ document borders (text.py, jsonl.py) does not see the difference.
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
 from collections.abc import Callable
-from functools import cache
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import STANDARD_INPUT, InputFile, read_error
+from fineweb_shards.sources.base import InputFile, read_error
+from fineweb_shards.sources.pipes import open_pipe
+from fineweb_shards.sources.unpacking import (
+    DamagedStreamError,
+    GzipUnpacker,
+    NotCompressedError,
+    TrailingGarbageError,
+    Unpacker,
+    open_unpacker,
+)
 
 _READ_BYTES = 2**20
-_HEAD_BYTES = 64 * 1024
 _EXPANSION_BYTES = 4 * 2**20
 
 
@@ -75,6 +80,7 @@ class StreamView:
         self._kept = bytearray()
         self._ended = False
         self.failure: BadFileError | None = None  # what is before the damage can be read all the same
+        self._is_cut_off = False
 
     @property
     def size_bytes(self) -> int:
@@ -86,16 +92,29 @@ class StreamView:
         while not self._ended and self._start + len(self._kept) < offset + size:
             try:
                 data = self._read(_READ_BYTES)
-            except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
-                reason = str(error).rstrip(".") or type(error).__name__
-                self.failure = BadFileError(
-                    f"{self._file.path}: broken after {self.size_bytes:,} bytes of text: {reason}."
-                )
+            except (DamagedStreamError, OSError) as error:
+                self._fail(error)
                 data = b""
             self._ended = not data
             self._kept += data
         begin = offset - self._start
         return bytes(self._kept[begin : begin + size])
+
+    def is_cut_off_at(self, offset: int) -> bool:
+        """Whether the text ends here because of a damage: nobody knows how its last document goes on."""
+        return self._is_cut_off and offset == self.size_bytes
+
+    def _fail(self, error: DamagedStreamError | OSError) -> None:
+        text = f"{self.size_bytes:,} bytes of text"
+        reason = getattr(error, "strerror", None) or str(error)
+        self._is_cut_off = not isinstance(error, TrailingGarbageError)
+        if isinstance(error, TrailingGarbageError):
+            sentence = f"behind its {text} {reason}"
+        elif isinstance(error, NotCompressedError):
+            sentence = reason
+        else:
+            sentence = f"broken after {text}: {reason}"
+        self.failure = BadFileError(f"{self._file.path}: {sentence}.")
 
     def skip_to(self, offset: int) -> None:
         """Read on to `offset`, keeping nothing on the way."""
@@ -116,53 +135,29 @@ def open_view(file: InputFile) -> FileView | StreamView:
     return StreamView(file) if file.by_value else FileView(file)
 
 
-class StandardInput:
-    """Standard input, whose beginning is read ahead: a resume must be given the same stream again."""
-
-    def __init__(self) -> None:
-        self.head = b""
-        while len(self.head) < _HEAD_BYTES and (data := os.read(0, _HEAD_BYTES - len(self.head))):
-            self.head += data
-        self._unread = self.head
-
-    def read(self, size: int) -> bytes:
-        if self._unread:
-            data, self._unread = self._unread, b""
-            return data
-        return os.read(0, size)
-
-
-@cache
-def standard_input() -> StandardInput:
-    """The one standard input that a process has."""
-    return StandardInput()
-
-
 def expansion_of(file: InputFile) -> float:
     """How many times larger the text is than the file, by its beginning: for estimates only."""
     if file.compression is None or file.size_bytes == 0:
         return 1.0
     with open(file.path, "rb") as packed:
-        if file.compression == "gzip":
-            stream: BinaryIO = gzip.GzipFile(fileobj=packed)  # type: ignore[assignment]
-        else:
-            stream = pa.CompressedInputStream(packed, "zstd")
+        stream: Unpacker | pa.NativeFile = (
+            GzipUnpacker(packed) if file.compression == "gzip" else pa.CompressedInputStream(packed, "zstd")
+        )
         try:
-            text_bytes = len(stream.read(_EXPANSION_BYTES))
-        except (EOFError, zlib.error, OSError, pa.ArrowException):
+            text_bytes = 0
+            while text_bytes < _EXPANSION_BYTES and (text := stream.read(_READ_BYTES)):
+                text_bytes += len(text)
+        except (DamagedStreamError, OSError, pa.ArrowException):
             return 1.0  # a damaged file is reported when its turn comes
         return text_bytes / max(1, packed.tell())
 
 
 def _open_stream(file: InputFile) -> tuple[Callable[[int], bytes], Callable[[], None]]:
-    """A way to read the decompressed bytes, and a way to close them."""
-    if file.path == STANDARD_INPUT:
-        return standard_input().read, lambda: None
+    """A way to read the text, and a way to close it."""
+    if file.is_pipe:
+        return open_pipe(file.path).read, lambda: None
     try:
-        if file.compression == "gzip":
-            unzipped = gzip.open(file.path, "rb")  # noqa: SIM115 - closed by the caller
-            return unzipped.read, unzipped.close
-        stream = pa.input_stream(file.path, compression="zstd")
+        unpacker = open_unpacker(file.path, file.compression or "")
     except OSError as error:
         raise read_error(file, error) from error
-    return stream.read, stream.close
+    return unpacker.read, unpacker.close

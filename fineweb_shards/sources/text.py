@@ -2,22 +2,23 @@
 
 What people can rely on:
 
-- A byte order mark at the start of a file is dropped; UTF-16 is refused by name.
-- CRLF is read as LF, as editors and Python's text mode do. A lone CR stays.
+- A byte order mark at the start of a file is dropped; what is no text by its beginning is refused.
+- CRLF is read as LF, as editors and Python's text mode do, in a separator as well. A lone CR stays.
 - Invalid UTF-8 becomes U+FFFD and is counted.
+- Of a damaged compressed file every document is read that ends in front of the damage.
 - A document is what stands between two separators, otherwise unchanged; empty ones are none.
 - `blank`: one or more empty lines (so no document begins with an empty line). `line`: a line end.
 """
 
 from __future__ import annotations
 
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text
+from fineweb_shards.sources.legibility import SAMPLE_BYTES, check_legible
+from fineweb_shards.sources.separators import Literal, Separator, make_separator
 from fineweb_shards.sources.stream import ByteView, FileView, StreamView, open_view
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
@@ -26,93 +27,6 @@ END_OF_TEXT = "<|endoftext|>"
 _DETECT_BYTES = 2**20
 _WINDOW_BYTES = 64 * 1024
 _BOM = b"\xef\xbb\xbf"
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-
-
-class Separator(ABC):
-    """What stands between documents."""
-
-    lookback = 0  # bytes in front of a place that decide whether a border ends behind it
-
-    @abstractmethod
-    def find_border(self, window: bytes) -> int | None:
-        """The offset just behind the first separator that ends after `lookback` bytes."""
-
-    @abstractmethod
-    def split(self, data: bytes, inside: bool) -> list[bytes]:
-        """The pieces of a range that begins at a border or (`inside`) within a document."""
-
-
-class Line(Separator):
-    def find_border(self, window: bytes) -> int | None:
-        return window.find(b"\n") + 1 or None
-
-    def split(self, data: bytes, inside: bool) -> list[bytes]:
-        *lines, last = data.split(b"\n")
-        return [*(line.removesuffix(b"\r") for line in lines), last]
-
-
-class BlankLine(Separator):
-    lookback = 3
-    _BORDER = re.compile(rb"\n\r?\n")
-    _BLANK = re.compile(rb"\r?\n(?:\r?\n)+")
-    _LEADING = re.compile(rb"(?:\r?\n)+")
-
-    def find_border(self, window: bytes) -> int | None:
-        match = self._BORDER.search(window)
-        return match.end() if match else None
-
-    def split(self, data: bytes, inside: bool) -> list[bytes]:
-        # A border may lie in the middle of several empty lines, so the rest of them comes first here.
-        if not inside and (leading := self._LEADING.match(data)):
-            data = data[leading.end() :]
-        return self._BLANK.split(data)
-
-
-class Literal(Separator):
-    def __init__(self, text: str) -> None:
-        # A line end in the separator is found in Windows files too: CRLF is read as LF.
-        parts = text.replace("\r\n", "\n").encode().split(b"\n")
-        self._pattern = re.compile(rb"\r?\n".join(re.escape(part) for part in parts))
-        self._longest = len(b"\r\n".join(parts))
-        self.lookback = 2 * self._longest
-        self.overlaps_itself = any(text.startswith(text[i:]) for i in range(1, len(text)))
-
-    def find_border(self, window: bytes) -> int | None:
-        """The first occurrence that no other one overlaps from the left.
-
-        In `-----` split at `--` it matters where one begins to count. An occurrence that none
-        overlaps from the left is one for everybody.
-        """
-        reach = 0  # of the occurrences so far
-        match = self._pattern.search(window)
-        while match:
-            if match.start() >= max(reach, self._longest):
-                return match.end()
-            reach = match.end()
-            match = self._pattern.search(window, match.start() + 1)
-        return None
-
-    def last_border(self, data: bytes) -> int | None:
-        """The offset behind the last separator of a range that is read from its start."""
-        return max((match.end() for match in self._pattern.finditer(data)), default=None)
-
-    def split(self, data: bytes, inside: bool) -> list[bytes]:
-        return self._pattern.split(data)
-
-
-class WholeFile(Separator):
-    def find_border(self, window: bytes) -> int | None:
-        return None
-
-    def split(self, data: bytes, inside: bool) -> list[bytes]:
-        return [data]
-
-
-def make_separator(name: str) -> Separator:
-    """`line`, `blank`, `none`, or any other string for itself."""
-    named: dict[str, Callable[[], Separator]] = {"line": Line, "blank": BlankLine, "none": WholeFile}
-    return named[name]() if name in named else Literal(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +35,10 @@ class Range:
 
     start: int
     end: int
-    inside: bool
-    ends_inside: bool
-    seam: bool
+    inside: bool = False
+    ends_inside: bool = False
+    seam: bool = False
+    problem: str | None = None  # why it is left out
 
 
 class TextFormat(Format):
@@ -134,11 +49,14 @@ class TextFormat(Format):
     def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
         view = open_view(file)
         try:
+            check_legible(file, view.read_at(0, SAMPLE_BYTES))
             name = self.find_separator(file, view)
             go_to(file, view, position)
-            start = _text_start(file, view) if position == 0 else position
-            ranges = find_ranges(view, make_separator(name), start, inside, self.settings.batch_bytes)
-            yield from batches_of(file, view, ranges, name)
+            start = len(_BOM) if position == 0 and view.read_at(0, len(_BOM)) == _BOM else position
+            separator, batch_bytes = make_separator(name), self.settings.batch_bytes
+            ranges = find_ranges(view, separator, start, inside, batch_bytes)
+            with Scout(file, separator, batch_bytes) as scout:
+                yield from batches_of(file, view, ranges, name, scout)
         finally:
             view.close()
 
@@ -191,29 +109,76 @@ class TextFormat(Format):
         return END_OF_TEXT if END_OF_TEXT.encode() in view.read_at(0, _DETECT_BYTES) else "blank"
 
 
+class Scout:
+    """Runs ahead in a compressed file, where a document is longer than a batch: no piece of it may go to a
+    worker before it is known that the document has an end, and is not cut off by a damage."""
+
+    def __init__(self, file: InputFile, separator: Separator, batch_bytes: int) -> None:
+        self._file = file
+        self._separator = separator
+        self._batch_bytes = batch_bytes
+        self._view: StreamView | None = None
+        self._whole_until = 0 if file.compression else None  # what is not compressed has no such damage
+
+    def __enter__(self) -> Scout:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._view is not None:
+            self._view.close()
+
+    def find_damage(self, offset: int) -> StreamView | None:
+        """Where the document that goes on at `offset` is cut off: a view that has come to its end."""
+        if self._whole_until is None or offset < self._whole_until:
+            return None
+        view = self._view = self._view or StreamView(self._file)
+        view.skip_to(offset)
+        start = end = offset
+        for part in find_ranges(view, self._separator, offset, True, self._batch_bytes):
+            start, end = part.start, part.end
+            if not part.ends_inside:
+                break
+            view.forget(end)
+        if not view.is_cut_off_at(end):
+            self._whole_until = end
+            return None
+        pieces = self._separator.split(view.read_at(start, end - start), True)
+        return None if len(pieces) > 1 else view
+
+
 def batches_of(
-    file: InputFile, view: FileView | StreamView, ranges: Iterator[Range], separator: str
+    file: InputFile,
+    view: FileView | StreamView,
+    ranges: Iterator[Range],
+    separator: str,
+    scout: Scout | None = None,
 ) -> Iterator[Batch]:
     """Ranges as batches: by reference where workers can read the file, else with their bytes."""
     for part in ranges:
+        if part.problem is not None:
+            yield Batch(file.index, part.start, part.end, 0, problem=part.problem)
+            continue
         size = part.end - part.start
+        damage = scout.find_damage(part.end) if scout and part.ends_inside else None
         payload, broken_off = None, False
         if isinstance(view, StreamView):
             payload = view.read_at(part.start, size)
-            broken_off = view.failure is not None and part.end == view.size_bytes
+            broken_off = damage is not None or view.is_cut_off_at(part.end)
             view.forget(part.end)
         yield Batch(
             file.index,
             part.start,
-            part.end,
+            damage.size_bytes if damage else part.end,
             size,
             inside=part.inside,
-            ends_inside=part.ends_inside,
+            ends_inside=part.ends_inside and damage is None,
             seam=part.seam,
             separator=separator,
             payload=payload,
             broken_off=broken_off,
         )
+        if damage is not None and damage.failure is not None:
+            raise damage.failure
     if isinstance(view, StreamView) and view.failure is not None:
         raise view.failure
 
@@ -262,14 +227,3 @@ def _find_end(view: ByteView, separator: Separator, start: int, batch_bytes: int
     cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + cut_bytes)
     assert cut is not None, "there is always a place to cut in a kilobyte"
     return target - CONTEXT_BYTES + cut.position, True, cut.seam
-
-
-def _text_start(file: InputFile, view: ByteView) -> int:
-    """Behind the byte order mark, if there is one."""
-    head = view.read_at(0, len(_BOM))
-    if head.startswith(_UTF16):
-        raise BadFileError(
-            f"{file.path}: this text is UTF-16.",
-            f"Convert it first: iconv -f UTF-16 -t UTF-8 {file.path} > converted.txt",
-        )
-    return len(_BOM) if head == _BOM else 0

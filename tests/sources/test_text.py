@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from inputs import write_text
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.text import BlankLine, Line, Literal
+from fineweb_shards.sources.separators import BlankLine, Line, Literal
 
-SEPARATORS = ["blank", "line", "none", "<|endoftext|>", "--", "aXa", "\n\n"]
+SEPARATORS = ["blank", "line", "none", "<|endoftext|>", "--", "aXa", "\n\n", "\r", "\r\r"]
 
 
 def split_plainly(text: str, separator: str) -> list[str]:
@@ -29,7 +29,7 @@ def split_plainly(text: str, separator: str) -> list[str]:
     elif separator == "blank":
         pieces = re.split(r"\n\n+", text.lstrip("\n"))
     else:
-        pieces = text.split(separator)
+        pieces = text.split(separator.replace("\r\n", "\n"))
     return [piece for piece in pieces if piece]
 
 
@@ -69,7 +69,9 @@ def test_documents_are_what_stands_between_separators(
 @given(st.text(alphabet="ab\n\r -X", max_size=300), st.sampled_from(SEPARATORS))
 def test_splitting_does_not_depend_on_where_a_range_ends(text: str, separator: str) -> None:
     """A range that ends at a border found from the middle of the text splits like the whole text."""
-    data = text.replace("\r\n", "\n").encode()
+    data = text.encode()
+    if separator not in ("\r", "\r\r"):
+        data = data.replace(b"\r\n", b"\n")
     kind = {"blank": BlankLine, "line": Line}.get(separator)
     if separator == "none":
         return
@@ -81,7 +83,7 @@ def test_splitting_does_not_depend_on_where_a_range_ends(text: str, separator: s
             continue
         place = target - splitter.lookback + border
         pieces = [*splitter.split(data[:place], False), *splitter.split(data[place:], False)]
-        assert [piece for piece in pieces if piece] == expected
+        assert [piece.replace(b"\r\n", b"\n") for piece in pieces if piece] == expected
 
 
 def test_auto_finds_the_separator(tmp_path: Path) -> None:
@@ -181,6 +183,20 @@ def test_lone_carriage_returns_stay_in_lines(tmp_path: Path, data: bytes) -> Non
     path.write_bytes(data)
     found = tokens_of(path, tmp_path / "out", separator="line", batch_bytes=1024)
     assert found.tolist() == reference.stream(split_plainly(data.decode(), "line")).tolist()
+
+
+@pytest.mark.parametrize("separator", ["\r", "\r\r", "x\r"])
+def test_a_carriage_return_in_a_separator_is_a_lone_one(tmp_path: Path, separator: str) -> None:
+    """CRLF is read as LF, wherever a window ends; so that a CR of one separates nothing."""
+    path = tmp_path / "a.txt"
+    line = "ab\r\ncx\r\r\nd\rex\rf\r\rg\r\n"
+    for shift in range(3):
+        text = "x" * shift + line * 9000  # over two windows of 64 KiB
+        path.write_bytes(text.encode())
+        expected = reference.stream(split_plainly(text, separator)).tolist()
+        for batch_bytes in (1024, 10**6):
+            found = runs.encode_inline(path, separator=separator, batch_bytes=batch_bytes)[0]
+            assert found == expected
 
 
 @pytest.mark.parametrize("before", range(14))

@@ -1,0 +1,102 @@
+"""Whether a file is text at all, decided once, from its beginning.
+
+A stray byte becomes U+FFFD and is counted; a file that is mostly such bytes is a PDF, a picture, or text in
+another encoding, and nobody wants to train on what would be left of it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
+
+SAMPLE_BYTES = 64 * 1024
+# European text in Latin-1 has up to 15 % of bytes that are no UTF-8, random bytes have 45 %, and
+# Russian in KOI8-R or Chinese in GBK have more than 60.
+_MOST_ILLEGIBLE = 1 / 4
+_LEAST_ILLEGIBLE_BYTES = 4  # a name in Latin-1 may be a file
+_FEW_CONTROLS = 1 / 100  # text in any encoding of bytes has fewer
+_CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
+
+_WIDE_MARKS = {  # the longer first: one begins like another
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+_WIDE = {"utf-32-le": "UTF-32LE", "utf-32-be": "UTF-32BE", "utf-16-le": "UTF-16LE", "utf-16-be": "UTF-16BE"}
+# Every text has some of these. In bytes that are no wide characters they would be NULs and other controls.
+_COMMON = " \n\u3000\u3001\u3002"
+_COMMON_SHARE = 1 / 100
+
+_KINDS = {
+    b"%PDF-": ("a PDF", "Extract its text first, with pdftotext for example"),
+    b"PAR1": ("a parquet file", "Name it .parquet, or say --format parquet"),
+    b"PK\x03\x04": ("a zip file", "Unpack it first"),
+    b"\x1f\x8b": ("a gzip file", "Its name must end in .gz"),
+    b"\x28\xb5\x2f\xfd": ("a zstd file", "Its name must end in .zst"),
+    b"BZh": ("a bzip2 file", "Unpack it first"),
+    b"\xfd7zXZ\0": ("an xz file", "Unpack it first"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7-Zip file", "Unpack it first"),
+    b"\x7fELF": ("a program", "Check --input"),
+    b"\x89PNG": ("a picture", "Check --input"),
+    b"\xff\xd8\xff": ("a picture", "Check --input"),
+    b"\x93NUMPY": ("an array of NumPy", "Check --input"),
+}
+
+
+def check_legible(file: InputFile, head: bytes) -> None:
+    """Refuse a file that is no text; `head` are its first SAMPLE_BYTES, or all of it."""
+    if (encoding := _find_wide_encoding(head)) is not None:
+        raise _refuse(file, f"this text is {encoding}", _convert(file, encoding))
+    controls = len(head) - len(head.translate(None, _CONTROLS))
+    illegible = controls + _count_invalid(head)
+    kind, next_step = next((_KINDS[magic] for magic in _KINDS if head.startswith(magic)), (None, ""))
+    if kind is not None and illegible:
+        raise _refuse(file, f"this is {kind}, no text", next_step)
+    if illegible < _LEAST_ILLEGIBLE_BYTES or illegible <= _MOST_ILLEGIBLE * len(head):
+        return
+    share = f"{illegible / len(head):.0%} of its first {len(head):,} bytes".replace("%", " %")
+    if controls <= _FEW_CONTROLS * len(head):
+        raise _refuse(
+            file, f"this text is in another encoding: {share} are no UTF-8", _convert(file, "ENCODING")
+        )
+    raise _refuse(file, f"this is no text: {share} are neither UTF-8 nor printable", "Check --input")
+
+
+def _refuse(file: InputFile, sentence: str, next_step: str) -> BadFileError:
+    return BadFileError(f"{file.path}: {sentence}.", f"{next_step}; or leave it out: --on-bad-file skip.")
+
+
+def _count_invalid(head: bytes) -> int:
+    """Without a character that the end of the sample cuts in two."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(head, final=len(head) < SAMPLE_BYTES)
+    return text.count("\ufffd") - head.count("\ufffd".encode())
+
+
+def _find_wide_encoding(head: bytes) -> str | None:
+    """UTF-16 or UTF-32, by its mark or by its spaces, line ends and full stops."""
+    for mark, name in _WIDE_MARKS.items():
+        if head.startswith(mark):
+            return name
+    for codec, name in _WIDE.items():
+        try:
+            text = codecs.getincrementaldecoder(codec)("strict").decode(head)
+        except UnicodeDecodeError:
+            continue
+        if text and sum(map(text.count, _COMMON)) > _COMMON_SHARE * len(text):
+            return name
+    return None
+
+
+def _convert(file: InputFile, encoding: str) -> str:
+    convert = f"iconv -f {encoding} -t UTF-8"
+    if file.path == STANDARD_INPUT:
+        return f"Convert it first: … | {convert} | fineweb-shards …"
+    path = shlex.quote(file.path)
+    unpack = {"gzip": "zcat", "zstd": "zstdcat"}.get(file.compression or "")
+    words = f"{unpack} {path} | {convert}" if unpack else f"{convert} {path}"
+    return f"Convert it first: {words} > converted.txt"

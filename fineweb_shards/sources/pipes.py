@@ -1,0 +1,67 @@
+"""Standard input and named pipes, which can be read once, front to back.
+
+A shell's `<(…)` is a pipe, too. The beginning is read ahead: its hash is all that tells whether a resume is
+given the same stream again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+
+from fineweb_shards.errors import InputError
+from fineweb_shards.sources.base import STANDARD_INPUT
+
+_HEAD_BYTES = 64 * 1024
+
+
+class Pipe:
+    """A pipe whose beginning is known."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = _open(path)
+        self._ended = False
+        self.head = b""
+        while len(self.head) < _HEAD_BYTES and (data := self._read(_HEAD_BYTES - len(self.head))):
+            self.head += data
+        self._unread = self.head
+
+    def read(self, size: int) -> bytes:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        if self._ended:
+            return b""
+        try:
+            data = os.read(self._descriptor, size)
+            if not data:
+                self._ended = True
+                if self._descriptor != 0:
+                    os.close(self._descriptor)
+            return data
+        except OSError as error:  # no damage that could be skipped: it may be whole the next time
+            raise InputError(f"--input {self._path}: {error.strerror}.", "Run it again.") from error
+
+
+@cache
+def open_pipe(path: str) -> Pipe:
+    """The one pipe of this name that a process has: a second opening would miss what is read already."""
+    return Pipe(path)
+
+
+def _open(path: str) -> int:
+    if path != STANDARD_INPUT:
+        try:
+            return os.open(path, os.O_RDONLY)  # waits for somebody to write to it
+        except OSError as error:
+            raise InputError(f"--input {path}: {error.strerror}.", "Check its permissions.") from error
+    if sys.stdin is None:  # how Python tells that it was started without one
+        raise InputError(
+            "--input -: standard input is closed.", "Send it something: … | fineweb-shards build --input - …"
+        )
+    return 0

@@ -1,0 +1,171 @@
+"""Compressed files as streams that give up everything in front of a damage before they tell of it.
+
+The libraries' own readers lose up to a whole read with the exception. Then what is left of a damaged file
+would depend on how it is asked for; here it is a function of the file alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import BinaryIO, Protocol
+
+import pyarrow as pa
+
+_PACKED_BYTES = 64 * 1024
+_EMPTY = "is empty, which no compressed file is: it was not written to its end"
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = 31  # with a gzip header, and its check sum checked
+
+
+class DamagedStreamError(Exception):
+    """Nothing more can be unpacked."""
+
+
+class NotCompressedError(DamagedStreamError):
+    """It is not what its name says from its first byte on."""
+
+
+class TrailingGarbageError(DamagedStreamError):
+    """All that was compressed is whole, but something else stands behind it."""
+
+
+class Unpacker(Protocol):
+    """Text from a compressed file."""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end. DamagedStreamError only once all else has been read."""
+
+    def close(self) -> None: ...
+
+
+def open_unpacker(path: str, compression: str) -> Unpacker:
+    """The one for a compressed file. OSError where it can't be opened."""
+    return GzipUnpacker(open(path, "rb")) if compression == "gzip" else ZstdUnpacker(path)
+
+
+class GzipUnpacker:
+    """Members one after another. Zeros behind a member are padding, as for gzip(1)."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        self._packed = packed
+        self._pending = b""  # read, not yet unpacked
+        self._member: zlib._Decompress | None = None
+        self._members = 0
+        self._failure: DamagedStreamError | None = None
+
+    def read(self, size: int) -> bytes:
+        if self._failure is not None:
+            raise self._failure
+        while self._member is not None or self._find_member():
+            if text := self._inflate(size):
+                return text
+            if self._failure is not None:
+                raise self._failure
+        return b""
+
+    def close(self) -> None:
+        self._packed.close()
+
+    def _find_member(self) -> bool:
+        """Begin with the next member, if there is one."""
+        while True:
+            if self._members:
+                self._pending = self._pending.lstrip(b"\0")
+            if len(self._pending) >= len(_GZIP_MAGIC):
+                break
+            more = self._packed.read(_PACKED_BYTES)
+            if not more:
+                break
+            self._pending += more
+        if not self._pending and self._members:
+            return False
+        if not self._pending:
+            raise NotCompressedError(_EMPTY)
+        if not self._pending.startswith(_GZIP_MAGIC):
+            raise (
+                TrailingGarbageError("are bytes that are no gzip")
+                if self._members
+                else NotCompressedError("is no gzip file")
+            )
+        self._member = zlib.decompressobj(_GZIP_WINDOW)
+        self._members += 1
+        return True
+
+    def _inflate(self, size: int) -> bytes:
+        """Some text of the current member, or none: because more is to be read, or because it has ended."""
+        member = self._member
+        assert member is not None
+        if not self._pending:
+            self._pending = self._packed.read(_PACKED_BYTES)
+        at_end = not self._pending
+        before = member.copy()
+        try:
+            text = member.decompress(self._pending, size)
+        except zlib.error as error:
+            self._failure = DamagedStreamError(_reason(error))
+            return _inflate_bytewise(before, self._pending)
+        self._pending = member.unconsumed_tail
+        if member.eof:
+            self._pending, self._member = member.unused_data, None
+        elif at_end and not text:
+            self._failure = DamagedStreamError("the file ends in the middle of its compressed data")
+        return text
+
+
+def _inflate_bytewise(member: zlib._Decompress, packed: bytes) -> bytes:
+    """The text in front of an error."""
+    text = bytearray()
+    try:
+        for i in range(len(packed)):
+            text += member.decompress(packed[i : i + 1])
+    except zlib.error:
+        return bytes(text)
+    raise AssertionError("what failed in one piece must fail byte by byte")
+
+
+class ZstdUnpacker:
+    """Frames one after another, by pyarrow."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._stream = pa.input_stream(path, compression="zstd")
+        self._position = 0  # in the text
+        self._failure: DamagedStreamError | None = None
+
+    def read(self, size: int) -> bytes:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            text: bytes = self._stream.read(size)
+        except (OSError, pa.ArrowException) as error:
+            self._failure = DamagedStreamError(_reason(error))
+            text = self._read_bytewise(size)
+        else:
+            if not text and not self._position and pa.OSFile(self._path).size() == 0:
+                self._failure = NotCompressedError(_EMPTY)
+        if not text and self._failure is not None:
+            raise self._failure
+        self._position += len(text)
+        return text
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _read_bytewise(self, size: int) -> bytes:
+        """The text in front of an error, from a second look at the file."""
+        self._stream.close()
+        self._stream = pa.input_stream(self._path, compression="zstd")
+        text = bytearray()
+        try:
+            left = self._position
+            while left and (part := self._stream.read(min(left, size))):
+                left -= len(part)
+            while len(text) < size and (part := self._stream.read(1)):
+                text += part
+        except (OSError, pa.ArrowException):
+            return bytes(text)
+        return bytes(text)  # a passing fault of the disk: the next read tells
+
+
+def _reason(error: Exception) -> str:
+    return str(error).rstrip(".") or type(error).__name__
