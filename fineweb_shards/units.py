@@ -55,6 +55,12 @@ def show_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def show_number_of(count: int, noun: str) -> str:
+    """`1 shard`, `3 shards`, `1,000 batches`."""
+    plural = f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
 def show_bytes(count: float) -> str:
     """`33.6 MB`, in powers of ten like the disks."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

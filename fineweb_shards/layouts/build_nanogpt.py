@@ -26,8 +26,8 @@ class BuildNanoGPT(Layout):
     header_bytes = 128
     pattern = r"edufineweb_(val|train)_\d{6,}\.npy"
 
-    def shard_name(self, side: Side, index: int) -> str:
-        return f"edufineweb_{side}_{index:06d}.npy"
+    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
+        return f"edufineweb_{side}_{index:0{max(digits, self.digits)}d}.npy"
 
     def header(self, tokens: int) -> bytes:
         buffer = io.BytesIO()

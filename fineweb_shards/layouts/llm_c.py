@@ -27,8 +27,8 @@ class LlmC(Layout):
     most_tokens = (LARGEST_FILE_BYTES - header_bytes) // 2
     pattern = r"edu_fineweb_(val|train)_\d{6,}\.bin"
 
-    def shard_name(self, side: Side, index: int) -> str:
-        return f"edu_fineweb_{side}_{index:06d}.bin"
+    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
+        return f"edu_fineweb_{side}_{index:0{max(digits, self.digits)}d}.bin"
 
     def header(self, tokens: int) -> bytes:
         header = np.zeros(HEADER_INTS, "<i4")

@@ -21,7 +21,7 @@ class NanoGPT(Layout):
     one_file = True
     pattern = r"(train|val)\.bin"
 
-    def shard_name(self, side: Side, index: int) -> str:
+    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
         return f"{side}.bin"
 
     def default_split(self, shard_tokens: int) -> Split:
