@@ -10,6 +10,7 @@ from fineweb_shards.config import load_config
 from fineweb_shards.errors import UsageError
 from fineweb_shards.screen import Lines
 from fineweb_shards.terminal import printable
+from fineweb_shards.units import show_number_of
 
 
 def add_folder_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -52,10 +53,13 @@ def run_verify(options: argparse.Namespace) -> None:
     from fineweb_shards.verify import check_folder
 
     folder = _folder_of(options)
-    manifest = check_folder(folder, Lines().complain)
-    state = "complete" if manifest.complete else "so far: the build is not finished"
-    count = len({shard.name for shard in manifest.shards})
-    print(printable(f"{folder}: {count:,} shards, {manifest.tokens:,} tokens verified, {state}."))
+    verdict = check_folder(folder, Lines().complain)
+    manifest = verdict.manifest
+    for name in verdict.unfinished:
+        print(printable(f"{name}: not finished when the run was stopped; the next build makes it again."))
+    state = "complete" if manifest.complete else "so far: the build is not finished; run its command again"
+    count = show_number_of(len({shard.name for shard in manifest.shards}), "shard")
+    print(printable(f"{folder}: {count}, {manifest.tokens:,} tokens verified, {state}."))
 
 
 def run_status(options: argparse.Namespace) -> int:

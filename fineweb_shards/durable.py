@@ -19,6 +19,7 @@ from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 # Everything but finished shards and the ledger lives here. build-nanogpt's loader opens whatever has
 # `train` or `val` in its name, so no name in this program may have.
 WORK_FOLDER = ".fineweb-shards"
+LOCK_NAME = "lock"
 _TRIES = 5
 _RETRY_SECONDS = 0.02
 _TRIES_AMONG_READERS = 500
@@ -88,7 +89,7 @@ class FolderLock:
     """One run per output folder. The kernel frees the lock when the process ends, however it ends."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / WORK_FOLDER / "lock"
+        self._path = folder / WORK_FOLDER / LOCK_NAME
         self._folder = folder
         self._file: BinaryIO | None = None
 
@@ -116,7 +117,7 @@ class FolderLock:
 
 def is_locked(folder: Path) -> bool:
     """Whether a run holds the folder now. Any number may ask at the same time: they share the lock."""
-    path = folder / WORK_FOLDER / "lock"
+    path = folder / WORK_FOLDER / LOCK_NAME
     try:
         # Somebody else's folder may only be read, and that is enough.
         with open(path, "r+b" if os.access(path, os.W_OK) else "rb") as file:

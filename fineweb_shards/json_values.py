@@ -39,7 +39,8 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 def expect(name: str, value: Any, kind: type[Made]) -> Made:
     """`value`, if it is of this kind: dict, list, str, int, float or bool."""
-    made: Made = _check_of(kind)(name, value)
+    check: Check = _check_of(typing.cast(Any, kind))
+    made: Made = check(name, value)
     return made
 
 
@@ -52,8 +53,7 @@ def get(values: dict[str, Any], name: str, kind: type[Made]) -> Made:
 
 def make(kind: type[Made], value: Any) -> Made:
     """A dataclass from a JSON object: all its fields, each of its kind, and no others."""
-    made: Made = _dataclass_check(kind)(kind.__name__, value)
-    return made
+    return expect(kind.__name__, value, kind)
 
 
 def _refuse_constant(name: str) -> float:

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.durable import is_locked
-from fineweb_shards.errors import OutputError
 from fineweb_shards.files import list_files
 from fineweb_shards.heartbeat import Heartbeat, load_heartbeat
 from fineweb_shards.journal import last_lines
-from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
+from fineweb_shards.manifest import Manifest, load_manifest, nothing_built
 from fineweb_shards.screen import describe_machine, describe_tokens
 from fineweb_shards.snapshot import COMPLETE, STARTING, STOPPED, VERIFYING
 from fineweb_shards.terminal import printable
@@ -57,7 +56,7 @@ def read_status(folder: Path, *, alive: bool | None = None) -> Status:
     manifest = load_manifest(folder)
     heartbeat = load_heartbeat(folder)
     if manifest is None and not alive and heartbeat is None:
-        raise OutputError(f"{folder}: there is no {FILE_NAME}.", "Name a folder made by `build`.")
+        raise nothing_built(folder)
     complete = manifest is not None and manifest.complete
     state = RUNNING if alive else COMPLETE if complete else STOPPED
     return Status(folder, state, manifest, heartbeat, last_lines(folder, _EVENTS))

@@ -152,5 +152,5 @@ def test_only_a_plain_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"data")
     assert read_file(tmp_path / "file") == b"data"
     for name in ("pipe", ".", "missing"):
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match=name):
             read_file(tmp_path / name)

@@ -234,10 +234,22 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
     """Below 1 MB with 13,000 shards, three days of history and all the faults that are kept."""
     (tmp_path / WORK_FOLDER).mkdir()
     record = ShardRecord(
-        "edufineweb_train_000001.npy", "train", 0, 10**8, 10**5, 2 * 10**8, "a" * 64, Cursor(0, 0), Counts()
+        "edufineweb_train_000001.npy",
+        "train",
+        0,
+        10**8,
+        10**5,
+        2 * 10**8 + 128,
+        "a" * 64,
+        Cursor(0, 1),
+        Counts(),
     )
-    shards = tuple(replace(record, name=f"edufineweb_train_{i:06d}.npy") for i in range(13_000))
-    Manifest(Config().fingerprint(), [], {}, shards=shards, complete=True).save(tmp_path)
+    names = ["edufineweb_val_000000.npy", *(f"edufineweb_train_{i:06d}.npy" for i in range(1, 13_000))]
+    shards = tuple(
+        replace(record, name=name, split="train" if i else "val", end=Cursor(0, i + 1))
+        for i, name in enumerate(names)
+    )
+    Manifest(Config().fingerprint(), [], {}, shards=shards).save(tmp_path)
     history = {
         "interval_seconds": 256.0,
         "points": [[300.0 * i, 1, 10**9 * i, 10**9] for i in range(1000)],
@@ -252,6 +264,6 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
 def test_an_empty_folder_of_a_run_has_a_page(tmp_path: Path) -> None:
     """Before the first shard is finished."""
     (tmp_path / WORK_FOLDER).mkdir()
-    Manifest({"layout": "build-nanogpt", "shard_tokens": 5}, [], {}).save(tmp_path)
+    Manifest(Config(shard_tokens=5).fingerprint(), [], {}).save(tmp_path)
     assert gather_report(tmp_path).samples == []
     assert "No shard is finished yet." in write_report(tmp_path).read_text()
