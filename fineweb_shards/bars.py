@@ -69,7 +69,7 @@ class Bars(Screen):
                     bar.sp = bar.status_printer(sys.stderr)
             if snapshot.state == VERIFYING:
                 done, shards = snapshot.verified_shards, snapshot.finished_shards
-                self._draw(self._total, "verify", done, shards, f"{done:,} of {shards:,} shards")
+                self._draw(self._total, "verify", done, shards, f"{done:,} of {show_number_of(shards, 'shard')}")
                 self._draw(self._shard, "", 0, None, describe_machine(snapshot))
             else:
                 self._draw_run(self._total, self._shard, snapshot)

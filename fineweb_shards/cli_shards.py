@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fineweb_shards.errors import NoMatch
 from fineweb_shards.screen import Lines
 from fineweb_shards.terminal import printable
+from fineweb_shards.units import show_number_of
 
 if TYPE_CHECKING:
     from fineweb_shards.inspection import Target
@@ -101,5 +102,5 @@ def run_upload(options: argparse.Namespace) -> None:
     uploader = Uploader(options.repo, patience, screen.say)
     manifest = check_folder(options.folder, screen.complain).manifest
     done = uploader.upload(options.folder, manifest, private=options.private)
-    sent = f"{done.sent:,} of {done.files:,} files sent" if done.sent else "Nothing to send"
+    sent = f"{done.sent:,} of {show_number_of(done.files, 'file')} sent" if done.sent else "Nothing to send"
     print(f"{sent}; all are verified and at {done.url}")

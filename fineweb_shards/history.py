@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.durable import WORK_FOLDER, write_quickly
+from fineweb_shards.durable import WORK_FOLDER, read_file, write_quickly
+from fineweb_shards.json_values import check_moment, expect, get, make, parse_object
 from fineweb_shards.observer import Event
 from fineweb_shards.terminal import safe_text
 
@@ -128,10 +129,23 @@ class History:
 def load_history(folder: Path) -> History:
     """The folder's history; an empty one where there is none, or none that can be read."""
     try:
-        data: Any = json.loads((folder / WORK_FOLDER / FILE_NAME).read_bytes())
-        points = [Point(float(t), int(run), int(tokens), int(memory)) for t, run, tokens, memory in
-                  data["points"]]  # fmt: skip
-        marks = [Mark(**mark) for mark in data["marks"]]
-        return History(points, marks, float(data["interval_seconds"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        data = parse_object(read_file(folder / WORK_FOLDER / FILE_NAME))
+        points = [_make_point(row) for row in get(data, "points", list)]
+        marks = [make(Mark, mark) for mark in get(data, "marks", list)]
+        interval_seconds = get(data, "interval_seconds", float)
+        for moment in (*(mark.time for mark in marks), *(mark.end or 0.0 for mark in marks)):
+            check_moment(moment)
+    except (OSError, ValueError):
         return History()
+    if len(points) > MAXIMUM_POINTS or interval_seconds < _FIRST_INTERVAL_SECONDS:
+        return History()
+    return History(points, marks, interval_seconds)
+
+
+def _make_point(row: Any) -> Point:
+    names = ("time", "run", "tokens", "memory_bytes")
+    point = make(Point, dict(zip(names, expect("a point", row, list), strict=True)))
+    check_moment(point.time)
+    if min(point.run, point.tokens, point.memory_bytes) < 0:
+        raise ValueError("a negative figure")
+    return point

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal, TypeVar
 
+_LAST_MOMENT = 253_402_300_799.0  # of the year 9999
+
 Made = TypeVar("Made")
 Check = Callable[[str, Any], Any]
 _LARGEST_NUMBER = 2**62  # no count, size or time of ours comes near it, and it fits into 64 bits
@@ -54,6 +56,12 @@ def get(values: dict[str, Any], name: str, kind: type[Made]) -> Made:
 def make(kind: type[Made], value: Any) -> Made:
     """A dataclass from a JSON object: all its fields, each of its kind, and no others."""
     return expect(kind.__name__, value, kind)
+
+
+def check_moment(seconds: float) -> None:
+    """Seconds since 1970 that are a date."""
+    if not 0 <= seconds <= _LAST_MOMENT:
+        raise ValueError(f"{seconds} is no date")
 
 
 def _refuse_constant(name: str) -> float:

@@ -24,7 +24,7 @@ from fineweb_shards.manifest import Manifest, load_manifest, nothing_built
 from fineweb_shards.screen import describe_machine, describe_tokens
 from fineweb_shards.snapshot import COMPLETE, STARTING, STOPPED, VERIFYING
 from fineweb_shards.terminal import printable
-from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 
 RUNNING = "running"
 # Away from those of errors.py: these are answers, not failures.
@@ -143,7 +143,8 @@ def _run_rows(status: Status, beat: Heartbeat) -> list[tuple[str, str]]:
     seen = beat.snapshot
     rows = [("process", f"{beat.invocation.process}, started {_moment(beat.invocation.started)}")]
     if seen.state == VERIFYING:
-        return [*rows, ("progress", f"{seen.verified_shards:,} of {seen.finished_shards:,} shards checked")]
+        shards = show_number_of(seen.finished_shards, "shard")
+        return [*rows, ("progress", f"{seen.verified_shards:,} of {shards} checked")]
     share = f"{100 * seen.share:.1f} %, " if seen.share is not None else ""
     rows.append(("progress", f"{share}{describe_tokens(seen)} tokens"))
     within = 100 * seen.shard_tokens / seen.shard_size_tokens
@@ -166,7 +167,7 @@ def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
     rows = [
         ("layout", manifest.settings["layout"]),
         ("shards", f"{len(list_files(manifest.shards)):,} finished, {size}"),
-        ("in them", f"{manifest.tokens:,} tokens, {manifest.documents:,} documents"),
+        ("in them", f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"),
     ]
     if manifest.shards and not manifest.complete and "exported_from" not in manifest.settings:
         end = manifest.end

@@ -7,7 +7,7 @@ from typing import Any
 from fineweb_shards.build import Outcome
 from fineweb_shards.job import Job
 from fineweb_shards.result_text import content_lines, output_notes, training_lines
-from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 
 
 def summary_lines(job: Job, outcome: Outcome) -> list[str]:
@@ -51,9 +51,9 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
     totals = manifest.totals
     notes = []
     if totals["skipped_documents"]:
-        notes.append(f"{totals['skipped_documents']:,} documents without a text (null) were skipped.")
+        notes.append(f"skipped: {show_number_of(totals['skipped_documents'], 'document')} without a text (null).")
     if totals["replaced_characters"]:
-        notes.append(f"{totals['replaced_characters']:,} invalid characters became U+FFFD.")
+        notes.append(f"{show_number_of(totals['replaced_characters'], 'invalid character')} became U+FFFD.")
     if totals["bad_parts"]:
         notes.append(f"{totals['bad_parts']:,} damaged files, row groups or lines were left out.")
     if totals["wrong_claims"]:

@@ -75,7 +75,7 @@ class Uploader:
                 self._say(f"{file.name}: {show_bytes(file.size_bytes)} ({number:,} of {len(missing):,})")
                 sent.append(self._send(folder / file.name))
             paths: dict[str, Path | bytes] = {file.name: folder / file.name for file in group}
-            self._commit(paths, f"Add {len(group)} files of tokens", sent)
+            self._commit(paths, f"Add {show_number_of(len(group), 'file')} of tokens", sent)
         self._finish(folder, manifest, described, remote)
         return Uploaded(url, len(described), len(missing))
 

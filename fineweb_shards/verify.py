@@ -139,7 +139,7 @@ def _check_tokens(layout: Layout, record: ShardRecord, data: BinaryIO) -> str | 
     if highest >= VOCABULARY_SIZE:
         return f"{record.name}: token {highest} is outside the vocabulary"
     if documents != record.documents:
-        return f"{record.name}: {documents:,} documents, should be {record.documents:,}"
+        return f"{record.name}: {show_number_of(documents, 'document')}, should be {record.documents:,}"
     return None
 
 

@@ -195,7 +195,7 @@ def test_records_that_contradict_each_other_are_refused(
 
 @pytest.mark.parametrize("junk", [None, True, -1, 1.5, "x", [], {}, 10**30, [[]], {"a": {}}], ids=repr)
 def test_no_value_of_another_kind_is_a_traceback(folder: Path, junk: object) -> None:
-    """Every value of a manifest without a checksum, replaced by junk: it loads, or is refused in a sentence."""
+    """Every value of a manifest without a checksum, replaced by junk: it loads, or is refused."""
     make_unfinished(folder)
     data = json.loads((folder / FILE_NAME).read_text())
     for holder, key in list(places_in(data)):

@@ -145,7 +145,7 @@ def check_same_files(
     """
     now = files_to_json(files)
     if len(now) != len(recorded):
-        raise ChangedError(f"The input has {len(now)} files now; it had {len(recorded)}.")
+        raise ChangedError(f"The input has {show_number_of(len(now), 'file')} now; it had {len(recorded):,}.")
     for file, new, old in zip(files, now, recorded, strict=True):
         for field, value in new.items():
             if value == old.get(field) or (field == "mtime_ns" and trust_times):
