@@ -17,7 +17,7 @@ from fineweb_shards.observer import Event
 from fineweb_shards.screen import JsonLines, Lines, Screen, describe_machine, describe_tokens
 from fineweb_shards.snapshot import STARTING, VERIFYING, WAITING, Snapshot
 from fineweb_shards.terminal import printable
-from fineweb_shards.units import show_count, show_seconds
+from fineweb_shards.units import show_count, show_number_of, show_seconds
 
 _NAME_COLUMNS = 9
 _LEAST_BAR_COLUMNS = 10
@@ -69,7 +69,9 @@ class Bars(Screen):
                     bar.sp = bar.status_printer(sys.stderr)
             if snapshot.state == VERIFYING:
                 done, shards = snapshot.verified_shards, snapshot.finished_shards
-                self._draw(self._total, "verify", done, shards, f"{done:,} of {show_number_of(shards, 'shard')}")
+                self._draw(
+                    self._total, "verify", done, shards, f"{done:,} of {show_number_of(shards, 'shard')}"
+                )
                 self._draw(self._shard, "", 0, None, describe_machine(snapshot))
             else:
                 self._draw_run(self._total, self._shard, snapshot)

@@ -14,6 +14,7 @@ from fineweb_shards.errors import OutputError
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.split import SIDES, Side, Split
 from fineweb_shards.types import ShardRecord
+from fineweb_shards.units import show_number_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Numbering:
         index = self.index(side, tokens)
         if self.digits and index >= 10**self.digits:
             raise OutputError(
-                f"The numbers in this folder's names have {self.digits} digits, and shard {index:,} would "
+                f"The numbers in this folder's names have {show_number_of(self.digits, 'digit')}, and shard {index:,} would "
                 "need one more: names would no longer sort as the stream does.",
                 "Choose a larger --shard-tokens and another --out. Everything finished is kept.",
             )

@@ -89,7 +89,9 @@ def put_json(values: dict[str, Any]) -> None:
 def describe(snapshot: Snapshot) -> str:
     """A run in one line."""
     if snapshot.state == VERIFYING:
-        return f"verifying: {snapshot.verified_shards:,} of {show_number_of(snapshot.finished_shards, 'shard')}"
+        return (
+            f"verifying: {snapshot.verified_shards:,} of {show_number_of(snapshot.finished_shards, 'shard')}"
+        )
     parts = [f"shard {snapshot.shard}: {describe_tokens(snapshot)} tokens"]
     if snapshot.tokens_per_second:
         parts.append(f"{show_count(snapshot.tokens_per_second)} tokens/s")

@@ -51,7 +51,9 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
     totals = manifest.totals
     notes = []
     if totals["skipped_documents"]:
-        notes.append(f"skipped: {show_number_of(totals['skipped_documents'], 'document')} without a text (null).")
+        notes.append(
+            f"Skipped: {show_number_of(totals['skipped_documents'], 'document')} without a text (null)."
+        )
     if totals["replaced_characters"]:
         notes.append(f"{show_number_of(totals['replaced_characters'], 'invalid character')} became U+FFFD.")
     if totals["bad_parts"]:

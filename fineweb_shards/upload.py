@@ -24,7 +24,7 @@ from fineweb_shards.index import index_path
 from fineweb_shards.manifest import FILE_NAME, Manifest
 from fineweb_shards.outage import Patience, Trouble
 from fineweb_shards.sources.ranges import translated_errors
-from fineweb_shards.units import show_bytes
+from fineweb_shards.units import show_bytes, show_number_of
 
 CARD_NAME = "README.md"
 _FILES_PER_COMMIT = 20

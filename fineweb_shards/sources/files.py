@@ -14,6 +14,7 @@ from typing import Any
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
 from fineweb_shards.sources.stream import standard_input
+from fineweb_shards.units import show_number_of
 
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _FORMATS = {
