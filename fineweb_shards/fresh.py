@@ -37,11 +37,11 @@ class Deletion:
         """How much it is, and where."""
         inside = [file for path in self.work for file in _files_below(path)]
         size = show_bytes(sum(file.lstat().st_size for file in (*self.files, *inside)))
-        what = show_number_of(len(self.files), "file")
+        what = f"{show_number_of(len(self.files), 'file')} in {self.folder}"
         named = _name_some([path.name for path in self.files])
         if inside:
             what += f" and {len(inside):,} in its {WORK_FOLDER}"
-        return f"{what} in {self.folder}, {size}" + (f": {named}" if named else "")
+        return f"{what}, {size}" + (f": {named}" if named else "")
 
     def carry_out(self) -> None:
         """The manifest goes last: until then it still tells what is ours."""

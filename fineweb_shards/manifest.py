@@ -120,7 +120,7 @@ def load_manifest(folder: Path) -> Manifest | None:
     path = folder / FILE_NAME
     try:
         data = read_file(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise output_error(path, error) from error

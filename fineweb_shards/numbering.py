@@ -51,9 +51,10 @@ class Numbering:
         """Refuse a number with more digits than those before it."""
         index = self.index(side, tokens)
         if self.digits and index >= 10**self.digits:
+            digits = show_number_of(self.digits, "digit")
             raise OutputError(
-                f"The numbers in this folder's names have {show_number_of(self.digits, 'digit')}, and shard {index:,} would "
-                "need one more: names would no longer sort as the stream does.",
+                f"The numbers in this folder's names have {digits}, and shard {index:,} would need one more: "
+                "names would no longer sort as the stream does.",
                 "Choose a larger --shard-tokens and another --out. Everything finished is kept.",
             )
 
