@@ -15,11 +15,13 @@ import runs
 from documents import make_documents
 from inputs import write_parquet, write_text
 
+from fineweb_shards.build import build
 from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.errors import DamageError, OutputError, UsageError
 from fineweb_shards.fresh import plan_deletion, start_over
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.manifest import load_manifest
+from fineweb_shards.screen import Screen
 
 NANO = get_layout("build-nanogpt")
 FOREIGN = {
@@ -43,8 +45,8 @@ def make_folder(tmp_path: Path, **settings: object) -> Path:
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.parametrize("words", [[], ["--fresh"], ["--fresh", "--yes"]], ids=" ".join)
-def test_a_folder_of_another_program_is_left_alone(tmp_path: Path, kind: str, words: list[str]) -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_folder_of_another_program_is_left_alone(tmp_path: Path, kind: str, fresh: bool) -> None:
     """Whatever its manifest.json is: exit code 5, another --out is recommended, every byte stays."""
     path = write_text(tmp_path / "a.txt", ["one", "two"])
     out = tmp_path / "out"
@@ -53,15 +55,12 @@ def test_a_folder_of_another_program_is_left_alone(tmp_path: Path, kind: str, wo
     (out / "edufineweb_train_000001.npy").write_bytes(b"precious")
     (out / "train.bin").write_bytes(b"precious")
     before = everything_in(out)
-    from fineweb_shards import cli
-
-    code = cli.main(["build", "--input", str(path), "--out", str(out), *words])
-    assert code == 5
+    with pytest.raises(OutputError, match="another program") as refused:
+        build(runs.job_of(out, path), fresh=fresh, yes=True, same_source=False, screen=Screen(), command="")
+    assert refused.value.exit_code == 5
+    assert "choose another --out" in refused.value.hint
     assert everything_in(out) == before
     assert not (out / WORK_FOLDER).exists()
-    with pytest.raises(OutputError, match="another program") as refused:
-        plan_deletion(out, NANO)
-    assert "choose another --out" in refused.value.hint
 
 
 @pytest.mark.parametrize("damage", ["empty", "flipped", "cut", "edited", "zeros"])
