@@ -56,7 +56,7 @@ def stdlib_parquet(path: Path) -> Path:
 
 
 def start_build(out: Path, inputs: list[str], *flags: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "fineweb_shards", "build", "--fresh", "--no-verify"]
+    words = [sys.executable, "-m", "fineweb_shards", "build", "--fresh", "--yes", "--no-verify"]
     words += ["--out", str(out), *flags, *(f"--input={path}" for path in inputs)]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -7,30 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fineweb_shards.config import Config
 from fineweb_shards.disk import Disk
-from fineweb_shards.durable import WORK_FOLDER, FolderLock, output_error
-from fineweb_shards.errors import Interrupted, OutputError, ShardError
+from fineweb_shards.durable import FolderLock
+from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.estimate import Total
 from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
+from fineweb_shards.fresh import refuse_untracked_shards, start_over
 from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.heartbeat import invoke
 from fineweb_shards.history import load_history
 from fineweb_shards.job import Job, check_config, make_job, pinned_commit
 from fineweb_shards.journal import Journal
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.leftovers import tidy_finished
 from fineweb_shards.limit import move_limit
-from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
+from fineweb_shards.manifest import Manifest, check_settings, load_manifest, trim
 from fineweb_shards.monitor import Monitor
+from fineweb_shards.numbering import choose_digits
 from fineweb_shards.observer import Event, Observer
-from fineweb_shards.output import Output
+from fineweb_shards.output import Output, open_folder
 from fineweb_shards.packer import Packer
 from fineweb_shards.plan import check_disk, make_plan
 from fineweb_shards.plan_text import short_lines
@@ -43,10 +44,8 @@ from fineweb_shards.sources.same_files import check_same_files
 from fineweb_shards.stitcher import stitch
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import EncodedBlock, Quarantined, ShardSlice, TokenBlock
-from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.verify import check_folder
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,7 @@ def held_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[Job
     before, so that a misspelt name leaves no folder behind."""
     check_config(config)
     folder = Path(config.out).expanduser()
+    load_manifest(folder)  # a folder of another program is refused before anything is put into it
     if config.dataset:
         with FolderLock(folder):
             yield make_job(config, commit=None if fresh else pinned_commit(config), observer=observer)
@@ -75,13 +75,16 @@ def held_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[Job
         yield job
 
 
-def build(job: Job, *, fresh: bool, same_source: bool, screen: Screen, command: str) -> Outcome:
+def build(
+    job: Job, *, fresh: bool, same_source: bool, screen: Screen, command: str, yes: bool = False
+) -> Outcome:
     """Make the shards, or the rest of them, in a folder that is held. `command` is how to go on after an
-    interruption."""
+    interruption; `yes`: nobody needs to be asked about --fresh."""
     if fresh:
-        delete_output(job.folder, job.layout, screen.say)
+        start_over(job.folder, job.layout, screen.complain, yes=yes)
     manifest = open_ledger(job, same_source=same_source)
     if manifest.complete:
+        tidy_finished(job.folder, manifest)
         return Outcome(manifest, 0, 0, 0.0)
     journal = Journal(job.folder)
     with accounted(journal, job):
@@ -101,32 +104,39 @@ def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, c
     with Monitor(job, progress, guard, executor, invoke(command)):
         with executor:
             # Workers take a second or two to load, in which the plan is made.
-            tell_plan(job, manifest, progress)
+            manifest = tell_plan(job, manifest, progress)
             result = run(job, manifest, executor, guard, progress)
         seconds = time.monotonic() - begin
         if job.config.verify and len(result.shards) > len(manifest.shards):
             progress.verifying = True
             check_folder(job.folder, screen.complain, progress.verify_shard)
     new_tokens = result.tokens - manifest.tokens
-    journal.write(Event("end", f"complete: {result.tokens:,} tokens in {len(result.shards):,} shards; "
+    shards = show_number_of(len(result.shards), "shard")
+    journal.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
                         f"{new_tokens:,} of them in {show_seconds(seconds)}, "
                         f"peak memory {show_bytes(guard.peak_bytes)}"))  # fmt: skip
     made = len(result.shards) - len(manifest.shards)
     return Outcome(result, made, new_tokens, seconds, history.runs[-1])
 
 
-def tell_plan(job: Job, manifest: Manifest, progress: Progress) -> None:
-    """Look at what is still to do, say it, and refuse what the disk can't hold."""
+def tell_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
+    """Look at what is still to do, say it, and refuse what the disk can't hold. A manifest that is new is
+    told how long the numbers in names have to be."""
     plan = make_plan(job, trial_seconds=0, start=manifest.end, done_tokens=manifest.tokens)
     lines = short_lines(plan)
     if manifest.shards:
-        finished = f"{len(manifest.shards):,} shards, {show_count(manifest.tokens)} tokens"
-        lines.append(f"{'resuming':<10} {finished} are finished")
+        finished = f"{show_number_of(len(manifest.shards), 'shard')}, {show_count(manifest.tokens)} tokens"
+        lines.append(f"{'resuming':<10} finished are {finished}")
     for line in lines:
         progress.tell(Event("plan", line))
     check_disk(plan, manifest.tokens)
     total = Total(plan.extent.tokens, exact=plan.extent.exact, limit=job.config.max_tokens)
     progress.expect(total, job.source.share_before)
+    if manifest.shards or manifest.digits:
+        return manifest
+    extent = plan.extent
+    digits = choose_digits(job.layout, job.config.shard_tokens, extent.tokens, exact=extent.exact)
+    return replace(manifest, digits=digits)
 
 
 @contextlib.contextmanager
@@ -153,7 +163,7 @@ def run(
 ) -> Manifest:
     """All stages, from the ledger's cursor to the end of the stream."""
     disk = Disk(job.folder, job.config.max_outage, progress)
-    disk.attempt(lambda: manifest.save(job.folder))  # first of all: from now on the folder is ours
+    disk.attempt(lambda: open_folder(job.folder, manifest))
     start = manifest.end
     limit = job.config.max_tokens
     packer = Packer(
@@ -261,7 +271,7 @@ def open_ledger(job: Job, *, same_source: bool) -> Manifest:
     manifest = load_manifest(job.folder)
     settings, files = job.config.fingerprint(), files_to_json(job.source.files)
     if manifest is None:
-        check_no_strangers(job.folder, job.layout)
+        refuse_untracked_shards(job.folder, job.layout, set())
         return Manifest(settings, files, job.versions(), job.commit)
     check_settings(manifest, {**settings, "max_tokens": manifest.settings["max_tokens"]})
     check_same_files(job.source.files, manifest.files, trust_times=same_source)
@@ -269,31 +279,3 @@ def open_ledger(job: Job, *, same_source: bool) -> Manifest:
     # First: what a lost file has made unknown is still there, and can't be made shorter.
     moved = move_limit(manifest, job.config.max_tokens, job.folder)
     return replace(trim(moved, job.folder), versions=job.versions())
-
-
-def check_no_strangers(folder: Path, layout: Layout) -> None:
-    """Refuse a folder with shards that no ledger knows."""
-    names = os.listdir(folder) if folder.is_dir() else []
-    strangers = sorted(name for name in names if layout.owns(name))
-    if strangers:
-        raise OutputError(
-            f"{folder}: {len(strangers)} shards are here ({strangers[0]} …) but no {FILE_NAME}.",
-            "Choose another --out, or delete them with --fresh.",
-        )
-
-
-def delete_output(folder: Path, layout: Layout, say: Say) -> None:
-    """--fresh: everything this program may have written into the folder, and nothing else."""
-    doomed = [p for p in sorted(folder.iterdir()) if p.name == FILE_NAME or layout.owns(p.name)]
-    if not doomed:
-        return
-    say(f"--fresh: deleting {len(doomed)} files in {folder}: {', '.join(p.name for p in doomed[:5])}"
-        + (" …" if len(doomed) > 5 else ""))  # fmt: skip
-    try:
-        for path in doomed:
-            path.unlink()
-        for path in (folder / WORK_FOLDER).iterdir():
-            if path.name != "lock":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-    except OSError as error:
-        raise output_error(folder, error) from error

@@ -75,7 +75,7 @@ def add_shard_verbs(verbs: argparse._SubParsersAction[VerbParser]) -> None:
     export = verbs.add_parser("export", help="copy finished shards into another layout, without tokenizing")
     export.add_argument("folder", metavar="DIR", type=read_folder, help="output folder, or its sample")
     add_setting_flags(export, cli_shards.EXPORT_SETTINGS)
-    export.add_argument("--fresh", action="store_true", help="delete what is in --out and start over")
+    add_fresh_flags(export)
     export.set_defaults(run=cli_shards.run_export)
 
     inspect = verbs.add_parser("inspect", help="look into shards: figures, documents, a search")
@@ -107,9 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     build = verbs.add_parser("build", help="make the shards, or go on where it stopped")
     add_config_flags(build)
-    build.add_argument(
-        "--fresh", action="store_true", help="delete what is in the output folder and start over"
-    )
+    add_fresh_flags(build)
     build.add_argument(
         "--same-source",
         action="store_true",
@@ -127,6 +125,16 @@ def make_parser() -> argparse.ArgumentParser:
     add_folder_verbs(verbs)
     add_shard_verbs(verbs)
     return parser
+
+
+def add_fresh_flags(parser: argparse.ArgumentParser) -> None:
+    """To start over."""
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="delete what a build has made in --out, after asking, and start over",
+    )
+    parser.add_argument("--yes", action="store_true", help="with --fresh: delete without asking, for scripts")
 
 
 def run_build(options: argparse.Namespace) -> None:
@@ -165,6 +173,7 @@ def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> 
         outcome = build(
             job,
             fresh=options.fresh,
+            yes=options.yes,
             same_source=options.same_source,
             screen=screen,
             command=options.command,

@@ -13,6 +13,7 @@ from fineweb_shards.screen import Lines
 from fineweb_shards.streams import tolerate_onlookers
 from fineweb_shards.terminal import printable, shown_on
 from fineweb_shards.typed_command import PROGRAM
+from fineweb_shards.units import show_number_of
 
 
 def add_folder_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -58,11 +59,14 @@ def run_verify(options: argparse.Namespace) -> None:
 
     tolerate_onlookers()
     folder = _folder_of(options)
-    manifest = check_folder(folder, Lines().complain)
-    state = "complete" if manifest.complete else "so far: the build is not finished"
-    count = len({shard.name for shard in manifest.shards})
-    verified = f"{folder}: {count:,} shards, {manifest.tokens:,} tokens verified, {state}."
-    print(shown_on(sys.stdout, verified))
+    verdict = check_folder(folder, Lines().complain)
+    manifest = verdict.manifest
+    for name in verdict.unfinished:
+        again = f"{name}: not finished when the run was stopped; the next build makes it again."
+        print(shown_on(sys.stdout, again))
+    state = "complete" if manifest.complete else "so far: the build is not finished; run its command again"
+    count = show_number_of(len({shard.name for shard in manifest.shards}), "shard")
+    print(shown_on(sys.stdout, f"{folder}: {count}, {manifest.tokens:,} tokens verified, {state}."))
 
 
 def run_status(options: argparse.Namespace) -> int:

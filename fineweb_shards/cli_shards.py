@@ -13,6 +13,7 @@ from fineweb_shards.interrupts import Interrupts
 from fineweb_shards.screen import Lines
 from fineweb_shards.streams import tolerate_onlookers
 from fineweb_shards.terminal import printable, shown_on
+from fineweb_shards.units import show_number_of
 
 if TYPE_CHECKING:
     from fineweb_shards.inspection import Target
@@ -36,7 +37,9 @@ def run_export(options: argparse.Namespace) -> None:
         given["shard_tokens"] = origin.manifest.settings["shard_tokens"]
     config = load_config(None, given)
     screen = Lines()
-    result = export(origin, config, fresh=options.fresh, say=screen.say, observer=Console(screen))
+    result = export(
+        origin, config, fresh=options.fresh, yes=options.yes, say=screen.complain, observer=Console(screen)
+    )
     if config.verify and result.seconds:
         check_folder(result.spec.folder, screen.complain)
     print(shown_on(sys.stdout, "\n".join(export_lines(result))))
@@ -104,7 +107,7 @@ def run_upload(options: argparse.Namespace) -> None:
     screen = Lines()
     patience.observer = Console(screen)
     uploader = Uploader(options.repo, patience, screen.say)
-    manifest = check_folder(options.folder, screen.complain)
+    manifest = check_folder(options.folder, screen.complain).manifest
     done = uploader.upload(options.folder, manifest, private=options.private)
-    sent = f"{done.sent:,} of {done.files:,} files sent" if done.sent else "Nothing to send"
+    sent = f"{done.sent:,} of {show_number_of(done.files, 'file')} sent" if done.sent else "Nothing to send"
     print(f"{sent}; all are verified and at {done.url}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -18,8 +19,10 @@ from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 # Everything but finished shards and the ledger lives here. build-nanogpt's loader opens whatever has
 # `train` or `val` in its name, so no name in this program may have.
 WORK_FOLDER = ".fineweb-shards"
+LOCK_NAME = "lock"
 _TRIES = 5
 _RETRY_SECONDS = 0.02
+_TRIES_AMONG_READERS = 500
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
@@ -44,6 +47,17 @@ def publish(temporary: Path, final: Path) -> None:
     """Give a finished, synced file its name, durably."""
     os.replace(temporary, final)
     sync_folder(final.parent)
+
+
+def read_file(path: Path) -> bytes:
+    """All of a file of our own. What is no plain file (a folder, a pipe that would be waited for) is an
+    OSError."""
+    # O_NONBLOCK is not on Windows, which has no such pipes either.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "this is no plain file", str(path))
+        return file.read()
 
 
 def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
@@ -75,7 +89,7 @@ class FolderLock:
     """One run per output folder. The kernel frees the lock when the process ends, however it ends."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / WORK_FOLDER / "lock"
+        self._path = folder / WORK_FOLDER / LOCK_NAME
         self._folder = folder
         self._file: BinaryIO | None = None
 
@@ -102,27 +116,33 @@ class FolderLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a run holds the folder now."""
-    path = folder / WORK_FOLDER / "lock"
+    """Whether a run holds the folder now. Any number may ask at the same time: they share the lock."""
+    path = folder / WORK_FOLDER / LOCK_NAME
     try:
         # Somebody else's folder may only be read, and that is enough.
         with open(path, "r+b" if os.access(path, os.W_OK) else "rb") as file:
-            return not _try_lock(file)
+            return not _try_lock(file, shared=True)
     except OSError:
         return False
 
 
 def _try_patiently(file: BinaryIO) -> bool:
-    """Try again for a moment: `status` holds the lock for an instant when it looks whether anybody does."""
-    for _ in range(_TRIES):
+    """Try again for a moment: `status` shares the lock for an instant when it looks whether anybody holds
+    it. However many look, they are no run."""
+    refusals = 0
+    for _ in range(_TRIES_AMONG_READERS):
         if _try_lock(file):
             return True
+        refusals += not _try_lock(file, shared=True)  # then somebody has it for himself
+        _unlock(file)
+        if refusals == _TRIES:
+            return False
         time.sleep(_RETRY_SECONDS)
     return False
 
 
-def _try_lock(file: BinaryIO) -> bool:
-    if os.name == "nt":
+def _try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
+    if os.name == "nt":  # has no shared one
         import msvcrt
 
         try:
@@ -136,7 +156,14 @@ def _try_lock(file: BinaryIO) -> bool:
     import fcntl
 
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
+
+
+def _unlock(file: BinaryIO) -> None:
+    if os.name != "nt":  # there a lock that was not had can't be let go
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)

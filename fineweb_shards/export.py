@@ -18,18 +18,20 @@ from tqdm import tqdm
 
 import fineweb_shards
 from fineweb_shards.advice import stray_warnings
-from fineweb_shards.build import check_no_strangers, delete_output
 from fineweb_shards.config import Config
 from fineweb_shards.disk import Disk
 from fineweb_shards.durable import FolderLock
 from fineweb_shards.errors import DiskFullError, InputError, UsageError
+from fineweb_shards.fresh import refuse_untracked_shards, start_over
 from fineweb_shards.job import output_spec
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
+from fineweb_shards.leftovers import tidy_finished
 from fineweb_shards.machine import free_disk_bytes
-from fineweb_shards.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
+from fineweb_shards.manifest import Manifest, check_settings, load_manifest, require_manifest, trim
+from fineweb_shards.numbering import choose_digits
 from fineweb_shards.observer import Observer
-from fineweb_shards.output import Output, OutputSpec
+from fineweb_shards.output import Output, OutputSpec, open_folder
 from fineweb_shards.packer import Packer
 from fineweb_shards.result_text import (
     content_lines,
@@ -80,7 +82,7 @@ class Origin:
     @property
     def counts(self) -> Counts:
         names = [field.name for field in dataclasses.fields(Counts)]
-        return Counts(**{name: self.manifest.totals[name] for name in names})
+        return Counts(**{name: self.manifest.totals.get(name, 0) for name in names})  # the first had fewer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +97,7 @@ class Exported:
 
 def open_origin(folder: Path) -> Origin:
     """Finished shards, or why they can't be exported."""
-    manifest = load_manifest(folder)
-    if manifest is None:
-        raise InputError(f"{folder}: there is no {FILE_NAME}.", "Name a folder made by `build` or `export`.")
+    manifest = require_manifest(folder)
     if not manifest.complete:
         raise InputError(f"{folder}: the build is not finished.", "Finish it first: run its command again.")
     if manifest.split.val_ratio and manifest.totals["dropped_tokens"]:
@@ -109,7 +109,13 @@ def open_origin(folder: Path) -> Origin:
 
 
 def export(
-    origin: Origin, config: Config, *, fresh: bool, say: Callable[[str], None], observer: Observer
+    origin: Origin,
+    config: Config,
+    *,
+    fresh: bool,
+    say: Callable[[str], None],
+    observer: Observer,
+    yes: bool = False,
 ) -> Exported:
     """Copy the tokens into another folder and layout, or the rest of them."""
     config.check()
@@ -117,11 +123,13 @@ def export(
     spec = output_spec(config, Path(config.out).expanduser(), layout)
     if spec.folder.resolve() == origin.folder.resolve():
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
+    load_manifest(spec.folder)  # a folder of another program is refused before anything is put into it
     with FolderLock(spec.folder):
         if fresh:
-            delete_output(spec.folder, layout, say)
+            start_over(spec.folder, layout, say, yes=yes)
         manifest = _open_ledger(origin, config, spec)
         if manifest.complete:
+            tidy_finished(spec.folder, manifest)
             return Exported(spec, manifest, 0, 0.0)
         _check_disk(origin, spec, manifest)
         for warning in stray_warnings(spec.folder, layout):
@@ -159,9 +167,10 @@ def _open_ledger(origin: Origin, config: Config, spec: OutputSpec) -> Manifest:
     settings = {**source.settings, **ours, "exported_from": origin.digest}
     manifest = load_manifest(spec.folder)
     if manifest is None:
-        check_no_strangers(spec.folder, spec.layout)
+        refuse_untracked_shards(spec.folder, spec.layout, set())
         versions = {**source.versions, "fineweb_shards": fineweb_shards.__version__}
-        return Manifest(settings, source.files, versions, source.commit)
+        digits = choose_digits(spec.layout, spec.shard_tokens, source.tokens, exact=True)
+        return Manifest(settings, source.files, versions, source.commit, digits=digits)
     check_settings(manifest, settings)
     return trim(manifest, spec.folder)
 
@@ -169,7 +178,7 @@ def _open_ledger(origin: Origin, config: Config, spec: OutputSpec) -> Manifest:
 def _copy(
     origin: Origin, spec: OutputSpec, manifest: Manifest, disk: Disk, advance: Callable[[int], object]
 ) -> Manifest:
-    disk.attempt(lambda: manifest.save(spec.folder))
+    disk.attempt(lambda: open_folder(spec.folder, manifest))
     limit = origin.limit_tokens
     packer = Packer(
         spec.shard_tokens,

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.durable import WORK_FOLDER, write_quickly
+from fineweb_shards.durable import WORK_FOLDER, read_file, write_quickly
+from fineweb_shards.json_values import check_moment, make, parse_object
 from fineweb_shards.snapshot import Snapshot
 
 FILE_NAME = "heartbeat.json"
@@ -65,14 +66,23 @@ def invoke(command: str) -> Invocation:
 def load_heartbeat(folder: Path) -> Heartbeat | None:
     """The folder's last heartbeat; None where there is none, or none that this version can read."""
     try:
-        data: Any = json.loads((folder / WORK_FOLDER / FILE_NAME).read_bytes())
-        if data["format"] != FORMAT_VERSION:
+        data = parse_object(read_file(folder / WORK_FOLDER / FILE_NAME))
+        if data.pop("format", None) != FORMAT_VERSION:
             return None
-        return Heartbeat(
-            float(data["written"]),
-            Invocation(**data["invocation"]),
-            Snapshot(**data["snapshot"]),
-            data["exit_code"],
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        beat = make(Heartbeat, data)
+        _check(beat)
+    except (OSError, ValueError):
         return None
+    return beat
+
+
+def _check(beat: Heartbeat) -> None:
+    """ValueError for what can't be shown: `status` divides, and turns seconds into dates."""
+    check_moment(beat.written)
+    check_moment(beat.invocation.started)
+    check_moment(beat.written + (beat.snapshot.seconds_left or 0.0))
+    if beat.snapshot.shard_size_tokens < 1:
+        raise ValueError("a shard of no tokens")
+    if "\0" in beat.invocation.folder:
+        raise ValueError("no folder has such a name")
+    os.fsencode(beat.invocation.folder)

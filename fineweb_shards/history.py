@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.durable import WORK_FOLDER, write_quickly
+from fineweb_shards.durable import WORK_FOLDER, read_file, write_quickly
+from fineweb_shards.json_values import check_moment, expect, get, make, parse_object
 from fineweb_shards.observer import Event
-from fineweb_shards.run_record import RunRecord, Waited, record_from_json
+from fineweb_shards.run_record import RunRecord, Waited
 from fineweb_shards.terminal import safe_text
 
 FILE_NAME = "history.json"
@@ -168,11 +169,31 @@ class History:
 def load_history(folder: Path) -> History:
     """The folder's history; an empty one where there is none, or none that can be read."""
     try:
-        data: Any = json.loads((folder / WORK_FOLDER / FILE_NAME).read_bytes())
-        points = [Point(float(t), int(run), int(tokens), int(memory)) for t, run, tokens, memory in
-                  data["points"]]  # fmt: skip
-        marks = [Mark(**mark) for mark in data["marks"]]
-        runs = [record_from_json(run) for run in data.get("runs", ())]  # not in the first versions' files
-        return History(points, marks, float(data["interval_seconds"]), runs)
-    except (OSError, ValueError, KeyError, TypeError):
+        data = parse_object(read_file(folder / WORK_FOLDER / FILE_NAME))
+        points = [_make_point(row) for row in get(data, "points", list)]
+        marks = [make(Mark, mark) for mark in get(data, "marks", list)]
+        runs = [_make_run(run) for run in expect("runs", data.get("runs", []), list)]  # not in older files
+        interval_seconds = get(data, "interval_seconds", float)
+        for moment in (*(mark.time for mark in marks), *(mark.end or 0.0 for mark in marks)):
+            check_moment(moment)
+    except (OSError, ValueError):
         return History()
+    if len(points) > MAXIMUM_POINTS or interval_seconds < _FIRST_INTERVAL_SECONDS:
+        return History()
+    return History(points, marks, interval_seconds, runs)
+
+
+def _make_run(row: Any) -> RunRecord:
+    run = make(RunRecord, row)
+    check_moment(run.begin)
+    check_moment(run.end)
+    return run
+
+
+def _make_point(row: Any) -> Point:
+    names = ("time", "run", "tokens", "memory_bytes")
+    point = make(Point, dict(zip(names, expect("a point", row, list), strict=True)))
+    check_moment(point.time)
+    if min(point.run, point.tokens, point.memory_bytes) < 0:
+        raise ValueError("a negative figure")
+    return point

@@ -37,9 +37,11 @@ def index_path(path: Path) -> Path:
     return path.with_suffix(".idx")
 
 
-def index_bytes(documents: int) -> int:
-    """How long an index is."""
-    return 42 + 20 * documents
+def index_bytes(path: Path, documents: int) -> int:
+    """How long the index of a `.bin` that holds `documents` EODs is."""
+    with open(path, "rb") as tokens:
+        sequences = _count_sequences(tokens, documents)
+    return _HEADER.size + 4 * sequences + 8 * sequences + 8 * (sequences + 1)
 
 
 def write_index(path: Path, documents: int) -> None:
@@ -79,7 +81,7 @@ def check_index(path: Path, documents: int) -> str | None:
 
 def _parts(tokens: BinaryIO, documents: int) -> Iterator[_Part]:
     total = os.fstat(tokens.fileno()).st_size // 2
-    sequences = documents + (1 if _ends_inside(tokens, total) else 0)
+    sequences = _count_sequences(tokens, documents)
     yield _Part(0, _HEADER.pack(MAGIC, VERSION, UINT16, sequences, sequences + 1))
     lengths_at = _HEADER.size
     starts_at = lengths_at + 4 * sequences
@@ -94,9 +96,11 @@ def _parts(tokens: BinaryIO, documents: int) -> Iterator[_Part]:
     yield _Part(numbers_at + 8 * done, np.array([done], "<i8").tobytes())
 
 
-def _ends_inside(tokens: BinaryIO, total: int) -> bool:
+def _count_sequences(tokens: BinaryIO, documents: int) -> int:
+    """A rest behind the last EOD is one, too."""
+    total = os.fstat(tokens.fileno()).st_size // 2
     tokens.seek(max(0, 2 * total - 2))
-    return total > 0 and tokens.read(2) != EOT.to_bytes(2, "little")
+    return documents + int(total > 0 and tokens.read(2) != EOT.to_bytes(2, "little"))
 
 
 def _document_ends(tokens: BinaryIO, total: int) -> Iterator[NDArray[np.int64]]:

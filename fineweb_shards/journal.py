@@ -62,8 +62,11 @@ class Journal:
 
 def last_lines(folder: Path, count: int) -> list[str]:
     """The end of the log, or nothing where there is none."""
+    path = folder / WORK_FOLDER / FILE_NAME
+    if not path.is_file():  # a pipe in its place would be waited for
+        return []
     try:
-        with open(folder / WORK_FOLDER / FILE_NAME, "rb") as file:
+        with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - count * (_LINE_CHARACTERS + 40)))
             return file.read().decode("utf-8", "replace").splitlines()[-count:]

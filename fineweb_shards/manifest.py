@@ -7,23 +7,32 @@ machine: a folder may be carried elsewhere and finished there.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shlex
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.durable import WORK_FOLDER, output_error, write_file
-from fineweb_shards.errors import ChangedError, DamageError
+from fineweb_shards.durable import LOCK_NAME, WORK_FOLDER, output_error, read_file, write_file
+from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.files import OutputFile, find_file, list_files
 from fineweb_shards.index import index_bytes, index_path
+from fineweb_shards.json_values import expect, get, make, parse_object
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout, tokens_of
+from fineweb_shards.manifest_checks import check_manifest
+from fineweb_shards.numbering import Numbering
 from fineweb_shards.packer import Done
 from fineweb_shards.split import Split, make_split
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 2
+_FIELDS = (
+    "checksum", "tokenizer", "settings", "commit", "versions", "totals", "effort", "quarantined", "shards",
+    "files", "complete",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class Manifest:
     quarantined: tuple[Quarantined, ...] = ()  # left out; a resume must leave them out again
     seconds: float = 0.0  # of work in these shards, over all runs
     peak_memory_bytes: int = 0
+    digits: int = 0  # of the numbers in names: see numbering.py
 
     @property
     def tokens(self) -> int:
@@ -64,6 +74,10 @@ class Manifest:
         return make_split(settings["val_tokens"], settings["val_ratio"], settings["val_seed"], default)
 
     @property
+    def numbering(self) -> Numbering:
+        return Numbering(self.layout, self.settings["shard_tokens"], self.split, self.digits)
+
+    @property
     def done(self) -> Done:
         """For the packer: how far each split is."""
         return Done(tokens_of(self.shards, "val"), tokens_of(self.shards, "train"), self.documents)
@@ -83,6 +97,7 @@ class Manifest:
             "tokenizer": "gpt2",
             "settings": self.settings,
             "commit": self.commit,
+            "digits": self.digits,
             "versions": self.versions,
             "totals": self.totals,
             "effort": {
@@ -95,47 +110,103 @@ class Manifest:
             "files": self.files,
             "complete": self.complete,  # last, so that the end of the file tells
         }
-        write_file(
-            folder / FILE_NAME,
-            (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode(),
-            folder / WORK_FOLDER,
-        )
+        text = json.dumps({"checksum": _checksum(data), **data}, indent=1, ensure_ascii=False) + "\n"
+        # What is no valid text (half a surrogate in a file name) becomes JSON's own way of writing it.
+        write_file(folder / FILE_NAME, text.encode("utf-8", "backslashreplace"), folder / WORK_FOLDER)
 
 
 def load_manifest(folder: Path) -> Manifest | None:
-    """The folder's ledger, or None where there is none."""
+    """The folder's manifest, or None where there is none. One that is damaged, or not ours, is refused."""
     path = folder / FILE_NAME
     try:
-        text = path.read_text("utf-8")
-    except FileNotFoundError:
+        data = read_file(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise output_error(path, error) from error
-    except UnicodeDecodeError as error:
-        raise _damaged(path, error) from error
-    try:
-        data = json.loads(text)
-        found = data["format"]
-        if found != FORMAT_VERSION:
-            raise ChangedError(
-                f"{path}: format {found}; this version of fineweb-shards reads {FORMAT_VERSION}.",
-                "Use the version that made it, another --out, or --fresh.",
-            )
-        effort = data.get("effort", {})  # not in the first version's manifests
-        return Manifest(
-            settings=data["settings"],
-            files=data["files"],
-            versions=data["versions"],
-            commit=data["commit"],
-            shards=tuple(_record_from_json(record) for record in data["shards"]),
-            complete=data["complete"],
-            totals=data["totals"],
-            quarantined=tuple(Quarantined(**document) for document in data.get("quarantined", ())),
-            seconds=float(effort.get("seconds", 0)),
-            peak_memory_bytes=int(effort.get("peak_memory_bytes", 0)),
+    if not _is_ours(folder, data):
+        raise OutputError(
+            f"{path}: this is not a manifest of fineweb-shards, but a file of another program.",
+            "For a build, choose another --out. Nothing here was touched, and --fresh would not change that.",
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, error) from error
+    try:
+        return _manifest_from_json(path, parse_object(data))
+    except ValueError as error:
+        raise DamageError(
+            f"{path}: the manifest is damaged: {error}.",
+            "Restore it from a copy, or choose another --out. Nothing here was touched: without it "
+            "nobody can say which files --fresh may delete.",
+        ) from error
+
+
+def require_manifest(folder: Path) -> Manifest:
+    """The folder's manifest; where there is none, what to do about it."""
+    manifest = load_manifest(folder)
+    if manifest is None:
+        raise nothing_built(folder)
+    return manifest
+
+
+def nothing_built(folder: Path) -> OutputError:
+    """Why a folder has no manifest, and the next step."""
+    if not folder.is_dir():
+        what = "this is a file, not a folder" if folder.exists() else "there is no such folder"
+        return OutputError(f"{folder}: {what}.", "Name a folder made by `build`: what its --out says.")
+    if (folder / WORK_FOLDER).is_dir():
+        return OutputError(
+            f"{folder}: nothing is built here yet: no run has come as far as its first {FILE_NAME}.",
+            "Run the build command again, or wait if it was started a moment ago.",
+        )
+    return OutputError(
+        f"{folder}: nothing is built here: there is no {FILE_NAME}.",
+        f"Build something first: fineweb-shards build --input PATH --out {shlex.quote(str(folder))}",
+    )
+
+
+def _is_ours(folder: Path, data: bytes) -> bool:
+    """Whether a `manifest.json` is one of this program's, damaged perhaps: web applications and many others
+    have a file of that name. Most of our fields are in it, or a run of ours has been at work here."""
+    if sum(f'"{name}"'.encode() in data for name in _FIELDS) > len(_FIELDS) // 2:
+        return True
+    try:
+        return any(path.name != LOCK_NAME for path in (folder / WORK_FOLDER).iterdir())
+    except OSError:
+        return False
+
+
+def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
+    if (found := get(data, "format", int)) != FORMAT_VERSION:
+        raise ChangedError(
+            f"{path}: format {found}; this version of fineweb-shards reads {FORMAT_VERSION}.",
+            "Use the version that made it, or another --out.",
+        )
+    recorded = data.pop("checksum", None)  # not in manifests of the first versions
+    if recorded is not None and recorded != _checksum(data):
+        raise ValueError("its checksum does not fit; it was changed after it was written")
+    effort = expect("effort", data.get("effort", {}), dict)
+    commit = data.get("commit")
+    manifest = Manifest(
+        settings=get(data, "settings", dict),
+        files=get(data, "files", list),
+        versions=get(data, "versions", dict),
+        commit=None if commit is None else expect("commit", commit, str),
+        shards=tuple(make(ShardRecord, record) for record in get(data, "shards", list)),
+        complete=get(data, "complete", bool),
+        totals=get(data, "totals", dict),
+        quarantined=tuple(
+            make(Quarantined, one) for one in expect("quarantined", data.get("quarantined", []), list)
+        ),
+        seconds=expect("seconds", effort.get("seconds", 0), float),
+        peak_memory_bytes=expect("peak_memory_bytes", effort.get("peak_memory_bytes", 0), int),
+        digits=expect("digits", data.get("digits", 0), int),
+    )
+    check_manifest(manifest)
+    return manifest
+
+
+def _checksum(data: dict[str, Any]) -> str:
+    """Of the values, not of the white space between them."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def check_settings(manifest: Manifest, settings: dict[str, Any]) -> None:
@@ -156,7 +227,7 @@ def trim(manifest: Manifest, folder: Path) -> Manifest:
         path = find_file(folder, file.name)
         size = path.stat().st_size if path else 0
         lost += [record for record in file.stretches if record.offset + record.bytes > size]
-        if size > file.end_bytes and not _may_be_longer(manifest, file):
+        if size > file.end_bytes and not may_be_longer(manifest, file):
             lost.append(file.stretches[-1])
         whole = whole and path == folder / file.name and _has_index(manifest, path, file.documents)
     # Records of one checkpoint have the same end: a cursor holds for all of them or for none.
@@ -169,39 +240,15 @@ def trim(manifest: Manifest, folder: Path) -> Manifest:
     return replace(manifest, shards=kept, complete=False, totals={})
 
 
-def _may_be_longer(manifest: Manifest, file: OutputFile) -> bool:
+def may_be_longer(manifest: Manifest, file: OutputFile) -> bool:
     """Whether the run may have written more of a file than the ledger knows of."""
     one_file = manifest.layout.one_file
     return not manifest.complete and (one_file or file.tokens % manifest.settings["shard_tokens"] != 0)
 
 
 def _has_index(manifest: Manifest, path: Path, documents: int) -> bool:
-    """Whether the index is there and long enough for the documents; `verify` looks into it."""
+    """Whether the index is there and as long as it must be; `verify` looks into it."""
     if not manifest.layout.has_index:
         return True
     index = index_path(path)
-    return index.is_file() and index.stat().st_size >= index_bytes(documents)
-
-
-def _record_from_json(data: dict[str, Any]) -> ShardRecord:
-    name = data["name"]
-    if not isinstance(name, str) or name != Path(name).name or name in ("", ".", ".."):
-        raise ValueError(f"{name!r} is no file name")  # a ledger must not reach out of its folder
-    return ShardRecord(
-        name=name,
-        split="val" if data["split"] == "val" else "train",
-        offset=int(data["offset"]),
-        tokens=int(data["tokens"]),
-        documents=int(data["documents"]),
-        bytes=int(data["bytes"]),
-        sha256=str(data["sha256"]),
-        end=Cursor(**data["end"]),
-        counts=Counts(**data["counts"]),
-    )
-
-
-def _damaged(path: Path, error: Exception) -> DamageError:
-    return DamageError(
-        f"{path}: not a readable manifest ({type(error).__name__}: {error}).",
-        "Restore it from a backup, or start over with --fresh.",
-    )
+    return index.is_file() and index.stat().st_size == index_bytes(path, documents)

@@ -15,7 +15,9 @@ from fineweb_shards.disk import Disk
 from fineweb_shards.files import growing_path, list_files
 from fineweb_shards.index import write_index
 from fineweb_shards.layouts.base import Layout, tokens_of
+from fineweb_shards.leftovers import remove_leftovers, remove_outdated_files
 from fineweb_shards.manifest import Manifest
+from fineweb_shards.numbering import Numbering
 from fineweb_shards.split import SIDES, Side, Split
 from fineweb_shards.types import Counts, ShardRecord, ShardSlice
 from fineweb_shards.writer import ShardWriter
@@ -30,6 +32,13 @@ class OutputSpec:
     shard_tokens: int
     split: Split
     drop_short: bool = False  # leave out a last training shard that is not full
+
+
+def open_folder(folder: Path, manifest: Manifest) -> None:
+    """First of all: what the manifest does not go on with is removed, and from now on the folder is its."""
+    remove_leftovers(folder, manifest)
+    remove_outdated_files(folder, manifest)
+    manifest.save(folder)
 
 
 class Output:
@@ -123,15 +132,17 @@ class Output:
         if side not in self._writers:
             spec = self._spec
             tokens = tokens_of(self.manifest.shards, side)
-            index, kept = (0, tokens) if spec.layout.one_file else divmod(tokens, spec.shard_tokens)
+            numbering = Numbering(spec.layout, spec.shard_tokens, spec.split, self.manifest.digits)
+            numbering.check_width(side, tokens)
             writer = ShardWriter(
                 spec.folder,
                 spec.layout,
                 side,
-                index + spec.split.first_index(side, spec.shard_tokens),
+                numbering.index(side, tokens),
                 spec.shard_tokens,
                 self._disk,
-                kept_tokens=kept,
+                kept_tokens=numbering.begin(tokens),
+                digits=numbering.digits,
             )
             self._writers[side] = writer.__enter__()
         return self._writers[side]

@@ -11,6 +11,7 @@ from fineweb_shards.journal import Journal
 from fineweb_shards.observer import Event, Observer
 from fineweb_shards.screen import Screen
 from fineweb_shards.types import Cursor, ShardRecord
+from fineweb_shards.units import show_number_of
 
 ReadShare = Callable[[Cursor], float | None]
 
@@ -58,7 +59,7 @@ class Progress(Observer):
         """They are in the ledger."""
         for record in records:
             self.records.append(record)
-            counted = f"{record.tokens:,} tokens, {record.documents:,} documents"
+            counted = f"{record.tokens:,} tokens, {show_number_of(record.documents, 'document')}"
             self.tell(Event("shard", f"{record.name}: {counted}, SHA-256 {record.sha256}", loud=False))
 
     def verify_shard(self, record: ShardRecord) -> None:

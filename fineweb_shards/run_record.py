@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fineweb_shards.units import show_seconds
 
@@ -59,22 +58,3 @@ class RunRecord:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
-
-
-def record_from_json(data: dict[str, Any]) -> RunRecord:
-    """What `dataclasses.asdict` made of it; KeyError, TypeError or ValueError for anything else."""
-    return RunRecord(
-        number=int(data["number"]),
-        begin=float(data["begin"]),
-        end=float(data["end"]),
-        first_tokens=int(data["first_tokens"]),
-        last_tokens=int(data["last_tokens"]),
-        budget_bytes=int(data["budget_bytes"]),
-        fetched_bytes=int(data["fetched_bytes"]),
-        stood_still_seconds=float(data["stood_still_seconds"]),
-        waited={
-            str(cause): Waited(int(one["count"]), float(one["seconds"]))
-            for cause, one in dict(data["waited"]).items()
-        },
-        ending=str(data["ending"]),
-    )

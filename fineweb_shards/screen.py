@@ -14,7 +14,7 @@ from typing import Any
 from fineweb_shards.observer import Event
 from fineweb_shards.snapshot import FETCHING, VERIFYING, WAITING, Snapshot
 from fineweb_shards.terminal import shown_on
-from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 
 _LINE_EVERY_SECONDS = 60.0
 _OBJECT_EVERY_SECONDS = 5.0
@@ -93,7 +93,9 @@ def put_json(values: dict[str, Any]) -> None:
 def describe(snapshot: Snapshot) -> str:
     """A run in one line."""
     if snapshot.state == VERIFYING:
-        return f"verifying: {snapshot.verified_shards:,} of {snapshot.finished_shards:,} shards"
+        return (
+            f"verifying: {snapshot.verified_shards:,} of {show_number_of(snapshot.finished_shards, 'shard')}"
+        )
     parts = [f"shard {snapshot.shard}: {describe_tokens(snapshot)} tokens"]
     if snapshot.tokens_per_second:
         parts.append(f"{show_count(snapshot.tokens_per_second)} tokens/s")
@@ -123,5 +125,5 @@ def describe_state(snapshot: Snapshot) -> str:
 
 def describe_machine(snapshot: Snapshot) -> str:
     """`2 workers, 731 MB`."""
-    workers = f"{snapshot.workers} worker{'s'[: snapshot.workers != 1]}"
+    workers = show_number_of(snapshot.workers, "worker")
     return f"{workers}, {show_bytes(snapshot.memory_bytes)}" if snapshot.memory_bytes else workers

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.durable import is_locked
-from fineweb_shards.errors import OutputError
 from fineweb_shards.files import list_files
 from fineweb_shards.heartbeat import Heartbeat, load_heartbeat
 from fineweb_shards.journal import last_lines
-from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
+from fineweb_shards.manifest import Manifest, load_manifest, nothing_built
 from fineweb_shards.screen import describe_machine, describe_tokens
 from fineweb_shards.snapshot import COMPLETE, STARTING, STOPPED, VERIFYING, WAITING, Snapshot
 from fineweb_shards.terminal import printable, terminal_size, wrap
 from fineweb_shards.typed_command import runnable_here
-from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 
 RUNNING = "running"
 # Away from those of errors.py: these are answers, not failures.
@@ -57,7 +56,7 @@ def read_status(folder: Path, *, alive: bool | None = None) -> Status:
     manifest = load_manifest(folder)
     heartbeat = load_heartbeat(folder)
     if manifest is None and not alive and heartbeat is None:
-        raise OutputError(f"{folder}: there is no {FILE_NAME}.", "Name a folder made by `build`.")
+        raise nothing_built(folder)
     complete = manifest is not None and manifest.complete
     state = RUNNING if alive else COMPLETE if complete else STOPPED
     return Status(folder, state, manifest, heartbeat, last_lines(folder, _EVENTS))
@@ -153,7 +152,8 @@ def _run_rows(status: Status, beat: Heartbeat) -> list[tuple[str, str]]:
     seen = beat.snapshot
     process = ("process", f"{beat.invocation.process}, started {_moment(beat.invocation.started)}")
     if seen.state == VERIFYING:
-        return [("progress", f"{seen.verified_shards:,} of {seen.finished_shards:,} shards checked"), process]
+        shards = show_number_of(seen.finished_shards, "shard")
+        return [("progress", f"{seen.verified_shards:,} of {shards} checked"), process]
     share = f"{100 * seen.share:.1f} %, " if seen.share is not None else ""
     rows = [("progress", f"{share}{describe_tokens(seen)} tokens")]
     if seen.seconds_left is not None:
@@ -187,7 +187,7 @@ def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     rows = [
         ("shards", f"{len(list_files(manifest.shards)):,} finished, {size}"),
-        ("in them", f"{manifest.tokens:,} tokens, {manifest.documents:,} documents"),
+        ("in them", f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"),
     ]
     if manifest.shards and not manifest.complete and "exported_from" not in manifest.settings:
         end = manifest.end

@@ -26,12 +26,13 @@ class TypedCommand:
     make_command: str | None = None
 
     def resume(self, secret_flag: str | None = None) -> str:
-        """The command that goes on where this one stopped: not with --fresh, and without a flag whose value
-        may be a secret."""
+        """The command that goes on where this one stopped: not with --fresh and its --yes, and without a flag
+        whose value may be a secret."""
         kept: list[str] = []
         skip_value = False
         for word in self.words:
-            if not skip_value and word != "--fresh" and not (secret_flag and word.startswith(secret_flag)):
+            secret = secret_flag is not None and word.startswith(secret_flag)
+            if not skip_value and word not in ("--fresh", "--yes") and not secret:
                 kept.append(word)
             skip_value = word == secret_flag
         if self.make_command and kept == self.words:

@@ -85,8 +85,9 @@ def show_count(count: float) -> str:
 
 
 def show_number_of(count: int, noun: str) -> str:
-    """`1 shard`, `1,234 shards`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """`1 shard`, `3 shards`, `1,000 batches`."""
+    plural = f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def show_bytes(count: float) -> str:

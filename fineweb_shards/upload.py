@@ -24,7 +24,7 @@ from fineweb_shards.manifest import FILE_NAME, Manifest
 from fineweb_shards.outage import Patience
 from fineweb_shards.sources.faults import translated_errors
 from fineweb_shards.sources.session import open_session
-from fineweb_shards.units import show_bytes
+from fineweb_shards.units import show_bytes, show_number_of
 
 CARD_NAME = "README.md"
 _FILES_PER_COMMIT = 20
@@ -78,7 +78,7 @@ class Uploader:
                 self._say(f"{file.name}: {show_bytes(file.size_bytes)} ({number:,} of {len(missing):,})")
                 sent.append(self._send(folder / file.name))
             paths: dict[str, Path | bytes] = {file.name: folder / file.name for file in group}
-            self._commit(paths, f"Add {len(group)} files of tokens", sent)
+            self._commit(paths, f"Add {show_number_of(len(group), 'file')} of tokens", sent)
         self._finish(folder, manifest, described, remote)
         return Uploaded(url, len(described), len(missing))
 

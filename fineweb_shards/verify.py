@@ -16,15 +16,15 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fineweb_shards.errors import DamageError, OutputError
+from fineweb_shards.errors import DamageError
 from fineweb_shards.files import OutputFile, find_file, list_files
 from fineweb_shards.index import check_index, index_path
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.machine import usable_cores
-from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
-from fineweb_shards.split import SIDES, Side
+from fineweb_shards.manifest import Manifest, may_be_longer, require_manifest
 from fineweb_shards.tokenizers.ranks import VOCABULARY_SIZE
 from fineweb_shards.types import ShardRecord, count_eots
+from fineweb_shards.units import show_number_of
 
 _READ_BYTES = 2**19  # larger blocks are given back to the kernel each time, and cost a page fault a page
 
@@ -35,18 +35,18 @@ class Verdict:
 
     manifest: Manifest
     damages: list[str]  # a sentence each, beginning with the file's name
+    unfinished: list[str]  # files that a run was giving their names when it was killed; made again
 
 
 def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _: None) -> Verdict:
     """Check everything; `report` is called for each shard that is checked."""
-    manifest = load_manifest(folder)
-    if manifest is None:
-        raise OutputError(f"{folder}: there is no {FILE_NAME}.", "Name a folder made by `build`.")
+    manifest = require_manifest(folder)
     layout = manifest.layout
     files = {file.name: file for file in list_files(manifest.shards)}
 
     def check(record: ShardRecord) -> str | None:
-        damage = check_stretch(folder, layout, files[record.name], record)
+        may_grow = not manifest.complete and may_be_longer(manifest, files[record.name])
+        damage = check_stretch(folder, layout, files[record.name], record, may_grow=may_grow)
         report(record)
         return damage
 
@@ -55,70 +55,70 @@ def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _
         if layout.has_index and manifest.complete:
             indices = pool.map(lambda file: check_index(folder / file.name, file.documents), files.values())
             found += [damage for damage in indices if damage]
-    damages = [*dict.fromkeys(found), *_check_names(folder, layout, manifest)]
-    return Verdict(manifest, damages)
+    strangers, unfinished = _check_names(folder, manifest)
+    return Verdict(manifest, [*dict.fromkeys(found), *strangers], unfinished)
 
 
 def check_folder(
     folder: Path, complain: Callable[[str], None], report: Callable[[ShardRecord], None] = lambda _: None
-) -> Manifest:
-    """Verify; names every damaged file and raises, or returns the manifest."""
+) -> Verdict:
+    """Verify; names every damaged file and raises, or returns what was found."""
     verdict = verify_folder(folder, report)
     for damage in verdict.damages:
         complain(damage)
     if verdict.damages:
-        raise DamageError(f"{folder}: {len(verdict.damages)} damaged files.")
-    return verdict.manifest
+        raise DamageError(f"{folder}: {show_number_of(len(verdict.damages), 'damaged file')}.")
+    return verdict
 
 
-def _check_names(folder: Path, layout: Layout, manifest: Manifest) -> list[str]:
-    """What the ledger names, and what a loader would find."""
-    expected = _expected_names(layout, manifest)
+def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
+    """What a loader would find that the manifest does not name: damage, or unfinished work."""
+    known = _with_indices(manifest, {record.name for record in manifest.shards})
+    strangers = sorted(
+        name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in known
+    )
+    unfinished: set[str] = set()
+    if not manifest.complete:  # a shard has its name a moment before the manifest has its record
+        unfinished = _with_indices(manifest, manifest.numbering.next_names(manifest.shards))
     damages = [
-        f"{record.name}: the manifest should name {name} here"
-        for record, name in zip(manifest.shards, expected, strict=True)
-        if record.name != name
-    ]
-    known = {*expected, *(index_path(Path(name)).name for name in expected if layout.has_index)}
-    return damages + [
         f"{name}: not in the manifest, but a loader would read it"
-        for name in sorted(os.listdir(folder))
-        if layout.owns(name) and name not in known
+        for name in strangers
+        if name not in unfinished
     ]
+    return damages, [name for name in strangers if name in unfinished]
 
 
-def _expected_names(layout: Layout, manifest: Manifest) -> list[str]:
-    """The name of the file in which each record must be."""
-    shard_tokens, split = manifest.settings["shard_tokens"], manifest.split
-    done: dict[Side, int] = dict.fromkeys(SIDES, 0)
-    names = []
-    for record in manifest.shards:
-        index = 0 if layout.one_file else done[record.split] // shard_tokens
-        names.append(layout.shard_name(record.split, index + split.first_index(record.split, shard_tokens)))
-        done[record.split] += record.tokens
-    return names
+def _with_indices(manifest: Manifest, names: set[str]) -> set[str]:
+    if not manifest.layout.has_index:
+        return names
+    return names | {index_path(Path(name)).name for name in names}
 
 
-def check_stretch(folder: Path, layout: Layout, file: OutputFile, record: ShardRecord) -> str | None:
-    """What is wrong with one stretch of a file, or None."""
+def check_stretch(
+    folder: Path, layout: Layout, file: OutputFile, record: ShardRecord, *, may_grow: bool = False
+) -> str | None:
+    """What is wrong with one stretch of a file, or None. `may_grow`: there may be more in the file than the
+    manifest knows of, even if it has its name already."""
     path = find_file(folder, file.name)
     if path is None:
         return f"{file.name}: missing"
     try:
         with open(path, "rb") as data:
-            return _check_size(layout, file, data, whole=path == folder / file.name) or _check_tokens(
-                layout, record, data
-            )
+            named = path == folder / file.name
+            damage = _check_size(layout, file, data, named=named, may_grow=may_grow or not named)
+            return damage or _check_tokens(layout, record, data)
     except OSError as error:
         return f"{file.name}: {error.strerror}"
 
 
-def _check_size(layout: Layout, file: OutputFile, data: BinaryIO, *, whole: bool) -> str | None:
+def _check_size(
+    layout: Layout, file: OutputFile, data: BinaryIO, *, named: bool, may_grow: bool
+) -> str | None:
     size = os.fstat(data.fileno()).st_size
-    expected = layout.header_bytes + 2 * file.tokens
-    if file.end_bytes != expected or size < expected or (whole and size != expected):
-        return f"{file.name}: {size:,} bytes long, should be {expected:,}"
-    if whole and data.read(layout.header_bytes) != layout.header(file.tokens):
+    if size < file.end_bytes or (size > file.end_bytes and not may_grow):
+        return f"{file.name}: {size:,} bytes long, should be {file.end_bytes:,}"
+    tokens = (size - layout.header_bytes) // 2
+    if named and data.read(layout.header_bytes) != layout.header(tokens):
         return f"{file.name}: the header is damaged"
     return None
 
@@ -139,7 +139,7 @@ def _check_tokens(layout: Layout, record: ShardRecord, data: BinaryIO) -> str | 
     if highest >= VOCABULARY_SIZE:
         return f"{record.name}: token {highest} is outside the vocabulary"
     if documents != record.documents:
-        return f"{record.name}: {documents:,} documents, should be {record.documents:,}"
+        return f"{record.name}: {show_number_of(documents, 'document')}, should be {record.documents:,}"
     return None
 
 

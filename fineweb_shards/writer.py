@@ -43,10 +43,11 @@ class ShardWriter:
         disk: Disk,
         *,
         kept_tokens: int = 0,
+        digits: int = 0,
     ) -> None:
         self.side = side
         self.tokens = kept_tokens  # those before it are in the ledger
-        self.final = folder / layout.shard_name(side, index)
+        self.final = folder / layout.shard_name(side, index, digits)
         self._layout = layout
         self._disk = disk
         self._expected_tokens = shard_tokens

@@ -116,7 +116,13 @@ def forget_after(out: Path, records: int) -> None:
     ends = [record["end"] for record in data["shards"]]
     while 0 < records < len(ends) and ends[records] == ends[records - 1]:
         records -= 1  # the records of a checkpoint come together
-    data["shards"], data["complete"] = data["shards"][:records], False
+    data["shards"], data["complete"], data["totals"] = data["shards"][:records], False, {}
+    write_manifest(out, data)
+
+
+def write_manifest(out: Path, data: dict[str, Any]) -> None:
+    """A manifest that was edited: without the checksum, as those of the first versions are."""
+    data.pop("checksum", None)
     (out / "manifest.json").write_text(json.dumps(data))
 
 

@@ -96,7 +96,10 @@ def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
     refused = runs.run_command(*words)
     assert refused.returncode == 4
     assert "a.txt" in refused.stderr
-    fresh = runs.run_command(*words, "--fresh")
+    asked = runs.run_command(*words, "--fresh")
+    assert asked.returncode == 2
+    assert "--yes" in asked.stderr
+    fresh = runs.run_command(*words, "--fresh", "--yes", "--quiet")
     assert fresh.returncode == 0
     assert "deleting 2 files" in fresh.stderr
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one", "owt"]), 10**8)
@@ -119,8 +122,9 @@ def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
         (["build", "--out", "o", "--workers", "-1"], 2, "--workers"),
         (["build", "--config", "nowhere.toml"], 2, "nowhere.toml"),
         (["plan", "--out", "o", "--input", "nowhere/*.txt"], 3, "no file matches"),
-        (["verify", "nowhere"], 5, "manifest.json"),
-        (["status", "nowhere"], 5, "manifest.json"),
+        (["verify", "nowhere"], 5, "no such folder"),
+        (["status", "nowhere"], 5, "no such folder"),
+        (["report", "."], 5, "nothing is built here"),
     ],
 )
 def test_mistakes_get_one_sentence_and_the_next_step(
@@ -167,9 +171,8 @@ def test_status_tells_the_state(finished: Path, tmp_path: Path) -> None:
     """complete, stopped."""
     assert "state      complete" in runs.run_command("status", finished / "out").stdout
     data = json.loads((finished / "out" / "manifest.json").read_text())
-    data["complete"] = False
-    data["shards"] = data["shards"][:1]
-    (tmp_path / "manifest.json").write_text(json.dumps(data))
+    data |= {"complete": False, "totals": {}, "shards": data["shards"][:1]}
+    runs.write_manifest(tmp_path, data)
     text = runs.run_command("status", tmp_path).stdout
     assert "state      stopped" in text
     assert "1 finished" in text

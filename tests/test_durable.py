@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 from doubles import FailingCall
 from promises import Tries
 
-from fineweb_shards.durable import FolderLock, is_locked, write_file
+from fineweb_shards import durable
+from fineweb_shards.durable import WORK_FOLDER, FolderLock, is_locked, read_file, write_file
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 
 
@@ -114,3 +116,41 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("in the way")
     with pytest.raises(OutputError, match="out"), FolderLock(tmp_path / "out"):
         pass
+
+
+def test_those_who_look_do_not_see_each_other(tmp_path: Path) -> None:
+    """`status` while another `status` looks: nobody is at work there."""
+    with FolderLock(tmp_path):
+        pass
+    with open(tmp_path / WORK_FOLDER / "lock", "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert not is_locked(tmp_path)
+
+
+def test_a_run_starts_while_others_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often: those who only look are never taken for a run."""
+    with FolderLock(tmp_path):
+        pass
+    with open(tmp_path / WORK_FOLDER / "lock", "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        waits = []
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 50:
+                fcntl.flock(looking, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(durable.time, "sleep", wait)
+        with FolderLock(tmp_path):
+            assert is_locked(tmp_path)
+    assert len(waits) == 50
+
+
+def test_only_a_plain_file_is_read(tmp_path: Path) -> None:
+    """A pipe in its place is not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_bytes(b"data")
+    assert read_file(tmp_path / "file") == b"data"
+    for name in ("pipe", ".", "missing"):
+        with pytest.raises(OSError, match=name):
+            read_file(tmp_path / name)

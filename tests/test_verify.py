@@ -15,6 +15,7 @@ from documents import make_documents
 from inputs import write_parquet
 from promises import Tries
 
+from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.errors import OutputError
 from fineweb_shards.verify import verify_folder
 
@@ -82,15 +83,15 @@ def test_missing_extra_and_renamed_files_are_found(out: Path) -> None:
 
 
 @pytest.mark.promise(21)
-@pytest.mark.parametrize("field", ["tokens", "documents", "bytes", "sha256", "name"])
-def test_a_doctored_manifest_is_found(out: Path, field: str) -> None:
-    """Every field of a record is checked."""
-    path = out / "manifest.json"
-    data = json.loads(path.read_text())
-    record = data["shards"][1]
-    record[field] = "edufineweb_val_000000.npy" if field == "name" else "0" * 64 if field == "sha256" else 7
-    path.write_text(json.dumps(data))
-    assert verify_folder(out).damages
+@pytest.mark.parametrize(("field", "value"), [("documents", 7), ("sha256", "0" * 64)])
+def test_a_doctored_manifest_is_found(out: Path, field: str, value: object) -> None:
+    """What the records of a manifest can't tell of each other is compared with the files."""
+    data = json.loads((out / "manifest.json").read_text())
+    data["shards"][1][field] = value
+    data["totals"]["documents"] = sum(record["documents"] for record in data["shards"])
+    runs.write_manifest(out, data)
+    (damage,) = verify_folder(out).damages
+    assert damage.startswith("edufineweb_train_000001.npy: ")
 
 
 @pytest.mark.promise(23)
@@ -128,12 +129,51 @@ def test_a_token_outside_the_vocabulary_is_found(out: Path) -> None:
     path.write_bytes(data)
     manifest = json.loads((out / "manifest.json").read_text())
     manifest["shards"][1]["sha256"] = hashlib.sha256(data).hexdigest()
-    (out / "manifest.json").write_text(json.dumps(manifest))
+    runs.write_manifest(out, manifest)
     (damage,) = verify_folder(out).damages
     assert "65535 is outside the vocabulary" in damage
 
 
 def test_a_folder_without_manifest_is_told(tmp_path: Path) -> None:
-    """With the next step."""
-    with pytest.raises(OutputError, match=r"no manifest\.json"):
+    """Nothing was built there, or not yet, or there is no such folder: with the next step."""
+    with pytest.raises(OutputError, match=r"nothing is built here: there is no manifest\.json") as refused:
         verify_folder(tmp_path)
+    assert f"build --input PATH --out {tmp_path}" in refused.value.hint
+    with pytest.raises(OutputError, match="no such folder"):
+        verify_folder(tmp_path / "nowhere")
+    (tmp_path / WORK_FOLDER).mkdir()
+    with pytest.raises(OutputError, match="nothing is built here yet"):
+        verify_folder(tmp_path)
+
+
+@pytest.mark.promise(21)
+def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
+    """A shard that has its name and no record yet; any other extra shard is damage still."""
+    names = sorted(runs.shards_in(out))
+    runs.forget_after(out, 2)
+    for name in names[1:-1]:
+        if name != "edufineweb_train_000002.npy" and name != "edufineweb_train_000001.npy":
+            (out / name).unlink()
+    verdict = verify_folder(out)
+    assert verdict.damages == []
+    assert verdict.unfinished == ["edufineweb_train_000002.npy"]
+    done = runs.run_command("verify", out)
+    assert done.returncode == 0
+    assert "edufineweb_train_000002.npy: not finished when the run was stopped" in done.stdout
+    words = "2 shards, 6,000 tokens verified, so far: the build is not finished; run its command again."
+    assert words in done.stdout
+    (out / "edufineweb_train_000777.npy").write_bytes(b"extra")
+    assert verify_folder(out).damages[0].startswith("edufineweb_train_000777.npy: not in the manifest")
+
+
+@pytest.mark.parametrize("change", [b"xx", None], ids=["longer", "shorter"])
+def test_an_index_of_another_length_is_made_again(tmp_path: Path, change: bytes | None) -> None:
+    """By the next build, as `verify` advises."""
+    path = write_parquet(tmp_path / "a.parquet", make_documents(60, seed=51))
+    runs.build_inline(tmp_path / "out", path, layout="megatron")
+    expected = runs.outputs_in(tmp_path / "out")
+    index = tmp_path / "out" / "fineweb_train_text_document.idx"
+    index.write_bytes(index.read_bytes() + change if change else index.read_bytes()[:-2])
+    assert verify_folder(tmp_path / "out").damages
+    runs.build_inline(tmp_path / "out", path, layout="megatron")
+    assert runs.outputs_in(tmp_path / "out") == expected

@@ -36,12 +36,14 @@ class Layout(ABC):
     most_tokens: ClassVar[int | None] = None  # in a file, where the reader has a limit
     one_file: ClassVar[bool] = False  # a split is one file that grows, not numbered shards
     has_index: ClassVar[bool] = False  # beside every file stands Megatron's index of its documents
+    digits: ClassVar[int] = 6  # at least, of a shard's number
     pattern: ClassVar[str]  # all names that a file of this layout can have
     without_split: ClassVar[dict[Side, str]] = {}  # what the reader says where a split has no file
 
     @abstractmethod
-    def shard_name(self, side: Side, index: int) -> str:
-        """The name of a file, below the output folder. `index` is 0 where there is one file."""
+    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
+        """The name of a file, below the output folder. `index` is 0 where there is one file; its number
+        has `digits` digits where those are more than usual (see numbering.py)."""
 
     def header(self, tokens: int) -> bytes:
         """The bytes in front of `tokens` uint16 tokens; always `header_bytes` long."""
@@ -61,7 +63,7 @@ class Layout(ABC):
         return []
 
     def owns(self, name: str) -> bool:
-        """Whether a file name could be a shard's: such a file is replaced, or deleted by --fresh."""
+        """Whether a file name could be a shard's: a reader of this layout would open it."""
         return re.fullmatch(self.pattern, name) is not None
 
     def opens(self, name: str) -> bool:

@@ -28,8 +28,8 @@ class BuildNanoGPT(Layout):
         "val": "no shards found for split val",
     }
 
-    def shard_name(self, side: Side, index: int) -> str:
-        return f"edufineweb_{side}_{index:06d}.npy"
+    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
+        return f"edufineweb_{side}_{index:0{max(digits, self.digits)}d}.npy"
 
     def header(self, tokens: int) -> bytes:
         buffer = io.BytesIO()

@@ -33,8 +33,8 @@ class LlmC(Layout):
         "val": "Error: failed to glob pattern",
     }
 
-    def shard_name(self, side: Side, index: int) -> str:
-        return f"edu_fineweb_{side}_{index:06d}.bin"
+    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
+        return f"edu_fineweb_{side}_{index:0{max(digits, self.digits)}d}.bin"
 
     def header(self, tokens: int) -> bytes:
         header = np.zeros(HEADER_INTS, "<i4")

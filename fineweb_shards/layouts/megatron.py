@@ -19,7 +19,7 @@ class Megatron(Layout):
     has_index = True
     pattern = r"fineweb_(train|val)_text_document\.(bin|idx)"
 
-    def shard_name(self, side: Side, index: int) -> str:
+    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
         return f"fineweb_{side}_text_document.bin"
 
     def default_split(self, shard_tokens: int) -> Split:

@@ -27,8 +27,8 @@ class ModdedNanoGPT(LlmC):
         "val": "No files found for pattern",
     }
 
-    def shard_name(self, side: Side, index: int) -> str:
-        return f"fineweb_{side}_{index:06d}.bin"
+    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
+        return f"fineweb_{side}_{index:0{max(digits, self.digits)}d}.bin"
 
     def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
         return [

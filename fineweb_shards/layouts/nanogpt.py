@@ -26,7 +26,7 @@ class NanoGPT(Layout):
         "val": "No such file or directory: val.bin",
     }
 
-    def shard_name(self, side: Side, index: int) -> str:
+    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
         return f"{side}.bin"
 
     def default_split(self, shard_tokens: int) -> Split:

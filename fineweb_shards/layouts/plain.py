@@ -15,10 +15,11 @@ from fineweb_shards.split import Side, Split
 class Plain(Layout):
     name = "plain"
     eot_first = False
+    digits = 4
     pattern = r"(train|val)_shard_\d{4,}\.bin"
 
-    def shard_name(self, side: Side, index: int) -> str:
-        return f"{side}_shard_{index:04d}.bin"
+    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
+        return f"{side}_shard_{index:0{max(digits, self.digits)}d}.bin"
 
     def default_split(self, shard_tokens: int) -> Split:
         return Split()

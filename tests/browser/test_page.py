@@ -71,7 +71,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     documents = [*PAYLOADS, "x" * 3000, "a very long line of words " * 300]
     manifest = runs.build_inline(folder, write_jsonl(folder.parent / "a.jsonl", documents), shard_tokens=400)
     names = [{**manifest.files[0], "name": PAYLOADS[2]}]
-    lost = tuple(Quarantined(0, 0, 0, 1, text, 1, "", text, text) for text in PAYLOADS)
+    lost = tuple(Quarantined(0, 0, 0, 1, text, 1, "ab" * 32, text, text) for text in PAYLOADS)
     replace(manifest, files=names, quarantined=lost, complete=False).save(folder)
     begin = time.time() - 600
     points = [Point(begin + 2 * i, 1 + i // 150, 10**6 * i, 10**8 + i) for i in range(300)]

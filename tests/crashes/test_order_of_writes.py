@@ -64,7 +64,7 @@ def test_a_shard_that_the_ledger_does_not_know_is_made_again(tmp_path: Path) -> 
         manifest = json.loads((out / "manifest.json").read_text())
         unknown = manifest["shards"][kept]["name"]
         manifest.update(shards=manifest["shards"][:kept], complete=False, totals={})
-        (out / "manifest.json").write_text(json.dumps(manifest))
+        runs.write_manifest(out, manifest)
         (out / unknown).write_bytes(b"half a shard, or somebody else's")
         runs.build_inline(out, path, shard_tokens=8000)
         assert runs.shards_in(out) == expected

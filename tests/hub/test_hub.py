@@ -430,7 +430,7 @@ def test_download_instead_of_streaming(hub: StandInHub, home: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert runs.shards_in(out) == EXPECTED
     assert not list(downloads.rglob("*.parquet"))
-    kept = build(hub, home, out, *SAMPLE, "--download", "--keep-downloads", "--fresh")
+    kept = build(hub, home, out, *SAMPLE, "--download", "--keep-downloads", "--fresh", "--yes")
     assert kept.returncode == 0, kept.stderr
     assert sorted(path.name for path in downloads.rglob("*.parquet")) == [
         "000_00000.parquet",

@@ -114,7 +114,7 @@ def test_the_card_of_a_dataset_from_the_hub(hub: StandInHub, home: Path, made: P
     data = json.loads((folder / "manifest.json").read_text())
     data["settings"] |= {"dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
     data["commit"] = "c0ffee" * 6
-    (folder / "manifest.json").write_text(json.dumps(data))
+    runs.write_manifest(folder, data)
     assert upload(hub, home, folder).returncode == 0
     card = remote_files(hub)["README.md"].decode()
     for words in ("HuggingFaceFW/fineweb-edu", "sample-10BT", "c0ffee" * 6, "license: odc-by", "GPT-2 BPE"):

@@ -21,6 +21,7 @@ from example_run import SNAPSHOT
 from inputs import write_parquet
 
 from fineweb_shards import errors
+from fineweb_shards.config import Config
 from fineweb_shards.durable import WORK_FOLDER, FolderLock, is_locked
 from fineweb_shards.heartbeat import FILE_NAME, Heartbeat, Invocation, load_heartbeat
 from fineweb_shards.manifest import Manifest
@@ -29,13 +30,14 @@ from fineweb_shards.status import EXIT_CODES, read_status, status_lines, status_
 from fineweb_shards.watch import fit_screen
 
 COMMAND = ".venv/bin/fineweb-shards build --input 'a b.txt' --out out"
+NO_TOTALS = dict.fromkeys(("shards", "tokens", "documents", "dropped_tokens"), 0)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a ledger, and no run at work."""
     (tmp_path / WORK_FOLDER).mkdir()
-    Manifest({"layout": "build-nanogpt"}, [], {}).save(tmp_path)
+    Manifest(Config().fingerprint(), [], {}).save(tmp_path)
     return tmp_path
 
 
@@ -131,7 +133,7 @@ def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
 
 def test_verifying(folder: Path) -> None:
     """The run is not over while shards are read back, although the ledger is complete."""
-    Manifest({"layout": "build-nanogpt"}, [], {}, complete=True).save(folder)
+    Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS).save(folder)
     beat(folder, replace(SNAPSHOT, state=VERIFYING, verified_shards=2))
     with another_run(folder):
         state, text, _ = shown(folder)
@@ -177,7 +179,7 @@ def test_the_command_to_resume_says_where_to_type_it(folder: Path, monkeypatch: 
 
 def test_complete(folder: Path) -> None:
     """Exit code 0; where the run ended badly all the same, that is told, too."""
-    Manifest({"layout": "build-nanogpt"}, [], {}, complete=True).save(folder)
+    Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS).save(folder)
     beat(folder, exit_code=0)
     assert shown(folder)[::2] == ("complete", 0)
     beat(folder, replace(SNAPSHOT, reason="2 damaged files."), exit_code=7)
