@@ -28,7 +28,7 @@ from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.leftovers import tidy_finished
 from fineweb_shards.machine import free_disk_bytes
-from fineweb_shards.manifest import Manifest, check_settings, load_manifest, require_manifest, trim
+from fineweb_shards.manifest import Manifest, check_settings, load_manifest, nothing_built, trim
 from fineweb_shards.numbering import choose_digits
 from fineweb_shards.observer import Observer
 from fineweb_shards.output import Output, OutputSpec, open_folder
@@ -97,7 +97,10 @@ class Exported:
 
 def open_origin(folder: Path) -> Origin:
     """Finished shards, or why they can't be exported."""
-    manifest = require_manifest(folder)
+    manifest = load_manifest(folder)
+    if manifest is None:
+        nothing = nothing_built(folder)
+        raise InputError(nothing.message, nothing.hint)
     if not manifest.complete:
         raise InputError(f"{folder}: the build is not finished.", "Finish it first: run its command again.")
     if manifest.split.val_ratio and manifest.totals["dropped_tokens"]:
