@@ -15,11 +15,11 @@ from pathlib import Path
 from fineweb_shards.config import Config
 from fineweb_shards.disk import Disk
 from fineweb_shards.durable import FolderLock
-from fineweb_shards.errors import Interrupted, ShardError
+from fineweb_shards.errors import ChangedError, Interrupted, ShardError
 from fineweb_shards.estimate import Total
 from fineweb_shards.executors.local import LocalExecutor
 from fineweb_shards.executors.worker import WorkerSpec
-from fineweb_shards.fresh import refuse_untracked_shards, start_over
+from fineweb_shards.fresh import holds_shards, refuse_untracked_shards, start_over
 from fineweb_shards.guard import MemoryGuard
 from fineweb_shards.heartbeat import invoke
 from fineweb_shards.history import load_history
@@ -267,15 +267,21 @@ def wait_for_room(disk: Disk, progress: Progress, shard_bytes: int) -> None:
 
 
 def open_ledger(job: Job, *, same_source: bool) -> Manifest:
-    """The folder's manifest, checked against this job, or a new one."""
+    """The folder's manifest, checked against this job, or a new one. Where nothing is finished, nothing can
+    become wrong by another setting."""
     manifest = load_manifest(job.folder)
     settings, files = job.config.fingerprint(), files_to_json(job.source.files)
     if manifest is None:
         refuse_untracked_shards(job.folder, job.layout, set())
         return Manifest(settings, files, job.versions(), job.commit)
-    check_settings(manifest, {**settings, "max_tokens": manifest.settings["max_tokens"]})
-    check_same_files(job.source.files, manifest.files, trust_times=same_source)
-    check_batch_bytes(manifest.quarantined, job.config.batch_bytes)
+    try:
+        check_settings(manifest, {**settings, "max_tokens": manifest.settings["max_tokens"]})
+        check_same_files(job.source.files, manifest.files, trust_times=same_source)
+        check_batch_bytes(manifest.quarantined, job.config.batch_bytes)
+    except ChangedError:
+        if holds_shards(job.folder, manifest):
+            raise
+        return Manifest(settings, files, job.versions(), job.commit)
     # First: what a lost file has made unknown is still there, and can't be made shorter.
     moved = move_limit(manifest, job.config.max_tokens, job.folder)
     return replace(trim(moved, job.folder), versions=job.versions())

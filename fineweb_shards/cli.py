@@ -232,8 +232,8 @@ class Console(Observer):
 
 
 def _show(lines: list[str]) -> None:
-    """The result, on standard output. File names are data too."""
-    print(shown_on(sys.stdout, "\n".join(lines)))
+    """The result, on standard output. File names are data too. At once: an error may come next."""
+    print(shown_on(sys.stdout, "\n".join(lines)), flush=True)
 
 
 def _say(line: str) -> None:

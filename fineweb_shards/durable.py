@@ -97,6 +97,10 @@ class FolderLock:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             file = open(self._path, "a+b")
+        except (NotADirectoryError, FileExistsError) as error:
+            raise OutputError(
+                f"{self._folder}: this is a file, not a folder.", "Choose another --out."
+            ) from error
         except OSError as error:
             raise output_error(self._path, error) from error
         if not _try_patiently(file):

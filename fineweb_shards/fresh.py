@@ -96,6 +96,13 @@ def our_names(folder: Path, manifest: Manifest) -> set[str]:
     return names
 
 
+def holds_shards(folder: Path, manifest: Manifest) -> bool:
+    """Whether anything is there that was made with this manifest's settings."""
+    return bool(manifest.shards) or any(
+        os.path.lexists(folder / name) for name in our_names(folder, manifest)
+    )
+
+
 def refuse_untracked_shards(folder: Path, layout: Layout, ours: set[str]) -> None:
     """A reader would take them for a part of what is built here, and they may be somebody's only copy."""
     names = os.listdir(folder) if folder.is_dir() else []

@@ -214,9 +214,17 @@ def check_settings(manifest: Manifest, settings: dict[str, Any]) -> None:
     for name in sorted(manifest.settings.keys() | settings.keys()):
         old, new = manifest.settings.get(name), settings.get(name)
         if old != new:
-            raise ChangedError(
-                f"The setting {name} was {old!r} when this folder was begun and is {new!r} now."
-            )
+            if name == "exported_from":
+                raise ChangedError("The shards to export are not those with which this folder was begun.")
+            flag = f"--{name.replace('_', '-')}"
+            raise ChangedError(f"{flag} was {_show(old)} when this folder was begun and is {_show(new)} now.")
+
+
+def _show(value: Any) -> str:
+    """A setting's value in a sentence."""
+    if value is None or value == "":
+        return "not set"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def trim(manifest: Manifest, folder: Path) -> Manifest:

@@ -34,7 +34,7 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
     if held:
         return "a run is at work in this folder: another one would be refused (exit code 6)"
     if manifest is None:
-        return "would be refused, because:"
+        return "would be refused, for the reason in the last lines"
     if manifest.complete:
         return f"nothing to do: complete, {manifest.tokens:,} tokens"
     if manifest.shards:

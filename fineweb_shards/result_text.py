@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
-
 from fineweb_shards.advice import reader_warnings, stray_warnings
 from fineweb_shards.files import list_files
 from fineweb_shards.layouts.base import tokens_of
@@ -50,18 +47,8 @@ def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
 
 
 def warning_lines(warnings: list[str]) -> list[str]:
-    """Last on the screen, where they are seen, and no word of them broken."""
-    width = shutil.get_terminal_size().columns
-    lines: list[str] = []
-    for warning in warnings:
-        lines += ["", *_wrap(f"{'WARNING':<10} {warning}", width)]
-    return lines
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, subsequent_indent=" " * 11, break_on_hyphens=False, break_long_words=False
-    )
+    """Last on the screen, where they are seen."""
+    return [line for warning in warnings for line in ("", f"{'WARNING':<10} {warning}")]
 
 
 def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:

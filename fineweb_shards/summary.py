@@ -83,5 +83,7 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
     ):
         if count := totals.get(name):
             notes.append(f"{verb}: {show_number_of(count, noun)}{more}.")
+    if not manifest.shards and manifest.quarantined:
+        notes.append("No other document was in the input, so there is no shard.")
     notes += output_notes(job.output, manifest)
     return [f"{'note':<10} {note}" for note in notes]

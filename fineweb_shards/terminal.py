@@ -9,7 +9,7 @@ import unicodedata
 from typing import TextIO
 
 # `input      3 files`: what does not fit goes on in the same column.
-_LABEL = re.compile(r"(?:[a-z][a-z ]{0,8}? {2,}|document \d )(?=\S)")
+_LABEL = re.compile(r"(?:[A-Za-z][a-zA-Z ]{0,8}? {2,}|document \d )(?=\S)")
 _LABEL_COLUMNS = 11
 # What follows is for the shell.
 _COMMAND = re.compile(r"resume(?: with: | {5})")

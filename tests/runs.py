@@ -104,7 +104,7 @@ def run_command(
         capture_output=True,
         cwd=cwd,
         env={**os.environ, **environment},
-        timeout=120,
+        timeout=600,
         check=False,
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

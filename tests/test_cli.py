@@ -63,10 +63,10 @@ def test_a_finished_run_does_nothing_and_says_so(finished: Path, tries: Tries, w
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ("shard_tokens", ["--shard-tokens", "8k"]),
+        ("--shard-tokens was 9,000", ["--shard-tokens", "8k"]),
         ("max-tokens", ["--shard-tokens", "9k", "--max-tokens", "10"]),
         ("separator", ["--shard-tokens", "9k", "--separator", "line"]),
-        ("text_column", ["--shard-tokens", "9k", "--text-column", "id"]),
+        ("--text-column", ["--shard-tokens", "9k", "--text-column", "id"]),
         ("format", ["--shard-tokens", "9k", "--format", "parquet"]),
     ],
 )
@@ -220,3 +220,24 @@ def test_a_pipe_that_closes_early_is_no_error(finished: Path) -> None:
     command = " ".join(runs.command("status", finished / "out"))
     done = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_in_which_nothing_is_finished_takes_other_settings(tmp_path: Path) -> None:
+    """An empty input, or a Ctrl-C in the first seconds, binds nobody: the next try needs no --fresh."""
+    path = tmp_path / "a.txt"
+    path.write_text("")
+    words = ["build", "--input", path, "--out", tmp_path / "out", "--workers", "1"]
+    assert runs.run_command(*words).returncode == 3
+    write_text(path, ["one", "two"])
+    done = runs.run_command(*words, "--shard-tokens", "2")
+    assert done.returncode == 0, done.stderr
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one", "two"]), 2)
+
+
+def test_an_output_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+    """By its own name, not by that of a lock in it."""
+    path = write_text(tmp_path / "a.txt", ["one", "two"])
+    done = runs.run_command("build", "--input", path, "--out", path)
+    assert done.returncode == 5
+    assert f"{path}: this is a file, not a folder." in done.stderr
+    assert path.read_text()

@@ -30,7 +30,7 @@ def shell(redirections: str, *words: Path | str, **environment: str) -> subproce
     script = f'exec "$@" {redirections}'
     return subprocess.run(
         ["/bin/sh", "-c", script, "sh", *runs.command(*words)],
-        stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=600, check=False,
         env={**os.environ, **environment},
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_who_looks_on_may_leave(tmp_path: Path, source: Path, flags: list[str]) 
     reader, writer = os.pipe()
     os.close(reader)
     words = runs.command("build", "--input", source, "--out", out, *BUILD, *flags)
-    done = subprocess.run(words, stdout=writer, stderr=writer, timeout=120, check=False)
+    done = subprocess.run(words, stdout=writer, stderr=writer, timeout=600, check=False)
     os.close(writer)
     assert done.returncode == 0
     assert_built(out)
@@ -88,7 +88,7 @@ def test_verbs_that_only_print_end_with_their_reader(tmp_path: Path, source: Pat
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        runs.command(*words), stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False
+        runs.command(*words), stdout=writer, stderr=subprocess.PIPE, timeout=600, check=False
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")

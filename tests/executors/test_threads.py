@@ -191,7 +191,7 @@ def test_a_check_that_fails_ends_its_verb(tmp_path: Path, verb: str, monkeypatch
     path = write_text(tmp_path / "a.txt", [text for text in DOCUMENTS if text])
     runs.build_inline(tmp_path / "out", path, shard_tokens=4000)
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
         raise ZeroDivisionError("check")
 
     monkeypatch.setattr(verify, "check_stretch", fail)

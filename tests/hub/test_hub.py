@@ -311,7 +311,7 @@ def test_what_waiting_would_not_help(
         for sentence in sentences:
             assert sentence in done.stderr
         assert "Traceback" not in done.stderr
-        assert "waiting" not in done.stderr
+        assert "waiting for" not in done.stderr
 
 
 @pytest.mark.promise(25)

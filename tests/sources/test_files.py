@@ -297,7 +297,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     expected = [r"caf\xe9.jsonl", r"caf\xe9.parquet", r"caf\xe9.txt", r"slash\x5cxe9.txt"]
     assert [file["name"] for file in recorded] == expected
     for words in (
-        ["plan", "--input", str(data), "--out", str(out)],
+        ["plan", "--input", str(data), "--out", str(out), "--shard-tokens", "3"],
         ["verify", str(out)],
         ["status", str(out)],
     ):
