@@ -147,7 +147,7 @@ def test_what_can_not_be_exported_is_refused(made: dict[str, Path], tmp_path: Pa
     with pytest.raises(UsageError, match="export from"):
         runs.export(made["plain"], made["plain"], layout="plain")
     runs.export(made["plain"], tmp_path / "out", layout="llm.c")
-    with pytest.raises(ChangedError, match="exported_from"):
+    with pytest.raises(ChangedError, match="shards to export"):
         runs.export(made["build-nanogpt"], tmp_path / "out", layout="llm.c")
     copy = tmp_path / "out"
     path = copy / "edu_fineweb_val_000000.bin"

@@ -60,9 +60,9 @@ def test_a_person_and_a_program_can_read_it(folder: Path) -> None:
 @pytest.mark.promise(6)
 @pytest.mark.parametrize("field", ["layout", "shard_tokens"])
 def test_a_changed_setting_is_refused_by_name(field: str) -> None:
-    """The sentence names the field and both values."""
+    """The sentence names the flag and both values."""
     changed = {**MANIFEST.settings, field: "other"}
-    with pytest.raises(ChangedError, match=f"setting {field} was .* and is 'other'"):
+    with pytest.raises(ChangedError, match=f"--{field.replace('_', '-')} was .* and is other now"):
         check_settings(MANIFEST, changed)
 
 
