@@ -42,8 +42,8 @@ class BuildNanoGPT(Layout):
 
     def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
         return [
-            "import numpy as np",
-            f'tokens = np.load("{folder}/{names[0]}", mmap_mode="r")  # uint16',
+            "import numpy as np  # tokens are uint16",
+            f'tokens = np.load("{folder}/{names[0]}", mmap_mode="r")',
             f'# build-nanogpt: set data_root = "{folder}" in train_gpt2.py',
         ]
 
