@@ -6,7 +6,6 @@ import email.utils
 import errno
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,19 +46,8 @@ FAULTS: dict[str, list[Fault]] = {
 
 
 @pytest.fixture
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("hf_home")
-
-
-@pytest.fixture
 def repository() -> Repository:
     return Repository(REPO, {**FILES, **OTHERS})
-
-
-@pytest.fixture
-def hub(repository: Repository) -> Iterator[StandInHub]:
-    with StandInHub([repository]) as hub:
-        yield hub
 
 
 def in_an_hour() -> str:

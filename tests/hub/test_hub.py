@@ -8,7 +8,6 @@ import os
 import random
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -89,18 +88,6 @@ SAMPLE = ["--config", str(ROOT / "configs" / "sample-10BT.toml")]
 @pytest.fixture
 def repository() -> Repository:
     return Repository(REPO, {**FILES, **OTHERS})
-
-
-@pytest.fixture
-def hub(repository: Repository) -> Iterator[StandInHub]:
-    with StandInHub([repository]) as hub:
-        yield hub
-
-
-@pytest.fixture
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fresh for each test: `datasets` remembers what a commit holds, and tests make their own commits."""
-    return tmp_path_factory.mktemp("hf_home")
 
 
 def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, str]:
