@@ -64,7 +64,7 @@ def held_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[Job
     """The job, with its folder held. The hub is only asked once the folder is ours; local files are found
     before, so that a misspelt name leaves no folder behind."""
     check_config(config)
-    folder = Path(config.out).expanduser()
+    folder = Path(os.path.expanduser(config.out))
     load_manifest(folder)  # a folder of another program is refused before anything is put into it
     if config.dataset:
         with FolderLock(folder):
@@ -107,7 +107,7 @@ def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, c
             manifest = tell_plan(job, manifest, progress)
             result = run(job, manifest, executor, guard, progress)
         seconds = time.monotonic() - begin
-        if job.config.verify and len(result.shards) > len(manifest.shards):
+        if job.config.verify and result.shards != manifest.shards:
             progress.verifying = True
             check_folder(job.folder, screen.complain, progress.verify_shard)
     new_tokens = result.tokens - manifest.tokens
@@ -115,7 +115,7 @@ def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, c
     journal.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
                         f"{new_tokens:,} of them in {show_seconds(seconds)}, "
                         f"peak memory {show_bytes(guard.peak_bytes)}"))  # fmt: skip
-    made = len(result.shards) - len(manifest.shards)
+    made = len({*result.shards} - {*manifest.shards})
     return Outcome(result, made, new_tokens, seconds, history.runs[-1])
 
 
@@ -132,10 +132,12 @@ def tell_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     check_disk(plan, manifest.tokens)
     total = Total(plan.extent.tokens, exact=plan.extent.exact, limit=job.config.max_tokens)
     progress.expect(total, job.source.share_before)
-    if manifest.shards or manifest.digits:
-        return manifest
     extent = plan.extent
     digits = choose_digits(job.layout, job.config.shard_tokens, extent.tokens, exact=extent.exact)
+    if manifest.shards or manifest.digits:
+        if extent.exact and extent.tokens:
+            manifest.numbering.check_width("train", extent.tokens - 1)
+        return manifest
     return replace(manifest, digits=digits)
 
 
@@ -281,6 +283,7 @@ def open_ledger(job: Job, *, same_source: bool) -> Manifest:
     except ChangedError:
         if holds_shards(job.folder, manifest):
             raise
+        refuse_untracked_shards(job.folder, job.layout, set())
         return Manifest(settings, files, job.versions(), job.commit)
     # First: what a lost file has made unknown is still there, and can't be made shorter.
     moved = move_limit(manifest, job.config.max_tokens, job.folder)

@@ -6,6 +6,7 @@ pyproject.toml); in a checkout, and so in an editable install, it lies beside th
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -28,12 +29,14 @@ def find_config(text: str) -> Path:
     """The file that `--config TEXT` means: a bundled name, or the path of a TOML file."""
     if text in bundled_configs():
         return bundled_configs()[text]
-    path = Path(text).expanduser()
-    if path.is_file():
+    path = Path(os.path.expanduser(text))
+    if os.path.isfile(path):
         return path
     here = {str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml"}
     what = (
-        "is a folder, not a TOML file" if path.is_dir() else "no such TOML file, and no sample of that name"
+        "is a folder, not a TOML file"
+        if os.path.isdir(path)
+        else "no such TOML file, and no sample of that name"
     )
     raise UsageError(f"--config {text}: {what}.", suggest(text, {*here, *bundled_configs()}, samples_hint()))
 

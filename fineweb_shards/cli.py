@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from fineweb_shards.screen import Lines, Screen, put_json
 from fineweb_shards.streams import prepare_streams, tolerate_onlookers
 from fineweb_shards.terminal import shown_on
 from fineweb_shards.typed_command import PROGRAM, program, take_typed_command
+from fineweb_shards.units import show_number_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -157,7 +159,7 @@ def run_build(options: argparse.Namespace) -> None:
         if options.json and isinstance(ending, ShardError):
             put_json({"event": "error", "exit_code": ending.exit_code, "message": ending.message})
         if config.on_finish and config.out:
-            complaint = run_command(config.on_finish, Path(config.out).expanduser(), ending)
+            complaint = run_command(config.on_finish, Path(os.path.expanduser(config.out)), ending)
             if complaint:
                 screen.complain(complaint)
 
@@ -184,8 +186,8 @@ def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> 
         _show(summary_lines(job, outcome))
     if outcome.manifest.quarantined:
         raise QuarantineError(
-            f"{len(outcome.manifest.quarantined):,} documents could not be encoded and were left out; "
-            f"they are named in {job.folder / WORK_FOLDER / QUARANTINE}."
+            f"{show_number_of(len(outcome.manifest.quarantined), 'document')} could not be encoded and had "
+            f"to be left out: see {job.folder / WORK_FOLDER / QUARANTINE}."
         )
     if not outcome.manifest.shards and not outcome.manifest.totals["dropped_tokens"]:
         raise InputError(

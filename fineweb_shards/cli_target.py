@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import glob
+import os
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fineweb_shards.bundled import bundled_configs, find_config, samples_hint
 from fineweb_shards.config import Config, load_config
 from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.errors import InputError, OutputError, UsageError
+from fineweb_shards.manifest import FILE_NAME
 from fineweb_shards.screen import Lines
 from fineweb_shards.suggestions import closest, suggest
 from fineweb_shards.typed_command import PROGRAM
@@ -71,10 +73,10 @@ def is_config(word: str) -> bool:
 
 def read_folder(word: str) -> Path:
     """The output folder that a word means: its path, or the sample or TOML file it was built with."""
-    folder = Path(word).expanduser()
+    folder = Path(os.path.expanduser(word))
     if is_config(word) and not is_ours(folder):
         return folder_of_config(word)
-    if not folder.exists() and (meant := closest(word, bundled_configs())):
+    if not os.path.exists(folder) and (meant := closest(word, bundled_configs())):
         raise OutputError(f"{word}: there is no such folder or sample.", f"Did you mean {meant}?")
     return folder
 
@@ -84,20 +86,20 @@ def folder_of_config(text: str) -> Path:
     config = load_config(find_config(text), {})
     if not config.out:
         raise UsageError(f"{text}: there is no output folder in it.", "Name the folder itself.")
-    return Path(config.out).expanduser()
+    return Path(os.path.expanduser(config.out))
 
 
 def is_ours(folder: Path) -> bool:
     """Whether a build has begun in it."""
-    return (folder / WORK_FOLDER).is_dir() or (folder / "manifest.json").is_file()
+    return os.path.isdir(folder / WORK_FOLDER) or os.path.isfile(folder / FILE_NAME)
 
 
 def _check_exists(word: str) -> None:
     """A wrong path is told where files are looked for; here, what may have been meant by another word."""
     if not word:
         raise InputError("'': the input's name is empty.", "Is a variable of the shell not set?")
-    path = Path(word).expanduser()
-    if word == "-" or path.exists() or glob.has_magic(word) or "{stdlib}" in word:
+    path = Path(os.path.expanduser(word))
+    if word == "-" or os.path.lexists(path) or glob.has_magic(word) or "{stdlib}" in word:
         return
     if path.name == word and not path.suffix:
         raise InputError(

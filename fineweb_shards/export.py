@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,7 +124,7 @@ def export(
     """Copy the tokens into another folder and layout, or the rest of them."""
     config.check()
     layout = get_layout(config.layout)
-    spec = output_spec(config, Path(config.out).expanduser(), layout)
+    spec = output_spec(config, Path(os.path.expanduser(config.out)), layout)
     if spec.folder.resolve() == origin.folder.resolve():
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
     load_manifest(spec.folder)  # a folder of another program is refused before anything is put into it

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from fineweb_shards.durable import LOCK_NAME, WORK_FOLDER, output_error
 from fineweb_shards.errors import OutputError, UsageError
-from fineweb_shards.index import index_path
+from fineweb_shards.files import growing_path
+from fineweb_shards.index import with_indices
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.manifest import FILE_NAME, Manifest, load_manifest
 from fineweb_shards.terminal import printable
@@ -36,7 +37,7 @@ class Deletion:
     def describe(self) -> str:
         """How much it is, and where."""
         inside = [file for path in self.work for file in _files_below(path)]
-        size = show_bytes(sum(file.lstat().st_size for file in (*self.files, *inside)))
+        size = show_bytes(sum(map(_size_bytes, (*self.files, *inside))))
         what = f"{show_number_of(len(self.files), 'file')} in {self.folder}"
         named = _name_some([path.name for path in self.files])
         if inside:
@@ -47,9 +48,12 @@ class Deletion:
         """The manifest goes last: until then it still tells what is ours."""
         try:
             for path in self.work:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
             for path in self.files:
-                path.unlink()
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise output_error(self.folder, error) from error
 
@@ -91,9 +95,7 @@ def our_names(folder: Path, manifest: Manifest) -> set[str]:
             for name in manifest.numbering.next_names(manifest.shards)
             if _is_whole(folder, manifest, name)
         }
-    if manifest.layout.has_index:
-        names |= {index_path(Path(name)).name for name in names}
-    return names
+    return with_indices(manifest.layout, names)
 
 
 def holds_shards(folder: Path, manifest: Manifest) -> bool:
@@ -118,14 +120,16 @@ def refuse_untracked_shards(folder: Path, layout: Layout, ours: set[str]) -> Non
 
 
 def _is_whole(folder: Path, manifest: Manifest, name: str) -> bool:
-    """Whether a file has the length and the header of a shard: one that a run was giving its name when
-    it was killed is always whole."""
+    """Whether a file is what a run was giving its name when it was killed: whole, with the length and the
+    header of a shard, and no longer under the name it had while it grew."""
     layout = manifest.layout
     try:
         with open(folder / name, "rb") as file:
             tokens, odd = divmod(os.fstat(file.fileno()).st_size - layout.header_bytes, 2)
             fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
-            return not odd and tokens > 0 and fits and file.read(layout.header_bytes) == layout.header(tokens)
+            grown = not os.path.lexists(growing_path(folder / name))
+            whole = grown and not odd and tokens > 0 and fits
+            return whole and file.read(layout.header_bytes) == layout.header(tokens)
     except OSError:
         return False
 
@@ -145,6 +149,13 @@ def _ask(deletion: Deletion, complain: Say) -> None:
 def _name_some(names: list[str]) -> str:
     shown = ", ".join(printable(name) for name in names[:_SHOWN_NAMES])
     return shown + (f" … ({len(names):,} files)" if len(names) > _SHOWN_NAMES else "")
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0  # somebody else's temporary file, which is gone again
 
 
 def _files_below(path: Path) -> Iterator[Path]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.durable import WORK_FOLDER, output_error, publish
+from fineweb_shards.layouts.base import Layout
 from fineweb_shards.tokenizers.ranks import EOT
 
 MAGIC, VERSION, UINT16 = b"MMIDIDX\x00\x00", 1, 8
@@ -35,6 +36,11 @@ class _Part:
 def index_path(path: Path) -> Path:
     """The index beside a `.bin`."""
     return path.with_suffix(".idx")
+
+
+def with_indices(layout: Layout, names: set[str]) -> set[str]:
+    """Names of files, and of the indices beside them where the layout has any."""
+    return names | {index_path(Path(name)).name for name in names} if layout.has_index else names
 
 
 def index_bytes(path: Path, documents: int) -> int:

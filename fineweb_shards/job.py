@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import fineweb_shards
 from fineweb_shards.config import Config
 from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.errors import UsageError
+from fineweb_shards.fresh import holds_shards
 from fineweb_shards.guard import Budget, plan_budget
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
@@ -72,7 +74,7 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
         skip_bad=config.on_bad_file == "skip",
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
-    folder = Path(config.out).expanduser()
+    folder = Path(os.path.expanduser(config.out))
     notes: list[str] = []
     if config.dataset:
         commit, source = _open_hub(config, settings, folder, commit, observer or Observer())
@@ -108,9 +110,16 @@ def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
 
 
 def pinned_commit(config: Config) -> str | None:
-    """The commit that the output folder was begun with, if it was, and from the hub."""
-    manifest = load_manifest(Path(config.out).expanduser()) if config.dataset and config.out else None
-    return manifest.commit if manifest else None
+    """The commit that the output folder was begun with, if it was, and from the hub. Where nothing is
+    finished, another dataset or revision may be asked for."""
+    if not (config.dataset and config.out):
+        return None
+    folder = Path(os.path.expanduser(config.out))
+    manifest = load_manifest(folder)
+    if manifest is None:
+        return None
+    same = all(manifest.settings.get(name) == getattr(config, name) for name in ("dataset", "revision"))
+    return manifest.commit if same or holds_shards(folder, manifest) else None
 
 
 def _open_local(

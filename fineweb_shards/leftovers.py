@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from fineweb_shards.durable import WORK_FOLDER, output_error
-from fineweb_shards.errors import ShardError
+from fineweb_shards.errors import OutputError
 from fineweb_shards.files import growing_path
 from fineweb_shards.index import index_path
 from fineweb_shards.manifest import Manifest, load_manifest
@@ -46,7 +46,7 @@ def tidy_finished(folder: Path, manifest: Manifest) -> None:
     """In a finished folder nothing depends on it: what can't be removed may stay."""
     try:
         remove_leftovers(folder, manifest)
-    except ShardError:
+    except OutputError:
         return  # a folder that may only be read
 
 

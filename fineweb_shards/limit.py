@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fineweb_shards.errors import ChangedError
+from fineweb_shards.index import with_indices
 from fineweb_shards.manifest import Manifest
 from fineweb_shards.types import ShardRecord
 
@@ -38,7 +39,7 @@ def move_limit(manifest: Manifest, limit: int | None, folder: Path) -> Manifest:
 def _check_nothing_behind(manifest: Manifest, folder: Path, limit: int) -> None:
     """A killed run may have named a shard that it had no time to enter. A longer stream makes it again; of a
     shorter one it would be no part, and a loader would read it all the same."""
-    names = {record.name for record in manifest.shards}
+    names = with_indices(manifest.layout, {record.name for record in manifest.shards})
     unknown = sorted(name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in names)
     if unknown:
         raise ChangedError(

@@ -16,6 +16,8 @@ from fineweb_shards.split import SIDES, Side, Split
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of
 
+_DIGITS_FOR_ANY_LENGTH = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
@@ -60,8 +62,9 @@ class Numbering:
 
 
 def choose_digits(layout: Layout, shard_tokens: int, expected_tokens: int | None, *, exact: bool) -> int:
-    """How many digits the numbers need. An estimate may be wrong by half."""
+    """How many digits the numbers need. An estimate may be wrong by half; a stream of unknown length may have
+    a million shards."""
     if expected_tokens is None:
-        return layout.digits
+        return max(layout.digits, _DIGITS_FOR_ANY_LENGTH)
     shards = (1 if exact else 2) * (expected_tokens // shard_tokens + len(SIDES))
     return max(layout.digits, len(str(shards - 1)))

@@ -18,7 +18,7 @@ import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.files import OutputFile, find_file, list_files
-from fineweb_shards.index import check_index, index_path
+from fineweb_shards.index import check_index, with_indices
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.machine import usable_cores
 from fineweb_shards.manifest import Manifest, may_be_longer, require_manifest
@@ -73,25 +73,19 @@ def check_folder(
 
 def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
     """What a loader would find that the manifest does not name: damage, or unfinished work."""
-    known = _with_indices(manifest, {record.name for record in manifest.shards})
+    known = with_indices(manifest.layout, {record.name for record in manifest.shards})
     strangers = sorted(
         name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in known
     )
     unfinished: set[str] = set()
     if not manifest.complete:  # a shard has its name a moment before the manifest has its record
-        unfinished = _with_indices(manifest, manifest.numbering.next_names(manifest.shards))
+        unfinished = with_indices(manifest.layout, manifest.numbering.next_names(manifest.shards))
     damages = [
         f"{name}: not in the manifest, but a loader would read it"
         for name in strangers
         if name not in unfinished
     ]
     return damages, [name for name in strangers if name in unfinished]
-
-
-def _with_indices(manifest: Manifest, names: set[str]) -> set[str]:
-    if not manifest.layout.has_index:
-        return names
-    return names | {index_path(Path(name)).name for name in names}
 
 
 def check_stretch(

@@ -22,7 +22,7 @@ import numpy as np
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.executors.crew import Crew
 from fineweb_shards.executors.death import Death
-from fineweb_shards.executors.messages import Done, Ready, Trying, Waiting, receive
+from fineweb_shards.executors.messages import Alive, Done, Ready, Trying, Waiting, receive
 from fineweb_shards.executors.process import WorkerProcess
 from fineweb_shards.executors.producer import Producer
 from fineweb_shards.executors.task import Task
@@ -195,7 +195,11 @@ class LocalExecutor:
         except (EOFError, OSError):
             self._bury(worker)
             return
+        finally:
+            self._awaited = []  # whoever is told now may take their time
         worker.messages += 1
+        if isinstance(message, Alive):
+            return
         if isinstance(message, Waiting):
             worker.waiting = message.reason
             self._crew.tell_wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 
@@ -12,6 +13,7 @@ from fineweb_shards.errors import ShardError
 from fineweb_shards.observer import Event, Observer
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 
+_SIGN_OF_LIFE_SECONDS = 60.0
 _NO_TOKENS = np.empty(0, np.uint16)
 
 
@@ -59,7 +61,12 @@ class Waiting:
     reason: str | None
 
 
-Message = Ready | Trying | Done | Failed | Waiting | Event | EncodedBlock
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Bytes arrive, if slowly."""
+
+
+Message = Alive | Ready | Trying | Done | Failed | Waiting | Event | EncodedBlock
 
 
 class Outbox(Observer):
@@ -70,6 +77,7 @@ class Outbox(Observer):
         self._lock = threading.Lock()
         self._fetched_bytes = 0  # not told yet
         self._fetched_lock = threading.Lock()  # its own: a pipe may be full for long
+        self._last_sign = time.monotonic()
 
     def send(self, message: Message) -> None:
         """A message; a block's tokens follow as raw bytes, which is faster than a pickle."""
@@ -90,9 +98,16 @@ class Outbox(Observer):
         self.send(Waiting(reason))
 
     def fetch(self, size_bytes: int) -> None:
-        """Counted here and told with the next batch: a message for each answer would cost more."""
+        """Counted here and told with the next batch: a message for each answer would cost more. But on a slow
+        line one is a sign of life now and then."""
+        now = time.monotonic()
         with self._fetched_lock:
             self._fetched_bytes += size_bytes
+            quiet = now - self._last_sign > _SIGN_OF_LIFE_SECONDS
+            if quiet:
+                self._last_sign = now
+        if quiet:
+            self.send(Alive())
 
     def send_done(self) -> None:
         """All blocks of a batch are sent."""

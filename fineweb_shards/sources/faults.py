@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,7 +123,14 @@ def short_name(url: str) -> str:
 def _is_broken_transfer(error: BaseException) -> bool:
     """How huggingface_hub tells a body that is too short, and xet any trouble."""
     short_body = type(error) is OSError and error.errno is None and "Consistency check" in str(error)
-    return short_body or type(error) is RuntimeError or type(error).__module__ == "hf_xet"
+    return short_body or type(error).__module__ == "hf_xet" or _was_raised_by_xet(error)
+
+
+def _was_raised_by_xet(error: BaseException) -> bool:
+    """A bare RuntimeError is also how `datasets` says that a dataset needs a script: that does not pass."""
+    if type(error) is not RuntimeError:
+        return False
+    return any("xet" in frame.name for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _refusal(error: HfHubHTTPError, status: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import stat
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -80,23 +81,23 @@ def _expand(
             "Name a file, a folder or a glob; the current folder is --input .",
         )
     text = text.replace("{stdlib}", sysconfig.get_path("stdlib"))
-    path = Path(text).expanduser()
-    if path.is_file():
+    path = Path(os.path.expanduser(text))
+    if os.path.isfile(path):
         return [_Found(str(path), path.name)]
-    if path.is_fifo():  # a shell's <(…) has another number every time
+    if _is_fifo(path):  # a shell's <(…) has another number every time
         return [_Found(str(path), "pipe" if path.parent.name == "fd" else path.name)]
-    if path.is_dir():
+    if os.path.isdir(path):
         any_ending, findings = format_name != "auto", walk_folder(str(path))
     elif glob.has_magic(text):
         pattern = os.path.expanduser(text)
         any_ending, findings = format_name != "auto" or spells_ending(pattern), walk_glob(pattern)
     else:
-        raise InputError(f"--input {text}: no such file or folder.", "Check the path.")
+        raise InputError(f"--input {text}: {_why_not(path)}.", "Check the path.")
     ours = {name for name in findings.files if is_output(Path(findings.path_of(name)))}
     taken = [name for name in findings.files if any_ending or _split_suffixes(name)[0] or name in ours]
     passed_over = sorted({*findings.files, *findings.others} - {*taken})
     if not taken and not findings.unreadable:
-        raise _nothing_taken(text, passed_over, is_folder=path.is_dir())
+        raise _nothing_taken(text, passed_over, is_folder=os.path.isdir(path))
     if passed_over:
         kind = "no kind of file that is read" if findings.others else "their endings are not known"
         note(f"--input {text}: {_count(passed_over)} passed over, {kind}: {_first_few(passed_over)}")
@@ -122,6 +123,24 @@ def _nothing_taken(text: str, passed_over: list[str], *, is_folder: bool) -> Inp
         f"without){there}.",
         "Name the files with a glob, or say what they are with --format.",
     )
+
+
+def _is_fifo(path: Path) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _why_not(path: Path) -> str:
+    """What the system says of a path that is neither a file nor a folder."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return "no such file or folder"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return "neither a file nor a folder"
 
 
 def _count(names: list[str]) -> str:
@@ -150,7 +169,7 @@ def _describe(index: int, found: _Found, format_name: str) -> InputFile:
     path, name = found.path, readable_name(found.name)
     known, compression = _split_suffixes(found.name)
     kind = (known or "text") if format_name == "auto" else format_name
-    if path == STANDARD_INPUT or Path(path).is_fifo():
+    if path == STANDARD_INPUT or _is_fifo(Path(path)):
         return _describe_pipe(index, path, name, kind, compression)
     if kind == "parquet" and compression:
         raise InputError(

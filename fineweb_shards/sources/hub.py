@@ -20,7 +20,7 @@ from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub
 from fineweb_shards.background import in_background
 from fineweb_shards.disk import Disk
 from fineweb_shards.durable import output_error
-from fineweb_shards.errors import ChangedError, HubError, ShardError
+from fineweb_shards.errors import ChangedError, HubError, Interrupted, ShardError
 from fineweb_shards.outage import Patience, Trouble
 from fineweb_shards.sources.base import HubRef, InputFile, ReadSettings
 from fineweb_shards.sources.faults import hub_host, translated_errors
@@ -98,6 +98,8 @@ def _resolve(dataset: str, name: str, split: str, commit: str) -> list[str]:
         names = re.findall(r"'([^']+)'", str(error).partition("Available")[2])
         known = f"Its configs are: {', '.join(names)}." if names else str(error)
         raise HubError(f"dataset {dataset}: there is no config {name!r}.", known) from None
+    except RuntimeError as error:  # it needs a script, which is no longer run
+        raise HubError(f"dataset {dataset}: {str(error).splitlines()[0]}") from None
     except FileNotFoundError as error:
         if type(error) is FileNotFoundError:  # how `datasets` tells an outage
             raise Trouble(f"{hub_host()}: the listing could not be read") from None
@@ -147,6 +149,8 @@ class HubParquetFormat(ParquetFormat):
     def prefetch(self, file: InputFile, batch: Batch) -> None:
         try:
             parsed, remote = self._opened(file)
+        except Interrupted:
+            raise
         except ShardError:
             return  # whoever reads the batch meets it again, and reports it
         for start, stop in self._ranges(file, parsed.metadata, batch):

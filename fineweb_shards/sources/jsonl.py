@@ -29,6 +29,9 @@ class _Number:
     def __init__(self, digits: str) -> None: ...
 
 
+_DECODER = json.JSONDecoder(parse_int=_Number)  # one for all lines: making it takes longer than using it
+
+
 class JsonLinesFormat(TextFormat):
     def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
         view = open_view(file)
@@ -84,7 +87,8 @@ class JsonLinesFormat(TextFormat):
                 row = line if offset else line.removeprefix(_BOM)
                 if row.strip():  # an empty line is no row
                     text, name, replaced = self._parse_line(file, row, offset)
-                    counts += Counts(skipped_documents=text is None, replaced_characters=replaced)
+                    if text is None or replaced:
+                        counts += Counts(skipped_documents=text is None, replaced_characters=replaced)
                     if text is not None:
                         documents.append(text)
                         ids.append(name)
@@ -117,7 +121,7 @@ class JsonLinesFormat(TextFormat):
         source, replaced = decode_text(line)
         try:
             # Whole numbers are not looked at: Python refuses very long ones.
-            row = json.loads(source, parse_int=_Number)
+            row = _DECODER.decode(source)
         except ValueError as error:
             raise BadFileError(f"{place} is no JSON: {error}.") from error
         except RecursionError as error:

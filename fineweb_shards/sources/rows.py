@@ -89,6 +89,9 @@ def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
 
 def _claimed_tokens(column: Any) -> NDArray[np.int64]:
     """Whole numbers of any width; -1 where there is none."""
+    if not column.null_count and not pa.types.is_uint64(column.type):
+        whole: NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        return whole
     claimed: NDArray[np.int64] = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     if pa.types.is_uint64(column.type):
         claimed[claimed < 0] = _LARGEST_INT64

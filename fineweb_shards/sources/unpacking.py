@@ -6,8 +6,9 @@ would depend on how it is asked for; here it is a function of the file alone.
 
 from __future__ import annotations
 
+import os
 import zlib
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 
@@ -128,7 +129,7 @@ class ZstdUnpacker:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._stream = pa.input_stream(path, compression="zstd")
+        self._stream = self._open()
         self._position = 0  # in the text
         self._failure: DamagedStreamError | None = None
 
@@ -141,7 +142,7 @@ class ZstdUnpacker:
             self._failure = DamagedStreamError(_reason(error))
             text = self._read_bytewise(size)
         else:
-            if not text and not self._position and pa.OSFile(self._path).size() == 0:
+            if not text and not self._position and os.path.getsize(self._path) == 0:
                 self._failure = NotCompressedError(_EMPTY)
         if not text and self._failure is not None:
             raise self._failure
@@ -151,10 +152,13 @@ class ZstdUnpacker:
     def close(self) -> None:
         self._stream.close()
 
+    def _open(self) -> Any:
+        return pa.CompressedInputStream(pa.OSFile(os.fsencode(self._path)), "zstd")  # any name, UTF-8 or not
+
     def _read_bytewise(self, size: int) -> bytes:
         """The text in front of an error, from a second look at the file."""
         self._stream.close()
-        self._stream = pa.input_stream(self._path, compression="zstd")
+        self._stream = self._open()
         text = bytearray()
         try:
             left = self._position
