@@ -36,6 +36,7 @@ def add_folder_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:
     """An output folder: by its name, or by the config it was built with."""
+    parser.set_defaults(verb=parser.prog.split()[-1])
     parser.add_argument(
         "folder",
         metavar="DIR",
@@ -50,7 +51,7 @@ def _folder_of(options: argparse.Namespace) -> Path:
     folder: Path | None = options.folder
     if (folder is None) == (options.config is None):
         raise UsageError("Name one folder: DIR, or --config FILE with the config it was built with.",
-                         f"For example: `{PROGRAM} status out/demo`")  # fmt: skip
+                         f"For example: `{PROGRAM} {options.verb} out/demo`")  # fmt: skip
     return folder_of_config(options.config) if folder is None else folder
 
 

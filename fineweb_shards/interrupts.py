@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 from fineweb_shards.errors import Interrupted
 from fineweb_shards.screen import Screen
 from fineweb_shards.streams import hurry, say_last
+from fineweb_shards.terminal import shown_on
 
 _HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 
@@ -41,8 +43,6 @@ class Interrupts:
 
     def _end_at_once(self, number: int) -> None:
         wipe = self.screen.abandon() if self.screen is not None else ""
-        say_last(
-            f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n"
-            f"resume with: {self._resume}\n"
-        )
+        resume = shown_on(sys.stderr, f"resume with: {self._resume}")
+        say_last(f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n")
         os._exit(128 + number)

@@ -150,8 +150,10 @@ def require_manifest(folder: Path) -> Manifest:
 def nothing_built(folder: Path) -> OutputError:
     """Why a folder has no manifest, and the next step."""
     if not folder.is_dir():
-        what = "this is a file, not a folder" if folder.exists() else "there is no such folder"
-        return OutputError(f"{folder}: {what}.", "Name a folder made by `build`: what its --out says.")
+        here = (
+            "this is a file, not a folder" if folder.exists() else "no such folder: nothing was built there"
+        )
+        return OutputError(f"{folder}: {here}.", "Name a folder made by `build`: what its --out says.")
     if (folder / WORK_FOLDER).is_dir():
         return OutputError(
             f"{folder}: nothing is built here yet: no run has come as far as its first {FILE_NAME}.",

@@ -52,9 +52,9 @@ def warning_lines(warnings: list[str]) -> list[str]:
 
 
 def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """How to feed a loader."""
-    names = [file.name for file in list_files(manifest.shards)]
-    if not names:
+    """How to feed a loader, where there is something to train on."""
+    if not tokens_of(manifest.shards, "train"):
         return []
+    names = [file.name for file in list_files(manifest.shards)]
     lines = spec.layout.loader_lines(str(spec.folder), names)
     return ["", "To train on them:", "", *(f"    {line}" for line in lines)]

@@ -41,9 +41,10 @@ class BuildNanoGPT(Layout):
         return header
 
     def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
+        first = next(name for name in names if "train" in name)
         return [
             "import numpy as np  # tokens are uint16",
-            f'tokens = np.load("{folder}/{names[0]}", mmap_mode="r")',
+            f'tokens = np.load("{folder}/{first}", mmap_mode="r")',
             f'# build-nanogpt: set data_root = "{folder}" in train_gpt2.py',
         ]
 
@@ -62,8 +63,8 @@ def short_shard_warnings(files: Sequence[SizedFile], reader: str, failure: str) 
     if not short:
         return []
     shortest = min(short, key=lambda file: file.tokens)
-    if len(files) == 1:
-        remedy = "take more input"
+    if len(files) == 1 or sum(file.tokens for file in files) < 2 * SHORTEST_SHARD_TOKENS:
+        remedy = "take more input"  # no way of cutting it would help
     elif len(short) == len(files):
         remedy = f"give it --shard-tokens {SHORTEST_SHARD_TOKENS} or more"
     elif [file.side for file in short] == ["train"]:

@@ -157,7 +157,7 @@ def test_an_impatient_ctrl_c_leaves_a_clean_terminal(
         out = tmp_path / str(attempt)
         terminal = Terminal(build_words(source, out))
         terminals.append(terminal)
-        while b"\nshard " not in terminal.written:  # the bars are there
+        while b"total " not in terminal.written:  # the bars are there
             assert terminal.process.poll() is None
             time.sleep(0.01)
         terminal.type(b"\x03")

@@ -123,6 +123,11 @@ def test_a_rate_limit_is_our_wait(repository: Repository) -> None:
     assert listener.waits[-1] == ("network", None)
 
 
+def xet_get(error: Exception) -> None:
+    """Named as the function of huggingface_hub in which xet raises."""
+    raise error
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -133,7 +138,13 @@ def test_a_rate_limit_is_our_wait(repository: Repository) -> None:
 def test_a_transfer_that_breaks_off_is_waited_for(error: Exception) -> None:
     """huggingface_hub tells a short body as an OSError, xet any trouble as a RuntimeError."""
     with pytest.raises(Trouble, match="the transfer broke off"), translated_errors("a.parquet"):
-        raise error
+        xet_get(error)
+
+
+def test_a_runtime_error_of_others_is_no_outage() -> None:
+    """`datasets` raises a bare one for a dataset that needs a script: waiting would not help."""
+    with pytest.raises(RuntimeError, match="scripts"), translated_errors("dataset me/old"):
+        raise RuntimeError("Dataset scripts are no longer supported, but found old.py")
 
 
 def test_a_full_disk_is_no_trouble_of_the_network() -> None:

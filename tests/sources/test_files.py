@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import reference
 import runs
@@ -305,3 +306,23 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     assert main(["report", str(out)]) == 0
     documents = ["three", "one", "two", "four"]
     assert runs.shards_in(out) == reference.shard_files(reference.stream(documents), 3)
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "~nobody-of-that-name/x", "a.txt/below"])
+def test_paths_that_cannot_be_are_told(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too long, of a user who is not there, below a file: a sentence, wherever a path can stand."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one")
+    with pytest.raises(InputError, match="--input"):
+        find_files((text,), "auto")
+    assert main(["build", text, "--out", "out"]) == 3
+    assert main(["status", text]) == 5
+
+
+def test_compressed_files_with_names_that_are_no_utf8(tmp_path: Path) -> None:
+    """Are read like any other."""
+    path = tmp_path / f"{NOT_UTF8}.txt.zst"
+    with pa.CompressedOutputStream(pa.OSFile(os.fsencode(path), "wb"), "zstd") as file:
+        file.write(b"two")
+    runs.build_inline(tmp_path / "out", tmp_path)
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["two"]), 10**8)
