@@ -79,8 +79,9 @@ def _interrupts_held_back() -> Iterator[None]:
     """A process started in here sees neither Ctrl-C nor a closed terminal: both reach the whole group, and
     the parent decides.
 
-    The mask is inherited, so not even the start of its Python can be interrupted. A Ctrl-C of this
-    moment reaches the parent afterwards.
+    The mask is inherited, so not even the start of its Python can be interrupted. A signal of this moment
+    reaches the parent afterwards: in between it would leave a child with half of its orders, and a traceback.
+    SIGTERM is for a worker, too, once it runs.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker itself ignores it, a little later
         yield
@@ -88,7 +89,7 @@ def _interrupts_held_back() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
         resource_tracker.ensure_running()  # or the first start of a process would do it, and lift our mask
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

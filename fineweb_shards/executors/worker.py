@@ -53,6 +53,8 @@ class WorkerSpec:
 def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
     """The main function of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # held back while it was started
     be_nice()
     offer_to_oom_killer()
     outbox = Outbox(pipe)
