@@ -208,7 +208,7 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
     for _ in range(2):
         done = drive()
         assert done.returncode == 11, done.stderr
-        assert "1 documents could not be encoded" in done.stderr
+        assert "1 document could not be encoded" in done.stderr
         assert runs.shards_in(out) == expected
     (line,) = (out / ".fineweb-shards" / "quarantine.jsonl").read_text().splitlines()
     record = json.loads(line)
