@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -90,6 +91,27 @@ def _interrupts_held_back() -> Iterator[None]:
     try:
         resource_tracker.ensure_running()  # or the first start of a process would do it, and lift our mask
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
-        yield
+        with _handlers_held_back():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _handlers_held_back() -> Iterator[None]:
+    """The mask is this thread's only: a signal that reaches another one is still handled in this one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ours = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in ours:
+        signal.signal(number, lambda number, frame: numbers.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+        for held_back in numbers:
+            signal.raise_signal(held_back)
