@@ -1,8 +1,9 @@
 """Settings: one frozen dataclass, from the defaults, then a TOML file, then the command line.
 
 Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes`
-changes the output, so that a run can't be resumed with another value of it. `on_bad_file` is not:
-what a shard already holds does not depend on what is done about a bad file behind it.
+changes the output, so that finished shards can't be gone on from with another value of it; only
+`max_tokens` may move (limit.py), because the stream is the same. `on_bad_file` is not marked: what a shard
+already holds does not depend on what is done about a bad file behind it.
 """
 
 from __future__ import annotations
