@@ -1,5 +1,6 @@
 """`make bench-hub`: the same files from the disk, from a hub on loopback, and with 50 ms added to every
-request; all in one run, so that only the ratios count. The hub (tests/standin_hub.py) runs on the same cores.
+request; all in one run, so that only the ratios count. The hub (tests/support/standin_hub.py) runs on the
+same cores.
 
     python benchmarks/hub.py [--files FILE.parquet …] [--repeat 12] [--rounds 5]
 """
@@ -19,7 +20,7 @@ from run import CORPUS, HERE, measure_speed, stdlib_parquet
 
 from fineweb_shards.units import show_count
 
-STAND_IN = HERE.parent / "tests" / "standin_hub.py"
+STAND_IN = HERE.parent / "tests" / "support" / "standin_hub.py"
 LATENCIES_MS = [0, 50]
 
 

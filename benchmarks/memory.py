@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from fineweb_shards.machine import process_memory_bytes
+from fineweb_shards.system.machine import process_memory_bytes
 
 
 def tree_of(root: int) -> list[int]:

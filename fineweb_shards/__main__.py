@@ -2,7 +2,7 @@
 
 import sys
 
-from fineweb_shards.cli import main
+from fineweb_shards.commands.main import main
 
 if __name__ == "__main__":  # workers started by `spawn` import this module again
     sys.exit(main())

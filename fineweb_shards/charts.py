@@ -17,8 +17,8 @@ from xml.etree import ElementTree
 
 import pygal
 
-from fineweb_shards.history import WAIT, Mark, Point
 from fineweb_shards.markup import Markup, join
+from fineweb_shards.watching.history import WAIT, Mark, Point
 
 # pygal leaves a finder behind, for plug-ins that nobody has here, and other packages' imports warn about it.
 sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != pygal.__name__]

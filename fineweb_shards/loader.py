@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import InputError
-from fineweb_shards.tokenfile import TokenFile, open_token_file, token_files
+from fineweb_shards.reading.token_file import TokenFile, open_token_file, token_files
 
 Rows = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 
-from fineweb_shards.terminal import printable
+from fineweb_shards.system.terminal import printable
 
 _VOID = frozenset({"meta", "link", "br", "hr"})
 

@@ -9,14 +9,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fineweb_shards.durable import WORK_FOLDER, output_error, write_quickly
 from fineweb_shards.errors import DamageError
-from fineweb_shards.history import History, load_history
-from fineweb_shards.run_record import RunRecord
-from fineweb_shards.samples import Sample, take_samples
-from fineweb_shards.shard_statistics import Survey, complete_survey
-from fineweb_shards.status import Status, read_status
+from fineweb_shards.reading.folder_statistics import Survey, complete_survey
+from fineweb_shards.reading.samples import Sample, take_samples
+from fineweb_shards.system.durable import WORK_FOLDER, output_error, write_quickly
 from fineweb_shards.units import show_bytes
+from fineweb_shards.watching.history import History, load_history
+from fineweb_shards.watching.run_record import RunRecord
+from fineweb_shards.watching.status import Status, read_status
 
 FILE_NAME = "report.html"
 _SAMPLES = 5

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from fineweb_shards.charts import draw_columns
 from fineweb_shards.markup import Markup, tag
+from fineweb_shards.reading.folder_statistics import SAMPLE_TOKENS
+from fineweb_shards.reading.samples import spell
+from fineweb_shards.reading.token_statistics import Statistics, bucket_range
 from fineweb_shards.report import Report
 from fineweb_shards.report_run import section, table
-from fineweb_shards.samples import spell
-from fineweb_shards.shard_statistics import SAMPLE_TOKENS
-from fineweb_shards.statistics import Statistics, bucket_range
 from fineweb_shards.types import Quarantined
 from fineweb_shards.units import show_bytes, show_count
 

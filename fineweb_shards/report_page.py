@@ -22,7 +22,7 @@ from fineweb_shards.report_documents import (
 )
 from fineweb_shards.report_run import render_headline, render_over_time, render_settings, render_shards
 from fineweb_shards.report_runs import render_runs
-from fineweb_shards.status import RUNNING
+from fineweb_shards.watching.status import RUNNING
 
 _REFRESH_SECONDS = 60
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fineweb_shards.charts import draw_over_time, has_line, time_axis
-from fineweb_shards.history import WAIT, Mark, Point
-from fineweb_shards.manifest import Manifest
 from fineweb_shards.markup import Markup, tag
 from fineweb_shards.report import Report
-from fineweb_shards.status import RUNNING, resume_command, state_words
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.watching.history import WAIT, Mark, Point
+from fineweb_shards.watching.status import RUNNING, resume_command, state_words
 
 _SHOWN_SHARDS = 1000
 _SHOWN_MARKS = 100

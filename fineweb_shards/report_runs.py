@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from fineweb_shards.history import WAIT
 from fineweb_shards.markup import Markup, tag
 from fineweb_shards.report import Report
 from fineweb_shards.report_run import clock, section, table
-from fineweb_shards.run_record import RunRecord
-from fineweb_shards.status import RUNNING
 from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.watching.history import WAIT
+from fineweb_shards.watching.run_record import RunRecord
+from fineweb_shards.watching.status import RUNNING
 
 _SHOWN_RUNS = 100
 _SHOWN_WAITS = 100

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards import errors
-from fineweb_shards.cli import make_parser
-from fineweb_shards.config import Config, load_config
+from fineweb_shards.commands.main import make_parser
+from fineweb_shards.run.config import Config, load_config
 
 ROOT = Path(__file__).parent.parent
 TEXT = "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])

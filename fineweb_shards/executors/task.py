@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.death import Death, Kind
-from fineweb_shards.executors.messages import Order
+from fineweb_shards.executors.local.messages import Order
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers, over one batch, before it is looked at closely

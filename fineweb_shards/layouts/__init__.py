@@ -10,7 +10,7 @@ from fineweb_shards.layouts.megatron import Megatron
 from fineweb_shards.layouts.modded_nanogpt import ModdedNanoGPT
 from fineweb_shards.layouts.nanogpt import NanoGPT
 from fineweb_shards.layouts.plain import Plain
-from fineweb_shards.suggestions import suggest
+from fineweb_shards.system.suggestions import suggest
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout

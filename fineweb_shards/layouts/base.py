@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from fineweb_shards.split import Side, Split
+from fineweb_shards.stream.split import Side, Split
 from fineweb_shards.types import ShardRecord
 
 

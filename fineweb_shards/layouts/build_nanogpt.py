@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from fineweb_shards.layouts.base import Layout, SizedFile
-from fineweb_shards.layouts.limits import BATCH_LENGTH, BATCH_ROWS, GPUS, SHORTEST_SHARD_TOKENS
-from fineweb_shards.split import Side
+from fineweb_shards.layouts.reader_limits import BATCH_LENGTH, BATCH_ROWS, GPUS, SHORTEST_SHARD_TOKENS
+from fineweb_shards.stream.split import Side
 from fineweb_shards.units import show_number_of
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.layouts.build_nanogpt import short_shard_warnings
-from fineweb_shards.split import Side
+from fineweb_shards.stream.split import Side
 
 MAGIC, VERSION = 20240520, 1  # uint16 tokens
 HEADER_INTS = 256

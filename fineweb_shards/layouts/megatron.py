@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.split import Side, Split
+from fineweb_shards.stream.split import Side, Split
 
 
 class Megatron(Layout):

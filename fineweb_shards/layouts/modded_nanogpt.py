@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fineweb_shards.layouts import limits
+from fineweb_shards.layouts import reader_limits as limits
 from fineweb_shards.layouts.base import SizedFile
 from fineweb_shards.layouts.llm_c import LlmC
-from fineweb_shards.split import Side
+from fineweb_shards.stream.split import Side
 from fineweb_shards.units import show_number_of
 
 _VALIDATION_STEPS = limits.VALIDATION_TOKENS // limits.VALIDATION_BATCH_TOKENS

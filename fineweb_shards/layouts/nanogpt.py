@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import ClassVar
 
 from fineweb_shards.layouts.base import Layout, SizedFile
-from fineweb_shards.layouts.limits import NANOGPT_BLOCK_TOKENS, NANOGPT_SHORTEST_TOKENS
-from fineweb_shards.split import Side, Split
+from fineweb_shards.layouts.reader_limits import NANOGPT_BLOCK_TOKENS, NANOGPT_SHORTEST_TOKENS
+from fineweb_shards.stream.split import Side, Split
 
 DEFAULT_RATIO = Fraction(1, 2000)
 

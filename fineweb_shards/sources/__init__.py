@@ -11,9 +11,9 @@ FORMATS = {
     "parquet": "parquet.ParquetFormat",
     "jsonl": "jsonl.JsonLinesFormat",
     "text": "text.TextFormat",
-    "hub-parquet": "hub.HubParquetFormat",
-    "hub-download": "hub.DownloadedFormat",
-    "hub-rows": "hub_rows.HubRowsFormat",
+    "hub-parquet": "hub.parquet.HubParquetFormat",
+    "hub-download": "hub.parquet.DownloadedFormat",
+    "hub-rows": "hub.rows.HubRowsFormat",
 }
 
 
@@ -24,6 +24,6 @@ def open_source(files: tuple[InputFile, ...], settings: ReadSettings) -> Source:
 
 
 def _load_format(name: str) -> type[Format]:
-    module, _, kind = FORMATS[name].partition(".")
+    module, _, kind = FORMATS[name].rpartition(".")
     found: type[Format] = getattr(import_module(f"{__package__}.{module}"), kind)
     return found

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.observer import Observer
-from fineweb_shards.outage import Patience
+from fineweb_shards.events import Observer
+from fineweb_shards.system.retry import Patience
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 STANDARD_INPUT = "-"

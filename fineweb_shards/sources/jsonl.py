@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, decode_text
-from fineweb_shards.sources.legibility import SAMPLE_BYTES, check_legible
-from fineweb_shards.sources.stream import FileView, StreamView, open_view
+from fineweb_shards.sources.byte_view import FileView, StreamView, open_view
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
+from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_legible
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
 # Longer lines would have to be parsed in pieces; such a document belongs in a text file.

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text
-from fineweb_shards.sources.legibility import SAMPLE_BYTES, check_legible
+from fineweb_shards.sources.byte_view import ByteView, FileView, StreamView, open_view
 from fineweb_shards.sources.separators import Literal, Separator, make_separator
-from fineweb_shards.sources.stream import ByteView, FileView, StreamView, open_view
+from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_legible
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 import reference
 import runs
@@ -70,7 +70,7 @@ def forked(action: Callable[[], None]) -> int:
 
 def check_ledger() -> None:
     """Whatever the ledger names is on the disk, whole, and no file with a name is half."""
-    from fineweb_shards.verify import verify_folder
+    from fineweb_shards.reading.verify import verify_folder
 
     ledger = OUT / "manifest.json"
     if ledger.exists():

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
-from fineweb_shards.build import build, pack
-from fineweb_shards.durable import FolderLock
-from fineweb_shards.executors.local import LocalExecutor
-from fineweb_shards.executors.worker import WorkerSpec
-from fineweb_shards.guard import MemoryGuard
-from fineweb_shards.packer import Packer
-from fineweb_shards.screen import Screen
+from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.executors.local.worker import WorkerSpec
+from fineweb_shards.run.build import build, pack
 from fineweb_shards.sources.base import Source
-from fineweb_shards.stitcher import stitch
+from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.stitcher import stitch
+from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
+from fineweb_shards.watching.screen import Screen
 
 SHARD_SIZES = [1_000_000, 777_777, 10**9]
 SMALL_SHARD_SIZES = [10_000, 7_777, 10**9]

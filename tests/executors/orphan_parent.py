@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 import runs
 
-from fineweb_shards.executors.local import LocalExecutor
-from fineweb_shards.executors.worker import WorkerSpec
-from fineweb_shards.guard import MemoryGuard
+from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.executors.local.worker import WorkerSpec
+from fineweb_shards.system.memory_guard import MemoryGuard
 
 if __name__ == "__main__":
     source = runs.job_of(Path(sys.argv[2]), sys.argv[1], batch_bytes=1024).source

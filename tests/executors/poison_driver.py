@@ -9,7 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import poison
 
-from fineweb_shards import build, cli
+from fineweb_shards.commands import main as cli
+from fineweb_shards.run import build
 
 if __name__ == "__main__":
     build.WorkerSpec = poison.PoisonedSpec  # type: ignore[misc]

@@ -19,10 +19,10 @@ from documents import make_documents
 from inputs import write_gzip, write_parquet
 from promises import Measure, Tries
 
-from fineweb_shards.executors.local import LocalExecutor
-from fineweb_shards.executors.worker import WorkerSpec
-from fineweb_shards.guard import MemoryGuard
+from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.sources.base import Source
+from fineweb_shards.system.memory_guard import MemoryGuard
 
 PARENT = Path(__file__).parent / "orphan_parent.py"
 

@@ -16,16 +16,16 @@ from documents import make_documents
 from doubles import Listener
 from inputs import write_parquet
 
-from fineweb_shards import guard
 from fineweb_shards.errors import BadFileError, WorkerError
-from fineweb_shards.executors import local
-from fineweb_shards.executors.local import LocalExecutor
-from fineweb_shards.executors.worker import WorkerSpec
-from fineweb_shards.guard import MemoryGuard
-from fineweb_shards.machine import Room
-from fineweb_shards.observer import Event
+from fineweb_shards.events import Event
+from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.executors.local.executor import executor as local
+from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.system import memory_guard as guard
+from fineweb_shards.system.machine import Room
+from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch, EncodedBlock, TextChunk
 
 DOCUMENTS = make_documents(400, seed=11)

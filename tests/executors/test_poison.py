@@ -19,13 +19,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import poison
 
 from fineweb_shards.errors import ChangedError, WorkerError
-from fineweb_shards.executors import local, process, task
-from fineweb_shards.executors.local import LocalExecutor
-from fineweb_shards.executors.process import WorkerProcess
-from fineweb_shards.guard import MemoryGuard
-from fineweb_shards.quarantine import check_batch_bytes
+from fineweb_shards.executors import task
+from fineweb_shards.executors.local.executor import LocalExecutor, process
+from fineweb_shards.executors.local.executor import executor as local
+from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.sources.base import Source
-from fineweb_shards.stitcher import stitch
+from fineweb_shards.store.quarantine import check_batch_bytes
+from fineweb_shards.stream.stitcher import stitch
+from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import EncodedBlock
 

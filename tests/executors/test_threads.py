@@ -22,14 +22,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import faulty
 
 import fineweb_shards
-from fineweb_shards import token_stream, verify, writer
-from fineweb_shards.background import in_background
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors import task, watchdog
-from fineweb_shards.executors.local import LocalExecutor
-from fineweb_shards.executors.worker import WorkerSpec
-from fineweb_shards.guard import MemoryGuard
+from fineweb_shards.executors import task
+from fineweb_shards.executors.local.executor import LocalExecutor, watchdog
+from fineweb_shards.executors.local.worker import WorkerSpec
+from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.base import Source
+from fineweb_shards.store import writer
+from fineweb_shards.system.background import in_background
+from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch
 
 DOCUMENTS = make_documents(400, seed=11)
@@ -130,7 +131,7 @@ def test_a_listing_that_ends_without_a_word_ends_the_run(
     def refuse(self: object, item: object) -> None:
         raise SystemExit  # threads pass over it in silence
 
-    monkeypatch.setattr("fineweb_shards.executors.producer.Producer._put", refuse)
+    monkeypatch.setattr("fineweb_shards.executors.local.producer.Producer._put", refuse)
     with pytest.raises(ShardError, match="listing"):
         encode(source, source.batches(runs.START))
 

@@ -19,13 +19,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import faulty
 
 from fineweb_shards.errors import WorkerError
-from fineweb_shards.executors import task, watchdog
-from fineweb_shards.executors.local import LocalExecutor
-from fineweb_shards.executors.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Pulse, Watchdog
-from fineweb_shards.executors.worker import WorkerSpec
-from fineweb_shards.guard import MemoryGuard
-from fineweb_shards.machine import process_life
+from fineweb_shards.executors import task
+from fineweb_shards.executors.local.executor import LocalExecutor, watchdog
+from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Pulse, Watchdog
+from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.sources.base import Source
+from fineweb_shards.system.machine import process_life
+from fineweb_shards.system.memory_guard import MemoryGuard
 
 DOCUMENTS = make_documents(400, seed=11)
 EXPECTED = reference.stream(DOCUMENTS).tolist()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from fineweb_shards import cli
+from fineweb_shards.commands import main as cli
+from fineweb_shards.store.writer import ShardWriter
 from fineweb_shards.types import Tokens
-from fineweb_shards.writer import ShardWriter
 
 SECONDS_FOR_A_SLICE = 0.2
 

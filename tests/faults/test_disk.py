@@ -20,10 +20,10 @@ from doubles import FailingCall
 from inputs import write_parquet
 from layout_reference import Wanted
 
-from fineweb_shards import writer
 from fineweb_shards.errors import DiskFullError, OutputError
-from fineweb_shards.manifest import Manifest
-from fineweb_shards.plan import check_disk, make_plan
+from fineweb_shards.run.plan import check_disk, make_plan
+from fineweb_shards.store import writer
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.units import show_bytes
 
 DOCUMENTS = make_documents(40, seed=41)
@@ -115,7 +115,7 @@ def test_an_fsync_error_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_the_disk_cannot_hold_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says how much is missing."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS)
-    monkeypatch.setattr("fineweb_shards.plan.free_disk_bytes", lambda folder: 1000)
+    monkeypatch.setattr("fineweb_shards.run.plan.free_disk_bytes", lambda folder: 1000)
     plan = make_plan(runs.job_of(tmp_path / "out", path), trial_seconds=0)
     assert plan.extent.tokens is not None
     missing = show_bytes(2 * plan.extent.tokens - 1000)

@@ -17,8 +17,8 @@ from layout_reference import Wanted
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.split import Split
-from fineweb_shards.verify import verify_folder
+from fineweb_shards.reading.verify import verify_folder
+from fineweb_shards.stream.split import Split
 
 DOCUMENTS = make_documents(90, seed=91)
 LONG = ["word " * 3000, "", "的一是不了人我在有他" * 700, "", "z" * 9000, "end"]

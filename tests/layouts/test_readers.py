@@ -18,8 +18,9 @@ from documents import make_documents
 from inputs import write_jsonl
 from layout_reference import Wanted
 
-from fineweb_shards.layouts import LAYOUTS, limits
-from fineweb_shards.split import Side
+from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.layouts import reader_limits as limits
+from fineweb_shards.stream.split import Side
 
 DOCUMENTS = make_documents(80, seed=93)
 ENCODED = [reference.encode(text) for text in DOCUMENTS]

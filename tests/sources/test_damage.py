@@ -24,7 +24,7 @@ from inputs import write_jsonl, write_text, write_zstd
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources import jsonl
 from fineweb_shards.sources.base import InputFile
-from fineweb_shards.sources.stream import StreamView
+from fineweb_shards.sources.byte_view import StreamView
 from fineweb_shards.types import Cursor
 
 BATCHES = (1024, 5000, 10**6)

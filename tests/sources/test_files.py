@@ -14,11 +14,11 @@ import reference
 import runs
 from inputs import write_parquet
 
-from fineweb_shards.cli import main
+from fineweb_shards.commands.main import main
 from fineweb_shards.errors import BadFileError, ChangedError, InputError, UsageError
-from fineweb_shards.plan import make_plan
+from fineweb_shards.run.plan import make_plan
+from fineweb_shards.sources.changed_files import check_same_files
 from fineweb_shards.sources.files import files_to_json, find_files
-from fineweb_shards.sources.same_files import check_same_files
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from inputs import write_parquet
 from promises import Tries
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.plan import make_plan
+from fineweb_shards.run.plan import make_plan
 from fineweb_shards.sources import parquet, rows
 
 DOCUMENTS = make_documents(200, seed=3)

@@ -1,0 +1,178 @@
+"""How the command line is read: argparse, but with values that may begin with a dash and with mistakes told
+in a sentence that names what was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from fineweb_shards.errors import UsageError
+from fineweb_shards.run.config import Config, parse_value
+from fineweb_shards.run.sample_configs import bundled_configs
+from fineweb_shards.system.suggestions import closest
+from fineweb_shards.system.typed_command import PROGRAM
+from fineweb_shards.units import parse_count
+
+_LOOKS_LIKE_A_FLAG = re.compile(r"--[A-Za-z]|-h$")
+_BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
+_REQUIRED = "the following arguments are required: "
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Mistakes become a UsageError."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith(_REQUIRED):
+            message = f"{message.removeprefix(_REQUIRED)} is missing"
+        message = re.sub(r"\bargument (?=-)", "", message)
+        raise UsageError(f"{message}.", f"See `{self.prog} --help`.")
+
+
+class VerbParser(CommandParser):
+    """The parser of one verb."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "allow_abbrev": False})
+
+    # argparse has overloads for its kinds of namespace; only the plain one is used here.
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = join_values(args or [], self._option_string_actions, self.prog)
+        options, more = super().parse_known_args(words, namespace)
+        if more and isinstance(getattr(options, "targets", None), list):
+            options.targets += more  # argparse takes only those that stand together: `a.txt --out o b.txt`
+        elif more:
+            raise UsageError(f"{more[0]}: there is one word too many.", f"See `{self.prog} --help`.")
+        return options, []
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Python 3.11 and 3.12 drop a `--` even where it is the value of a flag.
+        if action.option_strings and arg_strings == ["--"]:
+            return self._get_value(action, "--")
+        return super()._get_values(action, arg_strings)
+
+
+def join_values(words: Sequence[str], flags: Mapping[str, argparse.Action], prog: str) -> list[str]:
+    """`--flag value` as `--flag=value`: argparse would take a value that begins with a dash for a flag."""
+    joined: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        flag, equals, _ = word.partition("=")
+        if word == "--":
+            return [*joined, word, *left]
+        if flag not in flags:
+            if word.startswith("-") and word != "-":
+                raise UsageError(f"{flag}: there is no such flag.", _flag_hint(flag, flags, prog))
+            joined.append(word)
+        elif flags[flag].nargs == 0:
+            if equals or (left and left[0].lower() in _BOOLEANS):
+                raise UsageError(f"{flag} takes no value.", _boolean_hint(flag, flags))
+            joined.append(word)
+        elif equals:
+            joined.append(word)
+        elif left and not _LOOKS_LIKE_A_FLAG.match(left[0]):
+            joined.append(f"{flag}={left.pop(0)}")
+        else:
+            found = f" before {left[0]}" if left else ""
+            hint = f"Write {flag}={left[0]} if that is the value." if left else f"See `{prog} --help`."
+            raise UsageError(f"{flag}: there is no value{found}.", hint)
+    return joined
+
+
+def _flag_hint(flag: str, flags: Iterable[str], prog: str) -> str:
+    names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
+    match = closest(flag.lstrip("-").replace("_", "-"), names)
+    return f"Did you mean {names[match]}?" if match else f"See `{prog} --help`."
+
+
+def _boolean_hint(flag: str, flags: Collection[str]) -> str:
+    name = flag.removeprefix("--no-").removeprefix("--")
+    if f"--no-{name}" in flags:
+        return f"Write --{name} or --no-{name}."
+    return f"Write {flag}, or leave it out."
+
+
+def check_verb(words: Sequence[str], verbs: Collection[str]) -> None:
+    """Refuse what is no verb, and say what was probably meant."""
+    hint = f"For example `{PROGRAM} build demo`; see `{PROGRAM} --help`."
+    if not words:
+        raise UsageError(f"There is no verb: {', '.join(verbs)}.", hint)
+    word = words[0]
+    if word.startswith("-"):
+        if word.partition("=")[0] not in ("-h", "--help", "--version"):
+            raise UsageError(f"{word}: the verb comes first: {', '.join(verbs)}.", hint)
+    elif word not in verbs:
+        hint = f"The verbs are {', '.join(verbs)}."
+        if match := closest(word, verbs):
+            hint = f"Did you mean `{PROGRAM} {match}`?"
+        elif word in bundled_configs():
+            hint = f"Did you mean `{PROGRAM} build {word}`?"
+        raise UsageError(f"{word}: there is no such verb.", hint)
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """What to build: TARGET and --config, and a flag for every field of Config."""
+    parser.add_argument(
+        "targets",
+        metavar="TARGET",
+        nargs="*",
+        help="a sample (" + ", ".join(bundled_configs()) + "), a TOML file (.toml), or input: files, "
+        "folders, globs. A sample's name means the sample; write ./NAME for a path of that name",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file, or a sample; flags override it")
+    add_setting_flags(parser, [field.name for field in dataclasses.fields(Config)])
+
+
+def add_setting_flags(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """A flag for each of these fields of Config."""
+    for field in (field for field in dataclasses.fields(Config) if field.name in names):
+        flag = "--" + field.name.replace("_", "-")
+        if isinstance(field.default, bool):
+            parser.add_argument(
+                flag,
+                action=argparse.BooleanOptionalAction,
+                default=None,
+                help=field.metadata["help"],
+            )
+            continue
+        default = field.default if field.default not in ((), None, "") else None
+        shown = f"{default:,}" if isinstance(default, int) and default else default
+        text = field.metadata["help"] + (f" (default: {shown})" if default is not None else "")
+        choices = field.metadata["choices"]
+        parser.add_argument(
+            flag,
+            action="append" if field.name == "input" else "store",
+            type=_reader(field),
+            metavar=field.metadata["metavar"] or "{" + ",".join(choices) + "}",
+            help=text.replace("%", "%%"),
+        )
+
+
+def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
+    return lambda text: _told(parse_value, field, text)
+
+
+def read_count(text: str) -> int:
+    """A flag's value that is a whole number."""
+    count: int = _told(parse_count, text)
+    return count
+
+
+def read_text(text: str) -> str:
+    """A flag's value that may not be empty."""
+    if not text:
+        raise argparse.ArgumentTypeError("there is nothing to look for")
+    return text
+
+
+def _told(parse: Callable[..., Any], *values: Any) -> Any:
+    """argparse shows the words of this kind of error only."""
+    try:
+        return parse(*values)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

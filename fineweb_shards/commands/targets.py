@@ -1,0 +1,118 @@
+"""What the words behind a verb name: a bundled sample, a TOML file, input, or an output folder.
+
+A sample's name means the sample, whatever lies in the current folder: the same command must mean the same
+thing when it is typed again. The verbs that look at an output folder take a folder of ours first, though.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import glob
+import os
+import re
+from pathlib import Path
+
+from fineweb_shards.errors import InputError, OutputError, UsageError
+from fineweb_shards.run.config import Config, load_config
+from fineweb_shards.run.sample_configs import bundled_configs, find_config, samples_hint
+from fineweb_shards.store.manifest import FILE_NAME
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.suggestions import closest, suggest
+from fineweb_shards.system.typed_command import PROGRAM
+from fineweb_shards.watching.screen import Lines
+
+_DATASET = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def read_config(options: argparse.Namespace) -> Config:
+    """The settings that `build` and `plan` were given."""
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Config)}
+    config, inputs = split_targets(options.targets, options.config)
+    if inputs and given["input"]:
+        raise UsageError(
+            f"The input is named twice: {inputs[0]} and --input {given['input'][0]}.",
+            "Use one of the two ways.",
+        )
+    if not any([config, inputs, given["input"], given["dataset"], given["out"]]):
+        raise UsageError(
+            "There is nothing to build.",
+            f"Name a sample (`{PROGRAM} build demo`), or files and a folder "
+            f"(`{PROGRAM} build 'data/*.parquet' --out shards`).",
+        )
+    if inputs or given["input"]:
+        given["input"] = tuple(inputs or given["input"])
+    return load_config(config, given)
+
+
+def split_targets(targets: list[str], config: str | None) -> tuple[Path | None, list[str]]:
+    """The config and the inputs that were named."""
+    configs = [word for word in targets if is_config(word)]
+    if config is not None and configs:
+        raise UsageError(
+            f"The config is named twice: {configs[0]} and --config {config}.", "Name one of the two."
+        )
+    if configs and len(targets) > 1:
+        other = next(word for word in targets if word is not configs[0])
+        raise UsageError(
+            f"{configs[0]} {other}: a sample or a TOML file stands alone.",
+            f"To read other files with its settings: {configs[0]} --input {other}",
+        )
+    if configs:
+        _say_which(configs[0])
+        return find_config(configs[0]), []
+    for word in targets:
+        _check_exists(word)
+    return (None if config is None else find_config(config)), targets
+
+
+def is_config(word: str) -> bool:
+    """Whether it names a sample or a TOML file."""
+    return word in bundled_configs() or word.lower().endswith(".toml")
+
+
+def read_folder(word: str) -> Path:
+    """The output folder that a word means: its path, or the sample or TOML file it was built with."""
+    folder = Path(os.path.expanduser(word))
+    if is_config(word) and not is_ours(folder):
+        return folder_of_config(word)
+    if not os.path.exists(folder) and (meant := closest(word, bundled_configs())):
+        raise OutputError(f"{word}: there is no such folder or sample.", f"Did you mean {meant}?")
+    return folder
+
+
+def folder_of_config(text: str) -> Path:
+    """The output folder that a config names."""
+    config = load_config(find_config(text), {})
+    if not config.out:
+        raise UsageError(f"{text}: there is no output folder in it.", "Name the folder itself.")
+    return Path(os.path.expanduser(config.out))
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a build has begun in it."""
+    return os.path.isdir(folder / WORK_FOLDER) or os.path.isfile(folder / FILE_NAME)
+
+
+def _check_exists(word: str) -> None:
+    """A wrong path is told where files are looked for; here, what may have been meant by another word."""
+    if not word:
+        raise InputError("'': the input's name is empty.", "Is a variable of the shell not set?")
+    path = Path(os.path.expanduser(word))
+    if word == "-" or os.path.lexists(path) or glob.has_magic(word) or "{stdlib}" in word:
+        return
+    if path.name == word and not path.suffix:
+        raise InputError(
+            f"{word}: there is no such sample, file or folder.",
+            suggest(word, bundled_configs(), samples_hint()),
+        )
+    if _DATASET.fullmatch(word) and not path.suffix:
+        raise InputError(
+            f"{word}: no such file or folder.",
+            f"If it is a dataset on the Hugging Face hub: --dataset {word}",
+        )
+
+
+def _say_which(name: str) -> None:
+    if name in bundled_configs() and Path(name).exists() and not is_ours(Path(name)):
+        Lines().complain(f"note: {name} is the sample of that name; what lies here is ./{name}")

@@ -1,0 +1,153 @@
+"""One tokenizer process: reads a batch, encodes it, sends its blocks back.
+
+It keeps no state but caches, so killing it costs one batch. It ends when the parent does, however that
+happens: a thread watches for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import connection, parent_process
+
+from fineweb_shards.errors import ShardError
+from fineweb_shards.events import Event
+from fineweb_shards.executors.death import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
+from fineweb_shards.executors.local.messages import Failed, Order, Outbox, Ready, Trying
+from fineweb_shards.executors.one_by_one import encode_carefully, holds_any
+from fineweb_shards.sources.base import Source
+from fineweb_shards.system.machine import be_nice, offer_to_oom_killer
+from fineweb_shards.tokenizers import resolve_engine
+from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
+from fineweb_shards.tokenizers.selftest import check_engine
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.types import Batch, EncodedBlock, Quarantined
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """All that a worker needs to know."""
+
+    source: Source
+    engine: str
+    eot_first: bool
+    seed: int
+
+    def make_encoder(self) -> Encoder:
+        """The worker's encoder, once it has passed its self-test."""
+        reference = TiktokenEngine()
+        engine_class = resolve_engine(self.engine)
+        engine = reference if engine_class is TiktokenEngine else engine_class()
+        encoder = Encoder(engine, reference, eot_first=self.eot_first, seed=self.seed)
+        check_engine(encoder, engine.name, reference)
+        return encoder
+
+
+def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
+    """The main function of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # held back while it was started
+    be_nice()
+    offer_to_oom_killer()
+    outbox = Outbox(pipe)
+    in_thread = partial(_run_thread, outbox)
+    threading.Thread(target=in_thread, args=(_die_with_parent,), daemon=True).start()
+    spec.source.report_to(outbox)
+    try:
+        encoder = spec.make_encoder()
+    except ShardError as error:
+        outbox.send(Failed(error))
+        return
+    outbox.send(Ready())
+    inbox: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+    receiver = partial(_receive_orders, pipe, spec.source, inbox, outbox)
+    threading.Thread(target=in_thread, args=(receiver,), daemon=True).start()
+    while (order := inbox.get()) is not None:
+        try:
+            for block in encode_batch(spec.source, encoder, order, lambda one: outbox.send(Trying(one))):
+                outbox.send(block)
+            outbox.send_done()
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY_EXIT_CODE)
+        except ShardError as error:
+            outbox.send(Failed(error))
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the parent is gone
+        except Exception as error:
+            outbox.send(Failed(_unexpected(spec, order.batch, error)))
+
+
+def _run_thread(outbox: Outbox, action: Callable[[], None]) -> None:
+    """A thread that fails takes the process with it: without it the worker would be alive, and deaf."""
+    try:
+        action()
+    except BaseException as error:  # whatever it is
+        try:
+            outbox.tell(Event("worker", f"a thread of worker {os.getpid()} failed: {_describe(error)}"))
+        finally:
+            out_of_memory = isinstance(error, MemoryError)
+            os._exit(OUT_OF_MEMORY_EXIT_CODE if out_of_memory else THREAD_FAILED_EXIT_CODE)
+
+
+def _receive_orders(
+    pipe: connection.Connection, source: Source, inbox: queue.SimpleQueue[Order | None], outbox: Outbox
+) -> None:
+    """Take orders as they come, so that the next batch is fetched while this one is encoded."""
+    told = set()
+    while True:
+        try:
+            order: Order = pipe.recv()
+        except (EOFError, OSError):
+            inbox.put(None)
+            return
+        try:
+            source.prefetch(order.batch)  # first, or it would be read before its bytes are asked for
+        except MemoryError:
+            raise
+        except Exception as error:  # the batch can be read without it, or whoever reads it fails, too
+            if repr(error) not in told:
+                told.add(repr(error))
+                name = source.files[order.batch.file].name
+                outbox.tell(Event("worker", f"{name}: could not be fetched ahead: {_describe(error)}"))
+        inbox.put(order)
+
+
+def encode_batch(
+    source: Source, encoder: Encoder, order: Order, announce: Callable[[Quarantined], None]
+) -> Iterator[EncodedBlock]:
+    """The work itself, the same for every executor: a block for each chunk."""
+    name = source.files[order.batch.file].name
+    for number, chunk in enumerate(source.chunks(order.batch)):
+        if number < order.first_block:
+            continue
+        block = None
+        if not order.careful and not holds_any(chunk, order.left_out):
+            with contextlib.suppress(UnencodableError):  # a document at a time will show which one it is
+                block = encoder.encode(chunk, name)
+        if block is None:
+            block = encode_carefully(chunk, name, encoder, order, announce, source.settings.batch_bytes)
+        yield block
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)).rstrip()
+
+
+def _unexpected(spec: WorkerSpec, batch: Batch, error: Exception) -> ShardError:
+    name = spec.source.files[batch.file].name
+    return ShardError(f"A worker failed on {name} at position {batch.position}: {_describe(error)}")

@@ -1,0 +1,123 @@
+"""Document by document, each announced before it is tried: how one that ends its worker is found.
+
+A document that an engine raises on is encoded by the other one. What neither can do is left out: a whole
+document without a trace in the stream, a piece of a long one with the EOT it would have had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from fineweb_shards.executors.local.messages import Order
+from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
+from fineweb_shards.types import Counts, EncodedBlock, Quarantined, TextChunk, id_of, row_of
+
+# So many documents of a batch ended workers: the other engine does the rest of it.
+_MANY_SPARED = 3
+_SHOWN_CHARACTERS = 200
+
+
+def digest_of(document: str) -> str:
+    """How a quarantined document is known again."""
+    return hashlib.sha256(document.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def holds_any(chunk: TextChunk, digests: frozenset[str]) -> bool:
+    """Whether one of the chunk's documents is among `digests`."""
+    return bool(digests) and not digests.isdisjoint(map(digest_of, chunk.documents))
+
+
+def encode_carefully(
+    chunk: TextChunk,
+    where: str,
+    encoder: Encoder,
+    order: Order,
+    announce: Callable[[Quarantined], None],
+    piece_bytes: int,
+) -> EncodedBlock:
+    """The chunk as one block, like `encoder.encode`, without the documents that can't be encoded."""
+    blocks: list[EncodedBlock] = []
+    quarantined: list[Quarantined] = []
+    for i in range(len(chunk.documents)):
+        part = _single(chunk, i)
+        document = _describe(chunk, i, order, piece_bytes if part.inside or part.unfinished else 0)
+        try:
+            if document.sha256 in order.left_out:
+                blocks.append(encoder.encode(_emptied(part), where))
+                continue
+            announce(document)
+            spare = document.sha256 in order.spared or len(order.spared) >= _MANY_SPARED
+            blocks.append(_encode_somehow(part, where, encoder, spare))
+        except UnencodableError as error:
+            quarantined.append(replace(document, cause=str(error)))
+            blocks.append(encoder.encode(_emptied(part), where))
+    return EncodedBlock(
+        start=chunk.start,
+        end=chunk.end,
+        tokens=np.concatenate([np.empty(0, np.uint16), *(block.tokens for block in blocks)]),
+        seam=chunk.seam,
+        counts=sum((block.counts for block in blocks), chunk.counts),
+        problems=(*chunk.problems, *(problem for block in blocks for problem in block.problems)),
+        quarantined=tuple(quarantined),
+    )
+
+
+def _encode_somehow(part: TextChunk, where: str, encoder: Encoder, spare: bool) -> EncodedBlock:
+    """With either engine. `spare`: not with the first, which has ended a worker over it."""
+    if spare:
+        return (encoder.other or encoder).encode(part, where)
+    try:
+        return encoder.encode(part, where)
+    except UnencodableError:
+        if encoder.other is None:
+            raise
+        return encoder.other.encode(part, where)
+
+
+def _single(chunk: TextChunk, i: int) -> TextChunk:
+    """Document `i` of a chunk as a chunk of its own. What was counted for all stays with all."""
+    first, last = i == 0, i == len(chunk.documents) - 1
+    origins = [origin for origin in chunk.origins if 0 <= i - origin.first < origin.count]
+    return TextChunk(
+        [chunk.documents[i]],
+        None,
+        None,
+        inside=chunk.inside and first,
+        unfinished=chunk.unfinished and last,
+        origins=tuple(
+            replace(
+                origin,
+                first=0,
+                count=1,
+                rows=None if origin.rows is None else origin.rows[i - origin.first :][:1],
+                ids=None if origin.ids is None else origin.ids[i - origin.first :][:1],
+                tokens=None if origin.tokens is None else origin.tokens[i - origin.first :][:1],
+            )
+            for origin in origins
+        ),
+    )
+
+
+def _emptied(part: TextChunk) -> TextChunk:
+    """What stays of a document in quarantine: of a piece the place of its EOT."""
+    documents = [""] if part.inside or part.unfinished else []
+    return replace(part, documents=documents, origins=(), counts=Counts(quarantined_documents=1))
+
+
+def _describe(chunk: TextChunk, i: int, order: Order, piece_of_bytes: int) -> Quarantined:
+    document = chunk.documents[i]
+    return Quarantined(
+        file=order.batch.file,
+        position=order.batch.position,
+        document=i,
+        row=row_of(chunk, i),
+        id=id_of(chunk, i),
+        text_bytes=len(document.encode("utf-8", "surrogatepass")),
+        sha256=digest_of(document),
+        begins=document[:_SHOWN_CHARACTERS].encode("utf-8", "replace").decode(),
+        piece_of_bytes=piece_of_bytes,
+    )

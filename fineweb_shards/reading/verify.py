@@ -1,0 +1,141 @@
+"""`verify`: every shard against the manifest, its header, the vocabulary and its document count.
+
+Reads each file once, a few at a time, in constant memory. Nothing in a shard is trusted: the header is
+compared as bytes, never parsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from fineweb_shards.errors import DamageError
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.store.files import OutputFile, find_file, list_files
+from fineweb_shards.store.manifest import Manifest, may_be_longer, require_manifest
+from fineweb_shards.store.megatron_index import check_index, with_indices
+from fineweb_shards.system.machine import usable_cores
+from fineweb_shards.tokenizers.ranks import VOCABULARY_SIZE
+from fineweb_shards.types import ShardRecord, count_eots
+from fineweb_shards.units import show_number_of
+
+_READ_BYTES = 2**19  # larger blocks are given back to the kernel each time, and cost a page fault a page
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What `verify` found in a folder."""
+
+    manifest: Manifest
+    damages: list[str]  # a sentence each, beginning with the file's name
+    unfinished: list[str]  # files that a run was giving their names when it was killed; made again
+
+
+def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _: None) -> Verdict:
+    """Check everything; `report` is called for each shard that is checked."""
+    manifest = require_manifest(folder)
+    layout = manifest.layout
+    files = {file.name: file for file in list_files(manifest.shards)}
+
+    def check(record: ShardRecord) -> str | None:
+        may_grow = not manifest.complete and may_be_longer(manifest, files[record.name])
+        damage = check_stretch(folder, layout, files[record.name], record, may_grow=may_grow)
+        report(record)
+        return damage
+
+    with ThreadPoolExecutor(usable_cores()) as pool:  # hashing and numpy release the GIL
+        found = [damage for damage in pool.map(check, manifest.shards) if damage]
+        if layout.has_index and manifest.complete:
+            indices = pool.map(lambda file: check_index(folder / file.name, file.documents), files.values())
+            found += [damage for damage in indices if damage]
+    strangers, unfinished = _check_names(folder, manifest)
+    return Verdict(manifest, [*dict.fromkeys(found), *strangers], unfinished)
+
+
+def check_folder(
+    folder: Path, complain: Callable[[str], None], report: Callable[[ShardRecord], None] = lambda _: None
+) -> Verdict:
+    """Verify; names every damaged file and raises, or returns what was found."""
+    verdict = verify_folder(folder, report)
+    for damage in verdict.damages:
+        complain(damage)
+    if verdict.damages:
+        raise DamageError(f"{folder}: {show_number_of(len(verdict.damages), 'damaged file')}.")
+    return verdict
+
+
+def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
+    """What a loader would find that the manifest does not name: damage, or unfinished work."""
+    known = with_indices(manifest.layout, {record.name for record in manifest.shards})
+    strangers = sorted(
+        name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in known
+    )
+    unfinished: set[str] = set()
+    if not manifest.complete:  # a shard has its name a moment before the manifest has its record
+        unfinished = with_indices(manifest.layout, manifest.numbering.next_names(manifest.shards))
+    damages = [
+        f"{name}: not in the manifest, but a loader would read it"
+        for name in strangers
+        if name not in unfinished
+    ]
+    return damages, [name for name in strangers if name in unfinished]
+
+
+def check_stretch(
+    folder: Path, layout: Layout, file: OutputFile, record: ShardRecord, *, may_grow: bool = False
+) -> str | None:
+    """What is wrong with one stretch of a file, or None. `may_grow`: there may be more in the file than the
+    manifest knows of, even if it has its name already."""
+    path = find_file(folder, file.name)
+    if path is None:
+        return f"{file.name}: missing"
+    try:
+        with open(path, "rb") as data:
+            named = path == folder / file.name
+            damage = _check_size(layout, file, data, named=named, may_grow=may_grow or not named)
+            return damage or _check_tokens(layout, record, data)
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
+
+
+def _check_size(
+    layout: Layout, file: OutputFile, data: BinaryIO, *, named: bool, may_grow: bool
+) -> str | None:
+    size = os.fstat(data.fileno()).st_size
+    if size < file.end_bytes or (size > file.end_bytes and not may_grow):
+        return f"{file.name}: {size:,} bytes long, should be {file.end_bytes:,}"
+    tokens = (size - layout.header_bytes) // 2
+    if named and data.read(layout.header_bytes) != layout.header(tokens):
+        return f"{file.name}: the header is damaged"
+    return None
+
+
+def _check_tokens(layout: Layout, record: ShardRecord, data: BinaryIO) -> str | None:
+    data.seek(record.offset)
+    header = data.read(max(0, layout.header_bytes - record.offset))
+    digest, documents, highest = hashlib.sha256(header), 0, 0
+    left = record.bytes - len(header)
+    while left and (block := data.read(min(left, _READ_BYTES))):
+        left -= len(block)
+        digest.update(block)
+        tokens = np.frombuffer(block[: len(block) // 2 * 2], "<u2")
+        documents += count_eots(tokens)
+        highest = max(highest, int(tokens.max(initial=0)))
+    if digest.hexdigest() != record.sha256:
+        return f"{record.name}: SHA-256{_place(record)} is {digest.hexdigest()}, should be {record.sha256}"
+    if highest >= VOCABULARY_SIZE:
+        return f"{record.name}: token {highest} is outside the vocabulary"
+    if documents != record.documents:
+        return f"{record.name}: {show_number_of(documents, 'document')}, should be {record.documents:,}"
+    return None
+
+
+def _place(record: ShardRecord) -> str:
+    return f" of {record.bytes:,} bytes from {record.offset:,} on" if record.offset else ""

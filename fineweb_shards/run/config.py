@@ -1,0 +1,245 @@
+"""Settings: one frozen dataclass, from the defaults, then a TOML file, then the command line.
+
+Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes`
+changes the output, so that finished shards can't be gone on from with another value of it; only
+`max_tokens` may move (limit.py), because the stream is the same. `on_bad_file` is not marked: what a shard
+already holds does not depend on what is done about a bad file behind it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fineweb_shards.errors import UsageError
+from fineweb_shards.system.suggestions import closest, suggest
+from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
+
+
+def _setting(
+    default: Any,
+    help_text: str,
+    *,
+    parse: Callable[[str], Any] = str,
+    bytes_: bool = False,
+    choices: tuple[str, ...] = (),
+    metavar: str | None = None,
+) -> Any:
+    metadata = {
+        "help": help_text, "parse": parse, "bytes": bytes_, "choices": choices, "metavar": metavar
+    }  # fmt: skip
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+_MOST_TOKENS = 8 * 10**12  # a file of 16 TB, the most that ext4 holds
+_LIMITS = {
+    "shard_tokens": (1, _MOST_TOKENS),
+    "max_tokens": (1, 10**18),
+    "val_tokens": (0, 10**18),
+    "workers": (1, 10_000),
+    "batch_bytes": (1024, 2**40),
+    "max_outage": (0, 10 * 365 * 86400),
+}
+_MOST_HINTS = {
+    "shard_tokens": "A shard is one file of two bytes a token, and file systems end at about 16 TB.",
+    "max_outage": "That is ten years, in seconds.",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a run is told."""
+
+    input: tuple[str, ...] = _setting(
+        (), "file, folder or glob; repeatable; - is standard input; {stdlib} is Python's own library",
+        metavar="PATH",
+    )  # fmt: skip
+    format: str = _setting(
+        "auto", "what the input is; auto goes by the file name",
+        choices=("auto", "parquet", "jsonl", "text"), bytes_=True,
+    )  # fmt: skip
+    dataset: str = _setting(
+        "", "dataset on the Hugging Face hub, such as HuggingFaceFW/fineweb-edu, instead of --input",
+        metavar="ID", bytes_=True,
+    )  # fmt: skip
+    name: str = _setting("", "its config, such as sample-10BT", metavar="NAME", bytes_=True)
+    split: str = _setting("train", "its split", metavar="NAME", bytes_=True)
+    revision: str = _setting(
+        "", "its branch, tag or commit (default: the newest commit, which a resume then keeps)",
+        metavar="REV", bytes_=True,
+    )  # fmt: skip
+    download: bool = _setting(False, "fetch whole files ahead instead of streaming row groups")
+    keep_downloads: bool = _setting(False, "with --download: don't delete files after use")
+    max_outage: int = _setting(
+        3600, "how long to wait for the network, or for space on a full disk, such as 1h or 90min",
+        parse=parse_seconds, metavar="TIME",
+    )  # fmt: skip
+    text_column: str = _setting(
+        "text", "parquet column or JSON key that holds the text", metavar="NAME", bytes_=True
+    )
+    separator: str = _setting(
+        "auto", "between documents of a text: auto, blank (line), line, none (a file is a document), "
+        r"or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True,
+    )  # fmt: skip
+    out: str = _setting("", "output folder", metavar="DIR")
+    layout: str = _setting(
+        "build-nanogpt", "whose loader will read it: build-nanogpt, llm.c, modded-nanogpt, nanogpt, plain "
+        "or megatron", metavar="NAME", bytes_=True,
+    )  # fmt: skip
+    shard_tokens: int = _setting(
+        100_000_000, "tokens in a shard, such as 100M or 1e8",
+        parse=parse_count, metavar="N", bytes_=True,
+    )  # fmt: skip
+    max_tokens: int | None = _setting(
+        None,
+        "end the stream after exactly so many tokens",
+        parse=parse_count,
+        metavar="N",
+        bytes_=True,
+    )
+    val_tokens: int | None = _setting(
+        None, "for validation: the first so many tokens (default: as the layout has it, shard 0)",
+        parse=parse_count, metavar="N", bytes_=True,
+    )  # fmt: skip
+    val_ratio: float | None = _setting(
+        None, "for validation: a share of the documents, such as 0.0005, instead of --val-tokens; 0: nothing",
+        parse=parse_ratio, metavar="R", bytes_=True,
+    )  # fmt: skip
+    val_seed: int = _setting(
+        0, "which documents --val-ratio chooses", parse=parse_count, metavar="N", bytes_=True
+    )
+    last_shard: str = _setting(
+        "keep", "what to do about a last training shard that is not full",
+        choices=("keep", "drop"), bytes_=True,
+    )  # fmt: skip
+    workers: int | None = _setting(
+        None, "tokenizer processes (default: the cores this process may use)",
+        parse=parse_count, metavar="N",
+    )  # fmt: skip
+    engine: str = _setting(
+        "auto", "tokenizer; auto is the fastest that is installed; all give the same tokens",
+        choices=("auto", "fastokens", "tiktoken"),
+    )  # fmt: skip
+    max_memory: int | None = _setting(
+        None, "memory for all processes together, such as 2GiB (default: a quarter of what is "
+        "available, at most 4 GiB)", parse=parse_bytes, metavar="SIZE",
+    )  # fmt: skip
+    batch_bytes: int = _setting(
+        4 * 2**20, "text handed to a worker at a time", parse=parse_bytes, metavar="SIZE"
+    )
+    on_bad_file: str = _setting(
+        "stop", "what to do about a damaged file, row group or line", choices=("stop", "skip")
+    )
+    verify: bool = _setting(True, "read every shard back at the end and check it")
+    seed: int = _setting(
+        0,
+        "which documents are encoded again with tiktoken as a check",
+        parse=parse_count,
+        metavar="N",
+    )
+
+    on_finish: str = _setting(
+        "", "command to run at the end, however it ends; it finds the outcome in its environment",
+        metavar="COMMAND",
+    )  # fmt: skip
+
+    def told(self) -> dict[str, Any]:
+        """The settings that were set, for the log. A command may hold a secret."""
+        fields = (field for field in dataclasses.fields(self) if field.name != "on_finish")
+        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The settings that change bytes, for the manifest."""
+        fields = (field for field in dataclasses.fields(self) if field.metadata["bytes"])
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    def check(self) -> None:
+        """Refuse values that can't work, by name."""
+        if self.dataset and self.input:
+            raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
+        if not self.out:
+            raise UsageError("There is no output folder.", "Name one with --out, such as --out shards.")
+        if self.name and not self.dataset:
+            raise UsageError(
+                f"--name {self.name}: it names a config of a dataset, and there is no --dataset.",
+                "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu",
+            )
+        for name, (least, most) in _LIMITS.items():
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            if value is not None and value < least:
+                raise UsageError(f"{flag} {value:,}: must be at least {least:,}.")
+            if value is not None and value > most:
+                raise UsageError(f"{flag} {value:,}: must be at most {most:,}.", _MOST_HINTS.get(name))
+        if not 0 < len(self.separator) <= 64 or _is_broken(self.separator):
+            raise UsageError(
+                f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",
+                "Use blank, line, none, or a string that stands between documents.",
+            )
+
+
+def _is_broken(text: str) -> bool:
+    """Whether the shell passed bytes that are no UTF-8."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
+    """Defaults, then the file, then the flags that were given."""
+    values = _read_toml(path) if path else {}
+    values |= {name: value for name, value in overrides.items() if value is not None}
+    return Config(**values)
+
+
+def parse_value(field: dataclasses.Field[Any], text: str) -> Any:
+    """A value from the command line (or a string in TOML)."""
+    choices = field.metadata["choices"]
+    if choices and text not in choices:
+        match = closest(text, choices)
+        meant = f" (did you mean {match}?)" if match else ""
+        raise ValueError(f"{text!r} is not one of {', '.join(choices)}{meant}")
+    if field.name == "separator":
+        return text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
+    return field.metadata["parse"](text)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}.", "Mend the line it names.") from error
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    values = {}
+    for key, value in data.items():
+        field = fields.get(key.replace("-", "_"))
+        if field is None:
+            hint = "The keys are the flags that `fineweb-shards build --help` lists."
+            raise UsageError(f"{path}: unknown key {key!r}.", suggest(key, fields, hint))
+        values[field.name] = _from_toml(path, field, value)
+    return values
+
+
+def _from_toml(path: Path, field: dataclasses.Field[Any], value: Any) -> Any:
+    if field.name == "input":
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise UsageError(f"{path}: input = {value!r}: must be a string or a list of strings.")
+        return tuple(items)
+    if isinstance(field.default, bool):
+        if not isinstance(value, bool):
+            raise UsageError(
+                f"{path}: {field.name} = {value!r}: must be true or false.",
+                f"Write it without quotes, such as {field.name} = {str(not field.default).lower()}",
+            )
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise UsageError(f"{path}: {field.name} = {value!r}: must be a number or a string.")
+    try:
+        return parse_value(field, str(value))
+    except ValueError as error:
+        raise UsageError(f"{path}: {field.name}: {error}.") from error

@@ -1,0 +1,111 @@
+"""The dataset card of an upload: what the tokens are, from what they were made, and how to load them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fineweb_shards.layouts.base import Layout, tokens_of
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.tokenizers.ranks import EOT, RANKS_SHA256, VOCABULARY_SIZE
+from fineweb_shards.units import show_bytes
+
+# How an upload knows a card that it may replace; somebody else's is left alone.
+MARK = "<!-- made by fineweb_shards upload -->"
+_LICENCES = {"HuggingFaceFW/fineweb-edu": "odc-by", "HuggingFaceFW/fineweb": "odc-by"}
+
+
+@dataclass(frozen=True, slots=True)
+class CardFile:
+    """A line of the table."""
+
+    name: str
+    split: str
+    tokens: int
+    documents: int
+    size_bytes: int
+    sha256: str
+
+
+def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFile]) -> str:
+    """README.md of the dataset."""
+    name = repo.rpartition("/")[2]
+    token_names = [file.name for file in files if file.tokens]  # without an index
+    return "\n".join(
+        [
+            *_metadata(manifest),
+            MARK,
+            f"# {name}",
+            "",
+            f"GPT-2 tokens in the layout of {layout.name}, made with `fineweb_shards`.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {what} | {text} |" for what, text in _facts(layout, manifest, files)),
+            "",
+            "## How to load",
+            "",
+            "```sh",
+            f"hf download {repo} --repo-type dataset --local-dir {name}",
+            f"fineweb-shards verify {name}",
+            "```",
+            "```python",
+            "from fineweb_shards.loader import ShardLoader",
+            f'loader = ShardLoader("{name}", "train", batch_size=64, length=1024)',
+            "x, y = loader.next_batch()",
+            "```",
+            "",
+            f"With {layout.name} itself:",
+            "",
+            *(f"    {line}" for line in layout.loader_lines(name, token_names)),
+            "",
+            "## Files",
+            "",
+            "| file | split | tokens | documents | bytes | SHA-256 |",
+            "|---|---|---|---|---|---|",
+            *(
+                f"| {file.name} | {file.split} | {file.tokens:,} | {file.documents:,} | {file.size_bytes:,} "
+                f"| `{file.sha256}` |"
+                for file in files
+            ),
+            "",
+            "`manifest.json` holds all of this for programs, with the settings and the source files.",
+            "",
+        ]
+    )
+
+
+def _facts(layout: Layout, manifest: Manifest, files: list[CardFile]) -> list[tuple[str, str]]:
+    train, val = tokens_of(manifest.shards, "train"), tokens_of(manifest.shards, "val")
+    side = "before" if layout.eot_first else "after"
+    size = show_bytes(sum(file.size_bytes for file in files))
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
+    return [
+        *_source_facts(manifest),
+        ("tokenizer", f"GPT-2 BPE, {VOCABULARY_SIZE:,} ids; SHA-256 of the ranks `{RANKS_SHA256}`"),
+        ("tokens", f"{manifest.tokens:,}: {train:,} for training, {val:,} for validation"),
+        ("documents", f"{manifest.documents:,}, the EOT token {EOT} {side} each"),
+        ("format", f"uint16, little-endian, {layout.header_bytes} bytes of header in front"),
+        ("files", f"{len(files):,}, {size}"),
+        ("made with", versions),
+    ]
+
+
+def _metadata(manifest: Manifest) -> list[str]:
+    dataset = manifest.settings["dataset"]
+    lines = ["---", "tags:", "- gpt2-tokens", "- fineweb_shards", "viewer: false"]
+    if dataset:
+        lines += ["source_datasets:", f"- {dataset}"]
+    if licence := _LICENCES.get(dataset):
+        lines.append(f"license: {licence}")
+    return [*lines, "---"]
+
+
+def _source_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    settings = manifest.settings
+    if not (dataset := settings["dataset"]):
+        return [("source", f"{len(manifest.files):,} local files")]
+    part = ", ".join(filter(None, [settings["name"], f"split {settings['split']}"]))
+    return [
+        ("source", f"[{dataset}](https://huggingface.co/datasets/{dataset}), {part}"),
+        ("commit", f"`{manifest.commit}`"),
+    ]

@@ -1,0 +1,247 @@
+"""`export`: finished shards of any layout in any other, by copying tokens; nothing is tokenized again.
+
+The stream with EOT before each document and the one with EOT after it differ at their two ends only:
+`EOT S` and `S EOT`. So the stream is read in its order, shifted by one token where the side of EOT
+changes, and goes through the same packer, writer and ledger as a build.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+import fineweb_shards
+from fineweb_shards.errors import DiskFullError, InputError, UsageError
+from fineweb_shards.events import Observer
+from fineweb_shards.layouts import get_layout
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.numbering import choose_digits
+from fineweb_shards.reading.token_stream import read_stream
+from fineweb_shards.run.config import Config
+from fineweb_shards.run.job import output_spec
+from fineweb_shards.run.result_text import (
+    content_lines,
+    output_notes,
+    output_warnings,
+    training_lines,
+    warning_lines,
+)
+from fineweb_shards.run.trainer_warnings import stray_warnings
+from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
+from fineweb_shards.store.leftovers import tidy_finished
+from fineweb_shards.store.manifest import Manifest, check_settings, load_manifest, nothing_built, trim
+from fineweb_shards.store.output import Output, OutputSpec, open_folder
+from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.split import Split
+from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.system.machine import free_disk_bytes
+from fineweb_shards.tokenizers.ranks import EOT
+from fineweb_shards.types import Counts, Cursor, TokenBlock, Tokens
+from fineweb_shards.units import show_bytes, show_seconds
+
+# The rest of a source's settings says what its documents are, and stays.
+OUTPUT_SETTINGS = ("layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard")
+_EOT = np.array([EOT], np.uint16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Finished shards, and what is known about their stream."""
+
+    folder: Path
+    layout: Layout
+    manifest: Manifest
+    split: Split
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the stream ended before its documents did, so that the last one is not whole."""
+        return self.manifest.tokens == self.limit_tokens
+
+    @property
+    def limit_tokens(self) -> int | None:
+        """How long the stream can be at most: where --max-tokens or --last-shard drop ended it."""
+        if self.manifest.totals["dropped_tokens"]:
+            return self.manifest.tokens
+        limit: int | None = self.manifest.settings["max_tokens"]
+        return limit
+
+    @property
+    def digest(self) -> str:
+        """Tells these shards from all others."""
+        hashes = "".join(record.sha256 for record in self.manifest.shards)
+        return hashlib.sha256(hashes.encode()).hexdigest()
+
+    @property
+    def counts(self) -> Counts:
+        names = [field.name for field in dataclasses.fields(Counts)]
+        return Counts(**{name: self.manifest.totals.get(name, 0) for name in names})  # the first had fewer
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """How an export ended."""
+
+    spec: OutputSpec
+    manifest: Manifest
+    new_tokens: int
+    seconds: float
+
+
+def open_origin(folder: Path) -> Origin:
+    """Finished shards, or why they can't be exported."""
+    manifest = load_manifest(folder)
+    if manifest is None:
+        nothing = nothing_built(folder)
+        raise InputError(nothing.message, nothing.hint)
+    if not manifest.complete:
+        raise InputError(f"{folder}: the build is not finished.", "Finish it first: run its command again.")
+    if manifest.split.val_ratio and manifest.totals["dropped_tokens"]:
+        raise InputError(
+            f"{folder}: made with --val-ratio and --last-shard drop; the order of its documents is lost.",
+            "Build it again without --last-shard drop.",
+        )
+    return Origin(folder, manifest.layout, manifest, manifest.split)
+
+
+def export(
+    origin: Origin,
+    config: Config,
+    *,
+    fresh: bool,
+    say: Callable[[str], None],
+    observer: Observer,
+    yes: bool = False,
+) -> Exported:
+    """Copy the tokens into another folder and layout, or the rest of them."""
+    config.check()
+    layout = get_layout(config.layout)
+    spec = output_spec(config, Path(os.path.expanduser(config.out)), layout)
+    if spec.folder.resolve() == origin.folder.resolve():
+        raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
+    load_manifest(spec.folder)  # a folder of another program is refused before anything is put into it
+    with FolderLock(spec.folder):
+        if fresh:
+            start_over(spec.folder, layout, say, yes=yes)
+        manifest = _open_ledger(origin, config, spec)
+        if manifest.complete:
+            tidy_finished(spec.folder, manifest)
+            return Exported(spec, manifest, 0, 0.0)
+        _check_disk(origin, spec, manifest)
+        for warning in stray_warnings(spec.folder, layout):
+            say(f"{'WARNING':<10} {warning}")
+        begin = time.monotonic()
+        disk = Disk(spec.folder, config.max_outage, observer)
+        with tqdm(
+            total=2 * origin.manifest.tokens, initial=2 * manifest.tokens, unit="B", unit_scale=True,
+            disable=None,  # outside a terminal
+        ) as bar:  # fmt: skip
+            result = _copy(origin, spec, manifest, disk, lambda tokens: bar.update(2 * tokens))
+        return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
+
+
+def export_lines(result: Exported) -> list[str]:
+    """What a person reads at the end."""
+    if not result.seconds:
+        first = "Nothing to do: the export was made before."
+    else:
+        speed = show_bytes(2 * result.new_tokens / max(result.seconds, 1e-9))
+        first = f"Done: in {show_seconds(result.seconds)}, {speed}/s."
+    notes = [f"{'note':<10} {note}" for note in output_notes(result.spec, result.manifest)]
+    return [
+        first,
+        *content_lines(result.spec, result.manifest),
+        *notes,
+        *training_lines(result.spec, result.manifest),
+        *warning_lines(output_warnings(result.spec, result.manifest)),
+    ]
+
+
+def _open_ledger(origin: Origin, config: Config, spec: OutputSpec) -> Manifest:
+    source = origin.manifest
+    ours = {name: value for name, value in config.fingerprint().items() if name in OUTPUT_SETTINGS}
+    settings = {**source.settings, **ours, "exported_from": origin.digest}
+    manifest = load_manifest(spec.folder)
+    if manifest is None:
+        refuse_untracked_shards(spec.folder, spec.layout, set())
+        versions = {**source.versions, "fineweb_shards": fineweb_shards.__version__}
+        digits = choose_digits(spec.layout, spec.shard_tokens, source.tokens, exact=True)
+        return Manifest(settings, source.files, versions, source.commit, digits=digits)
+    check_settings(manifest, settings)
+    return trim(manifest, spec.folder)
+
+
+def _copy(
+    origin: Origin, spec: OutputSpec, manifest: Manifest, disk: Disk, advance: Callable[[int], object]
+) -> Manifest:
+    disk.attempt(lambda: open_folder(spec.folder, manifest))
+    limit = origin.limit_tokens
+    packer = Packer(
+        spec.shard_tokens,
+        split=spec.split,
+        one_file=spec.layout.one_file,
+        eot_first=spec.layout.eot_first,
+        done=manifest.done,
+        skip_tokens=manifest.end.skip_tokens,
+        max_tokens=None if limit is None else limit - manifest.tokens,
+    )
+    with Output(spec, manifest, disk) as output:
+        for block in _blocks(origin, manifest.end.position, eot_first=spec.layout.eot_first):
+            for part in packer.pack(block):  # what is behind a limit is dropped here
+                advance(len(part.tokens))
+                output.add(part)
+        return output.finish()
+
+
+def _blocks(origin: Origin, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
+    """The stream from token `start` on, EOT on its new side. Its cursors are token numbers."""
+    position = start
+    for tokens in _moved(origin, start, eot_first=eot_first):
+        yield TokenBlock(Cursor(0, position), Cursor(0, position + len(tokens)), tokens)
+        position += len(tokens)
+    end = Cursor(0, position)
+    yield TokenBlock(end, end, _EOT[:0], origin.counts)
+
+
+def _moved(origin: Origin, start: int, *, eot_first: bool) -> Iterator[Tokens]:
+    def read(first: int) -> Iterator[Tokens]:
+        return read_stream(origin.folder, origin.layout, origin.manifest, origin.split, first)
+
+    total = origin.manifest.tokens
+    if eot_first == origin.layout.eot_first or not total:
+        yield from read(start)
+    elif eot_first:
+        if start == 0:
+            yield _EOT
+        yield from _without_last_eot(read(max(0, start - 1)))
+    else:
+        yield from read(start + 1)
+        if not origin.is_cut and start < total:
+            yield _EOT
+
+
+def _without_last_eot(blocks: Iterator[Tokens]) -> Iterator[Tokens]:
+    """A stream cut inside a document does not end in one."""
+    held = next(blocks, _EOT[:0])
+    for block in blocks:
+        yield held
+        held = block
+    yield held[:-1] if held[-1:] == _EOT else held
+
+
+def _check_disk(origin: Origin, spec: OutputSpec, manifest: Manifest) -> None:
+    needed = 2 * (origin.manifest.tokens - manifest.tokens)
+    free = free_disk_bytes(spec.folder)
+    if needed > free:
+        raise DiskFullError(
+            f"{spec.folder}: the export needs {show_bytes(needed)}, {show_bytes(free)} are free.",
+            "Free some space, or choose another --out.",
+        )

@@ -1,0 +1,164 @@
+"""A config turned into the parts that do the work: what `plan` shows and `build` runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+import fineweb_shards
+from fineweb_shards.errors import UsageError
+from fineweb_shards.events import Observer
+from fineweb_shards.layouts import get_layout
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.run.config import Config
+from fineweb_shards.sources import open_source
+from fineweb_shards.sources.base import HubRef, ReadSettings, Source
+from fineweb_shards.sources.files import find_files
+from fineweb_shards.sources.hub.environment import check_addresses
+from fineweb_shards.sources.hub.quiet import quiet_clients
+from fineweb_shards.store.fresh import holds_shards
+from fineweb_shards.store.manifest import FILE_NAME, load_manifest
+from fineweb_shards.store.output import OutputSpec
+from fineweb_shards.stream.split import make_split
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.memory_guard import Budget, plan_budget
+from fineweb_shards.system.retry import Patience
+from fineweb_shards.tokenizers import resolve_engine
+from fineweb_shards.tokenizers.base import Engine
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything decided, nothing begun."""
+
+    config: Config
+    folder: Path
+    layout: Layout
+    engine: type[Engine]
+    source: Source
+    budget: Budget
+    commit: str | None = None  # of a dataset on the hub
+    notes: tuple[str, ...] = ()  # what was passed over on the way to the input's files
+
+    @property
+    def output(self) -> OutputSpec:
+        """What the writing side needs to know."""
+        return output_spec(self.config, self.folder, self.layout)
+
+    def versions(self) -> dict[str, str]:
+        """For the manifest. They may differ between two resumes: the bytes can't."""
+        return {
+            "fineweb_shards": fineweb_shards.__version__,
+            self.engine.name: str(self.engine.installed_version()),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        }
+
+
+def make_job(config: Config, *, commit: str | None = None, observer: Observer | None = None) -> Job:
+    """Resolve names, find the files, divide the memory; a mistake in any of them is told here.
+
+    `commit` is the one that a resumed run was begun with.
+    """
+    check_config(config)
+    layout = get_layout(config.layout)
+    engine = resolve_engine(config.engine)
+    settings = ReadSettings(
+        text_column=config.text_column,
+        separator=config.separator,
+        batch_bytes=config.batch_bytes,
+        skip_bad=config.on_bad_file == "skip",
+    )
+    budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
+    folder = Path(os.path.expanduser(config.out))
+    notes: list[str] = []
+    if config.dataset:
+        commit, source = _open_hub(config, settings, folder, commit, observer or Observer())
+    else:
+        commit, source = None, _open_local(config, settings, folder, layout, notes)
+    return Job(config, folder, layout, engine, source, budget, commit, tuple(notes))
+
+
+def check_config(config: Config) -> None:
+    """Mistakes that can be told without looking at any file, nor asking the hub."""
+    config.check()
+    output_spec(config, Path(config.out), get_layout(config.layout))
+    if config.dataset:
+        check_addresses()
+
+
+def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
+    """The output that the settings ask for, or what is wrong with them."""
+    shard_tokens, drop = config.shard_tokens, config.last_shard == "drop"
+    if drop and layout.one_file:
+        raise UsageError(
+            f"--last-shard drop: with --layout {layout.name} there is no last shard, all is one file.",
+            "Leave it out, or choose a layout with shards.",
+        )
+    if layout.most_tokens is not None and shard_tokens > layout.most_tokens:
+        raise UsageError(
+            f"--shard-tokens {shard_tokens}: {layout.name} can't read a file of 2 GiB or more.",
+            f"Choose at most {layout.most_tokens:,}.",
+        )
+    default = layout.default_split(shard_tokens)
+    split = make_split(config.val_tokens, config.val_ratio, config.val_seed, default)
+    return OutputSpec(folder, layout, shard_tokens, split, drop)
+
+
+def pinned_commit(config: Config) -> str | None:
+    """The commit that the output folder was begun with, if it was, and from the hub. Where nothing is
+    finished, another dataset or revision may be asked for."""
+    if not (config.dataset and config.out):
+        return None
+    folder = Path(os.path.expanduser(config.out))
+    manifest = load_manifest(folder)
+    if manifest is None:
+        return None
+    same = all(manifest.settings.get(name) == getattr(config, name) for name in ("dataset", "revision"))
+    return manifest.commit if same or holds_shards(folder, manifest) else None
+
+
+def _open_local(
+    config: Config, settings: ReadSettings, folder: Path, layout: Layout, notes: list[str]
+) -> Source:
+    def is_output(path: Path) -> bool:
+        ours = path.name == FILE_NAME or layout.owns(path.name)
+        return ours and path.parent.resolve() == folder.resolve()
+
+    files = find_files(config.input, config.format, is_output, skip_bad=settings.skip_bad, note=notes.append)
+    return open_source(files, settings)
+
+
+def _open_hub(
+    config: Config, settings: ReadSettings, folder: Path, commit: str | None, observer: Observer
+) -> tuple[str, Source]:
+    quiet_clients()  # before the clients are imported, which happens now
+    from fineweb_shards.sources.hub.parquet import list_dataset
+
+    patience = Patience(config.max_outage)
+    patience.observer = observer
+    downloads = folder / WORK_FOLDER / "downloads"
+    listing = list_dataset(
+        config.dataset,
+        config.name,
+        config.split,
+        commit or config.revision,
+        patience,
+        download=downloads if config.download else None,
+    )
+    hub = HubRef(
+        dataset=config.dataset,
+        name=config.name,
+        split=config.split,
+        commit=listing.commit,
+        max_outage_seconds=config.max_outage,
+        download_folder=str(downloads),
+        keep_downloads=config.keep_downloads,
+    )
+    source = open_source(listing.files, replace(settings, hub=hub))
+    source.report_to(observer)
+    return listing.commit, source

@@ -1,0 +1,73 @@
+"""--on-finish: a command of the user's at the end of a build, however it ends.
+
+    --on-finish 'notify-send "shards: $FINEWEB_SHARDS_OUTCOME" "$FINEWEB_SHARDS_MESSAGE"'
+
+It learns the outcome from its environment, so nothing has to be quoted. What it does never changes how
+the build ended.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fineweb_shards.errors import Interrupted, QuarantineError, ShardError
+from fineweb_shards.store.manifest import Manifest, load_manifest
+from fineweb_shards.system.terminal import printable
+
+_LONGEST_SECONDS = 60.0
+_LONGEST_SECONDS_AFTER_INTERRUPT = 5.0  # somebody wants to have the machine back
+
+
+def run_command(command: str, folder: Path, error: BaseException | None) -> str | None:
+    """Run it with the outcome in FINEWEB_SHARDS_…; returns what went wrong with the command, if anything."""
+    longest = _LONGEST_SECONDS_AFTER_INTERRUPT if isinstance(error, Interrupted) else _LONGEST_SECONDS
+    environment = {**os.environ, **describe_outcome(folder, error)}
+    try:
+        done = subprocess.run(
+            command,
+            shell=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,  # standard output is for the result, or for --json
+            timeout=longest,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"--on-finish: the command was stopped after {longest:.0f} s"
+    except OSError as failure:
+        return f"--on-finish: {failure.strerror}"
+    return f"--on-finish: the command ended with exit code {done.returncode}" if done.returncode else None
+
+
+def describe_outcome(folder: Path, error: BaseException | None) -> dict[str, str]:
+    """Environment variables that say how it went."""
+    manifest = _manifest_of(folder)
+    outcome = "failed"
+    if error is None or isinstance(error, QuarantineError):
+        outcome = "complete"
+    elif isinstance(error, Interrupted):
+        outcome = "interrupted"
+    code = error.exit_code if isinstance(error, ShardError) else int(error is not None)
+    message = printable(str(error)) if error is not None else "The shards are complete."
+    values = {
+        "OUTCOME": outcome,
+        "EXIT_CODE": str(code),
+        "MESSAGE": message,
+        "FOLDER": str(folder),
+        "SHARDS": str(len(manifest.shards) if manifest else 0),
+        "TOKENS": str(manifest.tokens if manifest else 0),
+        "DOCUMENTS": str(manifest.documents if manifest else 0),
+        "QUARANTINED": str(len(manifest.quarantined) if manifest else 0),
+        "SECONDS": str(round(manifest.seconds if manifest else 0)),
+    }
+    return {f"FINEWEB_SHARDS_{name}": value for name, value in values.items()}
+
+
+def _manifest_of(folder: Path) -> Manifest | None:
+    try:
+        return load_manifest(folder)
+    except ShardError:
+        return None  # that may be what the error is about

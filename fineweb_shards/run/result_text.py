@@ -1,0 +1,60 @@
+"""An output folder in words: what is in it, what its reader will stumble over, how to train on it."""
+
+from __future__ import annotations
+
+from fineweb_shards.layouts.base import tokens_of
+from fineweb_shards.run.trainer_warnings import reader_warnings, stray_warnings
+from fineweb_shards.store.files import list_files
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.output import OutputSpec
+from fineweb_shards.units import show_bytes
+
+
+def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
+    """Where the files are and what they hold."""
+    files = list_files(manifest.shards)
+    size = show_bytes(sum(shard.bytes for shard in manifest.shards))
+    kind = "files" if spec.layout.one_file else "shards"
+    val = tokens_of(manifest.shards, "val")
+    tokens = f"{manifest.tokens:,}" + (f", {val:,} of them for validation" if spec.split.val_ratio else "")
+    return [
+        f"{'folder':<10} {spec.folder}",
+        f"{kind:<10} {len(files):,}, {size}",
+        f"{'tokens':<10} {tokens}",
+        f"{'documents':<10} {manifest.documents:,}",
+    ]
+
+
+def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
+    """What looks like a fault and is expected."""
+    if dropped := manifest.totals["dropped_tokens"]:
+        return [f"The last {dropped:,} tokens do not fill a shard and were left out."]
+    last = manifest.shards[-1] if manifest.shards else None
+    if last and last.split == "train" and last.tokens < spec.shard_tokens and not spec.layout.one_file:
+        return [
+            f"The last shard holds the rest, {last.tokens:,} tokens: that is expected, nothing is missing."
+        ]
+    return []
+
+
+def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
+    """What its reader will stumble over, over all files."""
+    dropped = manifest.totals["dropped_tokens"]
+    return [
+        *reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped),
+        *stray_warnings(spec.folder, spec.layout),
+    ]
+
+
+def warning_lines(warnings: list[str]) -> list[str]:
+    """Last on the screen, where they are seen."""
+    return [line for warning in warnings for line in ("", f"{'WARNING':<10} {warning}")]
+
+
+def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
+    """How to feed a loader, where there is something to train on."""
+    if not tokens_of(manifest.shards, "train"):
+        return []
+    names = [file.name for file in list_files(manifest.shards)]
+    lines = spec.layout.loader_lines(str(spec.folder), names)
+    return ["", "To train on them:", "", *(f"    {line}" for line in lines)]

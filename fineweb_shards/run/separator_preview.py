@@ -1,0 +1,65 @@
+"""How a text falls into documents, by a look at its beginning: shown before a build.
+
+A wrong separator makes millions of documents out of a few, and every token of them is right: nothing but a
+look at the documents can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fineweb_shards.system.terminal import safe_text
+
+# Documents that are shorter than a sentence on average are seldom meant.
+SENTENCE_BYTES = 100
+_NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
+_SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """What was seen of the text files of an input."""
+
+    separators: tuple[str, ...]
+    documents: int
+    text_bytes: int
+    first_documents: tuple[str, ...]
+
+    @property
+    def average_bytes(self) -> float:
+        return self.text_bytes / max(1, self.documents)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and text of every line, a warning among them."""
+        rows = [("separator", ", ".join(_NAMES.get(name, repr(name)) for name in self.separators))]
+        if self.documents:
+            per_megabyte = max(1, round(1e6 / max(1.0, self.average_bytes)))
+            rows[0] = ("separator", f"{rows[0][1]} (about {per_megabyte:,} documents per MB of text)")
+        rows += document_rows(self.first_documents)
+        if self.documents > 1 and self.average_bytes < SENTENCE_BYTES and self.separators != ("none",):
+            rows += _warning(self)
+        return rows
+
+
+def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
+    """The beginnings of the first documents."""
+    return [
+        (f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)
+    ]
+
+
+def _warning(splitting: Splitting) -> list[tuple[str, str]]:
+    """In lines that fit 80 columns."""
+    average = f"{splitting.average_bytes:.0f}"
+    lines = [
+        ("WARNING", f"a document has {average} bytes on average: less than a sentence."),
+        ("", "If that is not what you want, stop and choose another --separator:"),
+    ]
+    if "line" in splitting.separators:
+        lines.append(("", "  --separator blank            where blank lines separate them"))
+    return [
+        *lines,
+        ("", "  --separator none             where every file is one document"),
+        ("", "  --separator '<|endoftext|>'  or any string between documents"),
+    ]

@@ -1,0 +1,132 @@
+"""What will go wrong with the files, said by whoever makes them: before a build from what is expected, after
+it from what is there. The readers' own rules are in layouts/; here are the splits that came out empty, what
+to choose instead, and files of others that a reader would open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fineweb_shards.layouts.base import Layout, SizedFile
+from fineweb_shards.store.output import OutputSpec
+from fineweb_shards.stream.split import SIDES, Side
+from fineweb_shards.units import show_number_of
+
+_MOST_EXPECTED_FILES = 20_000
+_SHOWN_STRAYS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedFile:
+    """A file that a plan expects."""
+
+    name: str
+    side: Side
+    tokens: int
+    documents: int
+
+
+def expect_files(spec: OutputSpec, tokens: int, documents: int, *, exact: bool) -> list[ExpectedFile]:
+    """What a stream of so many tokens will become; of an estimate, without the shards nobody can foresee."""
+    if not spec.layout.one_file and tokens // spec.shard_tokens > _MOST_EXPECTED_FILES:
+        return []
+    ratio = spec.split.val_ratio
+    val = round(tokens * ratio) if round(documents * ratio) else 0
+    val = val if ratio else min(tokens, spec.split.val_tokens)
+    files = []
+    for side, size in zip(SIDES, (val, tokens - val), strict=True):
+        first = spec.split.first_index(side, spec.shard_tokens)
+        sizes = _cut(size, size or 1 if spec.layout.one_file else spec.shard_tokens)
+        if side == "train" and len(sizes) > 1 and (not exact or spec.drop_short):
+            sizes = [each for each in sizes if each == spec.shard_tokens]
+        for number, each in enumerate(sizes):
+            name = spec.layout.shard_name(side, first + number)
+            files.append(ExpectedFile(name, side, each, round(documents * each / tokens)))
+    return files
+
+
+def reader_warnings(
+    spec: OutputSpec, files: Sequence[SizedFile], *, dropped_tokens: int = 0, made: bool = True
+) -> list[str]:
+    """Everything that the reader of these files would stumble over, with a next step. `made`: they are there,
+    so that other settings need --fresh."""
+    if not files and not dropped_tokens:
+        return []
+    next_step = "Run it again with --fresh and" if made else "Choose"
+    sides = {file.side for file in files}
+    found = []
+    if "train" not in sides:
+        found.append(_missing_training(spec, files, dropped_tokens, next_step))
+    if "val" not in sides and "val" in spec.layout.without_split:  # else it splits by itself, or never asks
+        found.append(_missing_validation(spec, files, next_step))
+    return found + spec.layout.warnings(files)
+
+
+def stray_warnings(folder: Path, layout: Layout) -> list[str]:
+    """Files of others in the folder that the reader would take for shards."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []  # not made yet
+    strays = [name for name in names if layout.opens(name) and not layout.owns(name)]
+    if not strays:
+        return []
+    shown = ", ".join(strays[:_SHOWN_STRAYS]) + (" …" if len(strays) > _SHOWN_STRAYS else "")
+    return [
+        f"{folder} holds {show_number_of(len(strays), 'other file')} that {layout.name} would open: "
+        f"{shown}. Choose a folder of its own (--out), or move them away."
+    ]
+
+
+def _missing_training(
+    spec: OutputSpec, files: Sequence[SizedFile], dropped_tokens: int, next_step: str
+) -> str:
+    said = spec.layout.without_split.get("train")
+    failure = f' ({spec.layout.name} would stop: "{said}")' if said else ""
+    tokens = sum(file.tokens for file in files) + dropped_tokens
+    part = _tenth(tokens)
+    if dropped_tokens:
+        cause = f"its {dropped_tokens:,} tokens do not fill a shard and --last-shard drop leaves them out"
+        remedy = f"--last-shard keep, or --shard-tokens {part}"
+    elif spec.split.val_ratio:
+        cause, remedy = f"all {tokens:,} tokens are for validation", f"--val-tokens {part}"
+    else:
+        cause = f"all {tokens:,} tokens are for validation, which takes the first {spec.split.val_tokens:,}"
+        remedy = f"--val-tokens {part}"
+        if spec.split == spec.layout.default_split(spec.shard_tokens):
+            remedy = f"--shard-tokens {part} or {remedy}"
+    if tokens < 2:
+        return f"There is nothing to train on: {cause}{failure}. The input is too small to be split."
+    return f"There is nothing to train on: {cause}{failure}. {next_step} {remedy}."
+
+
+def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step: str) -> str:
+    tokens, documents = sum(file.tokens for file in files), sum(file.documents for file in files)
+    failure = f'{spec.layout.name} would stop: "{spec.layout.without_split["val"]}"'
+    remedy = f"--val-tokens {_tenth(tokens)}"
+    if not spec.split.val_ratio:
+        return f"There is nothing for validation, as was asked; {failure}. If it needs some: {remedy}."
+    if documents > 1:
+        remedy = f"--val-ratio {_ratio_for(documents)} or {remedy}"
+    share = f"one in {float(1 / spec.split.val_ratio):,.0f} of {show_number_of(documents, 'document')}"
+    return f"There is nothing for validation: {share} is none; {failure}. {next_step} {remedy}."
+
+
+def _cut(tokens: int, size: int) -> list[int]:
+    full, rest = divmod(tokens, size)
+    return [size] * full + ([rest] if rest else [])
+
+
+def _tenth(tokens: int) -> int:
+    """About a tenth, as a round number."""
+    tenth = max(1, tokens // 10)
+    digits = str(tenth)
+    return int(digits[0].ljust(len(digits), "0"))
+
+
+def _ratio_for(documents: int) -> str:
+    """The smallest round share of which one document is sure."""
+    digits = len(str(documents - 1))
+    return f"{-(-(10**digits) // documents) / 10**digits:g}"

@@ -1,0 +1,213 @@
+"""`upload`: finished, verified shards to a dataset on the Hugging Face hub, with a card.
+
+Files go up one after the other and are committed twenty at a time, because the hub allows about a hundred
+commits an hour. What a file's hash says is there already is not sent again, neither what is committed nor
+what an interrupted run has sent; so the same command goes on. The manifest and the card come last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from huggingface_hub import CommitOperationAdd, HfApi, RepoFile, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from fineweb_shards.errors import HubError, InputError, UsageError
+from fineweb_shards.run.dataset_card import MARK, CardFile, make_card
+from fineweb_shards.sources.hub.errors import translated_errors
+from fineweb_shards.sources.hub.session import open_session
+from fineweb_shards.store.files import OutputFile, list_files
+from fineweb_shards.store.manifest import FILE_NAME, Manifest
+from fineweb_shards.store.megatron_index import index_path
+from fineweb_shards.system.retry import Patience
+from fineweb_shards.units import show_bytes, show_number_of
+
+CARD_NAME = "README.md"
+_FILES_PER_COMMIT = 20
+_LONGEST_CARD_BYTES = 2**20
+_DATASET = "dataset"
+_ANSWER_SECONDS = 600.0  # the hub looks at large files before it answers
+
+Result = TypeVar("Result")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """How an upload ended."""
+
+    url: str
+    files: int  # that are in the dataset now
+    sent: int  # of them in this run
+
+
+class Uploader:
+    """One folder on its way to one dataset."""
+
+    def __init__(self, repo: str, patience: Patience, say: Say) -> None:
+        # Without patience of its own: a commit whose answer was lost must not simply be sent again.
+        open_session(None, _ANSWER_SECONDS)
+        if get_token() is None:
+            raise HubError(
+                f"--repo {repo}: there is no token for the hub.",
+                "Set HF_TOKEN to a token with write access, or run `hf auth login`.",
+            )
+        self._api = HfApi()
+        self._repo = repo
+        self._patience = patience
+        self._say = say
+
+    def upload(self, folder: Path, manifest: Manifest, *, private: bool) -> Uploaded:
+        """Everything that is not there yet. The folder must be complete and verified."""
+        if not manifest.complete:
+            raise InputError(
+                f"{folder}: the build is not finished.", "Finish it first: run its command again."
+            )
+        url = self._create(private=private)
+        remote = {entry.path: entry for entry in self._list()}
+        described = [*_describe(folder, manifest)]
+        missing = [file for file in described if _large_hash(remote.get(file.name)) != file.sha256]
+        for first in range(0, len(missing), _FILES_PER_COMMIT):
+            group = missing[first : first + _FILES_PER_COMMIT]
+            sent = []
+            for number, file in enumerate(group, first + 1):
+                self._say(f"{file.name}: {show_bytes(file.size_bytes)} ({number:,} of {len(missing):,})")
+                sent.append(self._send(folder / file.name))
+            paths: dict[str, Path | bytes] = {file.name: folder / file.name for file in group}
+            self._commit(paths, f"Add {show_number_of(len(group), 'file')} of tokens", sent)
+        self._finish(folder, manifest, described, remote)
+        return Uploaded(url, len(described), len(missing))
+
+    def _finish(
+        self, folder: Path, manifest: Manifest, files: list[CardFile], remote: dict[str, RepoFile]
+    ) -> None:
+        """The small files, where they are not the same already."""
+        layout = manifest.layout
+        small = {FILE_NAME: (folder / FILE_NAME).read_bytes()}
+        if self._may_write_card(remote.get(CARD_NAME)):
+            small[CARD_NAME] = make_card(self._repo, layout, manifest, files).encode()
+        else:
+            self._say(f"{CARD_NAME} in {self._repo} is not one of ours and is left alone")
+        changed: dict[str, Path | bytes] = {
+            name: data
+            for name, data in small.items()
+            if name not in remote
+            or (_large_hash(remote[name]) or remote[name].blob_id)
+            not in (_git_hash(data), hashlib.sha256(data).hexdigest())
+        }
+        if changed:
+            self._commit(changed, "Add manifest and card")
+
+    def _may_write_card(self, entry: RepoFile | None) -> bool:
+        if entry is None:
+            return True
+        if entry.size > _LONGEST_CARD_BYTES:
+            return False
+        path = self._ask(
+            lambda: self._api.hf_hub_download(self._repo, CARD_NAME, repo_type=_DATASET, revision="main")
+        )
+        return MARK.encode() in Path(path).read_bytes()
+
+    def _create(self, *, private: bool) -> str:
+        try:
+            # None: whatever the user's organisation has as its default.
+            made = self._ask(
+                lambda: self._api.create_repo(
+                    self._repo, repo_type=_DATASET, private=private or None, exist_ok=True
+                )
+            )
+        except HFValidationError as error:
+            raise UsageError(f"--repo {self._repo}: {error}", "Write it as user/name.") from None
+        return str(made)
+
+    def _list(self) -> list[RepoFile]:
+        def ask() -> list[RepoFile]:
+            entries = self._api.list_repo_tree(self._repo, repo_type=_DATASET)
+            return [entry for entry in entries if isinstance(entry, RepoFile)]
+
+        try:
+            return self._ask(ask)
+        except HubError:
+            info = self._ask(lambda: self._api.dataset_info(self._repo))
+            if info.siblings:
+                raise
+            return []  # a dataset without a file has no tree
+
+    def _send(self, path: Path) -> CommitOperationAdd:
+        """The bytes of one file; the hub says by its hash whether it has them already."""
+
+        def send() -> CommitOperationAdd:
+            operation = CommitOperationAdd(path.name, path)
+            # Its content stays with it: this one may have to be sent with a commit.
+            self._api.preupload_lfs_files(self._repo, [operation], repo_type=_DATASET, free_memory=False)
+            return operation
+
+        return self._ask(send)
+
+    def _commit(
+        self, contents: dict[str, Path | bytes], message: str, sent: list[CommitOperationAdd] | None = None
+    ) -> None:
+        """Enter files in the dataset. `sent` are their operations, where the bytes are up already."""
+        ready = [sent] if sent else []
+
+        def commit() -> None:
+            # A second try asks the hub anew what it has: the answer to a commit may have been lost.
+            operations = ready.pop() if ready else [CommitOperationAdd(*item) for item in contents.items()]
+            self._api.create_commit(self._repo, operations, commit_message=message, repo_type=_DATASET)
+
+        self._ask(commit)
+
+    def _ask(self, action: Callable[[], Result]) -> Result:
+        """With patience; a refusal is told with the next step, and never with the token."""
+
+        def ask() -> Result:
+            with translated_errors(f"dataset {self._repo}"):
+                try:
+                    return action()
+                except HfHubHTTPError as error:
+                    if error.response.status_code in (401, 403):
+                        raise HubError(
+                            f"--repo {self._repo}: the hub does not let this token write there "
+                            f"({error.response.status_code}).",
+                            "Check the name, and that HF_TOKEN has write access to it.",
+                        ) from None
+                    raise
+
+        return self._patience.call(ask)
+
+
+def _describe(folder: Path, manifest: Manifest) -> Iterator[CardFile]:
+    """The large files and their hashes."""
+    layout = manifest.layout
+    for file in list_files(manifest.shards):
+        path = folder / file.name
+        size = path.stat().st_size
+        yield CardFile(file.name, file.side, file.tokens, file.documents, size, _hash_of(path, file, size))
+        if layout.has_index:
+            index = index_path(path)
+            size = index.stat().st_size
+            yield CardFile(index.name, file.side, 0, file.documents, size, _hash_file(index))
+
+
+def _hash_of(path: Path, file: OutputFile, size: int) -> str:
+    """The ledger has it, unless the file grew over several checkpoints."""
+    first = file.stretches[0]
+    return first.sha256 if (first.offset, first.bytes) == (0, size) else _hash_file(path)
+
+
+def _hash_file(path: Path) -> str:
+    with open(path, "rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def _large_hash(entry: RepoFile | None) -> str | None:
+    large: Any = entry.lfs if entry else None
+    return str(large.sha256) if large else None
+
+
+def _git_hash(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

@@ -1,0 +1,163 @@
+"""Bytes at an offset, whatever they come from: a file, a compressed file, or standard input.
+
+A file can be read anywhere, so its batches are references. A stream can only be read front to back, so
+one producer reads it, and its batches carry their bytes. Both offer `read_at`, and the code that finds
+document borders (text.py, jsonl.py) does not see the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+import pyarrow as pa
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.sources.base import InputFile, read_error
+from fineweb_shards.sources.decompression import (
+    DamagedStreamError,
+    GzipUnpacker,
+    NotCompressedError,
+    TrailingGarbageError,
+    Unpacker,
+    open_unpacker,
+)
+from fineweb_shards.sources.pipes import open_pipe
+
+_READ_BYTES = 2**20
+_EXPANSION_BYTES = 4 * 2**20
+
+
+class ByteView(Protocol):
+    """Bytes that can be asked for by offset; short only at the end."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Known once a read has come out short."""
+
+    def read_at(self, offset: int, size: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class FileView:
+    """A plain file."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        try:
+            self._handle = open(file.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise read_error(file, error) from error
+
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self._handle.fileno()).st_size
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        try:
+            self._handle.seek(offset)
+            parts = []
+            while size > 0 and (part := self._handle.read(size)):
+                parts.append(part)
+                size -= len(part)
+        except OSError as error:
+            raise read_error(self._file, error) from error
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+class StreamView:
+    """A stream: keeps what was read since the last `forget`, and reads on when asked for more."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        self._read, self._close = _open_stream(file)
+        self._start = 0  # offset of the first byte kept
+        self._kept = bytearray()
+        self._ended = False
+        self.failure: BadFileError | None = None  # what is before the damage can be read all the same
+        self._is_cut_off = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self._start + len(self._kept)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        if offset < self._start:
+            raise ValueError(f"offset {offset} has been forgotten")
+        while not self._ended and self._start + len(self._kept) < offset + size:
+            try:
+                data = self._read(_READ_BYTES)
+            except (DamagedStreamError, OSError) as error:
+                self._fail(error)
+                data = b""
+            self._ended = not data
+            self._kept += data
+        begin = offset - self._start
+        return bytes(self._kept[begin : begin + size])
+
+    def is_cut_off_at(self, offset: int) -> bool:
+        """Whether the text ends here because of a damage: nobody knows how its last document goes on."""
+        return self._is_cut_off and offset == self.size_bytes
+
+    def _fail(self, error: DamagedStreamError | OSError) -> None:
+        text = f"{self.size_bytes:,} bytes of text"
+        reason = getattr(error, "strerror", None) or str(error)
+        self._is_cut_off = not isinstance(error, TrailingGarbageError)
+        if isinstance(error, TrailingGarbageError):
+            sentence = f"behind its {text} {reason}"
+        elif isinstance(error, NotCompressedError):
+            sentence = reason
+        else:
+            sentence = f"broken after {text}: {reason}"
+        self.failure = BadFileError(f"{self._file.path}: {sentence}.")
+
+    def skip_to(self, offset: int) -> None:
+        """Read on to `offset`, keeping nothing on the way."""
+        while self._start < offset and (data := self.read_at(self._start, _READ_BYTES)):
+            self.forget(min(self._start + len(data), offset))
+
+    def forget(self, offset: int) -> None:
+        """Everything before `offset` will not be asked for again."""
+        del self._kept[: offset - self._start]
+        self._start = offset
+
+    def close(self) -> None:
+        self._close()
+
+
+def open_view(file: InputFile) -> FileView | StreamView:
+    """The view that fits the file."""
+    return StreamView(file) if file.by_value else FileView(file)
+
+
+def expansion_of(file: InputFile) -> float:
+    """How many times larger the text is than the file, by its beginning: for estimates only."""
+    if file.compression is None or file.size_bytes == 0:
+        return 1.0
+    with open(file.path, "rb") as packed:
+        stream: Unpacker | pa.NativeFile = (
+            GzipUnpacker(packed) if file.compression == "gzip" else pa.CompressedInputStream(packed, "zstd")
+        )
+        try:
+            text_bytes = 0
+            while text_bytes < _EXPANSION_BYTES and (text := stream.read(_READ_BYTES)):
+                text_bytes += len(text)
+        except (DamagedStreamError, OSError, pa.ArrowException):
+            return 1.0  # a damaged file is reported when its turn comes
+        return text_bytes / max(1, packed.tell())
+
+
+def _open_stream(file: InputFile) -> tuple[Callable[[int], bytes], Callable[[], None]]:
+    """A way to read the text, and a way to close it."""
+    if file.is_pipe:
+        return open_pipe(file.path).read, lambda: None
+    try:
+        unpacker = open_unpacker(file.path, file.compression or "")
+    except OSError as error:
+        raise read_error(file, error) from error
+    return unpacker.read, unpacker.close

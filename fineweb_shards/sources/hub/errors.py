@@ -1,0 +1,157 @@
+"""What the hub's clients raise, in our words: `Trouble` where waiting may help, HubError where it won't.
+
+The clients' own exceptions hold the request, and with it the token: none of them leaves here.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+from huggingface_hub import constants, get_token
+from huggingface_hub.errors import (
+    FileMetadataError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+)
+
+from fineweb_shards.errors import HubError, ShardError
+from fineweb_shards.sources.hub.environment import proxy_of
+from fineweb_shards.sources.hub.rate_limit import asked_seconds, describe_limit
+from fineweb_shards.system.retry import Trouble
+
+PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+_REASONS = {
+    "ReadTimeout": "the connection stays silent",
+    "ConnectTimeout": "no answer",
+    "ConnectError": "no connection",
+    "ReadError": "the connection broke",
+    "WriteError": "the connection broke",
+    "RemoteProtocolError": "the connection broke",
+}
+
+
+class translated_errors:  # noqa: N801 - reads like a statement
+    """Around calls of the clients; `what` was asked for."""
+
+    def __init__(self, what: str) -> None:
+        self._what = short_name(what)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, (Trouble, ShardError)):
+            return
+        cause = error.__cause__
+        if isinstance(error, LocalEntryNotFoundError) and isinstance(cause, Exception):
+            error = cause  # a download tells any failed request as a file that is not in the cache
+        translated = self._translate(error)
+        if translated is not None:
+            raise translated from None
+
+    def _translate(self, error: BaseException) -> Trouble | HubError | None:
+        """None: a mistake of this program, which shows a traceback."""
+        if isinstance(error, OfflineModeIsEnabled):
+            return HubError(
+                f"{self._what}: HF_HUB_OFFLINE is set, and this is not on the disk.",
+                "Unset HF_HUB_OFFLINE, or use --input with local files.",
+            )
+        if isinstance(error, HfHubHTTPError):
+            if error.response.status_code in PASSING_STATUSES:
+                return status_trouble(error.response)
+            return HubError(f"{self._what}: {_refusal(error, error.response.status_code)}.")
+        if isinstance(error, httpx2.RequestError):
+            return request_error(error)
+        if isinstance(error, (ConnectionError, TimeoutError)):
+            return Trouble(f"{hub_host()}: {_reason(error)}")
+        if isinstance(error, FileMetadataError):
+            return Trouble(f"{hub_host()}: an answer without a file's size or hash")
+        if _is_broken_transfer(error):
+            return Trouble(f"{hub_host()}: the transfer broke off")
+        return None
+
+
+def status_trouble(response: httpx2.Response) -> Trouble:
+    """An answer with a status that may pass."""
+    host, status = response.request.url.netloc.decode("ascii", "replace"), response.status_code
+    reason, advice = f"status {status}", ""
+    if status == 429:
+        reason, advice = describe_limit(response.headers, has_token=get_token() is not None)
+    return Trouble(f"{host}: {reason}", asked_seconds(response.headers, status), advice)
+
+
+def request_error(error: httpx2.RequestError) -> Trouble | HubError:
+    """A request that got no answer, or not all of it."""
+    url = error.request.url
+    host = url.netloc.decode("ascii", "replace")
+    proxy = proxy_of(url.scheme, url.host)
+    where = f"{host} (by the proxy {proxy})" if proxy else host
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return HubError(
+                f"{where}: its certificate can't be trusted: {cause.verify_message.rstrip('.')}.",
+                "Check the clock and HF_ENDPOINT; where a proxy has certificates of its own, name "
+                "them with SSL_CERT_FILE.",
+            )
+        if isinstance(cause, socket.gaierror):
+            return Trouble(f"{where}: no such host, or no network")
+    if isinstance(error, httpx2.UnsupportedProtocol):
+        return HubError(f"{url.scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
+    if isinstance(error, httpx2.ProxyError) and "407" in str(error):
+        return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
+    if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error):
+        return HubError(f"{where}: the request can't be sent.", "Check HF_TOKEN: it holds odd characters.")
+    return Trouble(f"{where}: {_reason(error)}")
+
+
+def hub_host() -> str:
+    """Whom to name where an error does not say."""
+    return re.sub(r"^https?://", "", constants.ENDPOINT).split("/")[0]
+
+
+def short_name(url: str) -> str:
+    """Without host, query and signature."""
+    return re.sub(r"^https?://[^/]+/", "", url).split("?")[0]
+
+
+def _is_broken_transfer(error: BaseException) -> bool:
+    """How huggingface_hub tells a body that is too short, and xet any trouble."""
+    short_body = type(error) is OSError and error.errno is None and "Consistency check" in str(error)
+    return short_body or type(error).__module__ == "hf_xet" or _was_raised_by_xet(error)
+
+
+def _was_raised_by_xet(error: BaseException) -> bool:
+    """A bare RuntimeError is also how `datasets` says that a dataset needs a script: that does not pass."""
+    if type(error) is not RuntimeError:
+        return False
+    return any("xet" in frame.name for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _refusal(error: HfHubHTTPError, status: int) -> str:
+    words = {401: "the hub asks for a token (401)", 403: "access is refused (403)", 404: "not found (404)"}
+    if type(error).__name__ == "GatedRepoError":
+        return f"the dataset is gated ({status}): accept its terms on its page, and set HF_TOKEN"
+    if type(error).__name__ == "RepositoryNotFoundError":
+        return f"no such dataset, or a private one without the right token ({status})"
+    return words.get(status, f"the hub answers {status}")
+
+
+def _reason(error: BaseException) -> str:
+    name = type(error).__name__
+    return _REASONS.get(name, f"the connection broke ({name})")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__

@@ -1,0 +1,133 @@
+"""Any other dataset on the hub (JSON, CSV, text, …): streamed front to back with `datasets`.
+
+One producer reads rows and hands them to the workers as JSON lines; the position is the row's number.
+`datasets`' own state is not used: it has skipped and repeated rows (datasets#8145, #8308, #7538). After an
+interruption the stream is opened again and rows are skipped up to the one that is due.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from fineweb_shards.errors import BadFileError, HubError
+from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text
+from fineweb_shards.sources.hub.errors import hub_host, translated_errors
+from fineweb_shards.sources.hub.session import open_session
+from fineweb_shards.sources.jsonl import JsonLinesFormat
+from fineweb_shards.system.retry import Trouble
+from fineweb_shards.types import Batch
+
+_END = object()
+
+
+class HubRowsFormat(JsonLinesFormat):
+    def __init__(self, settings: ReadSettings) -> None:
+        super().__init__(settings)
+        open_session(self.patience)
+
+    def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
+        lines: list[str] = []
+        size, first = 0, position
+        rows, failure = self._rows(position), None
+        while True:
+            try:
+                lines.append(self._line(next(rows)))
+            except StopIteration:
+                break
+            except BadFileError as error:
+                failure = error  # what was read before it must not depend on the batch size
+                break
+            size += len(lines[-1])
+            if size >= self.settings.batch_bytes:
+                yield _batch(file, first, lines)
+                first, size, lines = first + len(lines), 0, []
+        if lines:
+            yield _batch(file, first, lines)
+        if failure is not None:
+            raise failure
+
+    def _line(self, row: dict[str, Any]) -> str:
+        """A row as the worker reads it, which tells what is wrong with it."""
+        column = self.settings.text_column
+        kept = {column: row[column]} if column in row else dict.fromkeys(row)
+        return json.dumps(kept, default=_as_json)
+
+    def place_of(self, batch: Batch, line: int, offset: int) -> int:
+        return batch.position + line
+
+    def _rows(self, position: int) -> Iterator[Any]:
+        """The text of every row from `position` on, through any number of interruptions."""
+        rows: Iterator[Any] | None = None
+
+        def next_row() -> Any:
+            nonlocal rows
+            try:
+                with translated_errors("the dataset"):
+                    if rows is None:
+                        rows = iter(self._open(position))
+                    return next(rows, _END)
+            except Trouble:
+                rows = None  # open it again, at the row that is due
+                raise
+            except Exception as error:
+                if not _is_damage(error):
+                    raise
+                place = f"{self._dataset()}: row {position:,}"
+                raise BadFileError(f"{place} can't be read: {_first_line(error)}.") from error
+
+        while (row := self.patience.call(next_row)) is not _END:
+            position += 1
+            yield row
+
+    def _dataset(self) -> str:
+        return f"dataset {self.settings.hub.dataset}" if self.settings.hub else "the dataset"
+
+    def _open(self, position: int) -> Any:
+        import datasets
+
+        hub = self.settings.hub
+        assert hub is not None
+        try:
+            stream = datasets.load_dataset(
+                hub.dataset, name=hub.name or None, split=hub.split, revision=hub.commit, streaming=True
+            )
+        except FileNotFoundError as error:
+            if type(error) is FileNotFoundError:  # how `datasets` tells an outage
+                raise Trouble(f"{hub_host()}: the listing could not be read") from None
+            raise HubError(f"dataset {hub.dataset}: {_first_line(error)}") from None
+        column = self.settings.text_column
+        names = stream.column_names
+        if names is not None and column not in names:
+            raise HubError(
+                f"dataset {hub.dataset}: there is no column {column!r}; the columns are: {', '.join(names)}.",
+                "Name the one with the text: --text-column.",
+            )
+        if names is not None:
+            stream = stream.select_columns([column])
+        return stream.skip(position) if position else stream
+
+
+def _batch(file: InputFile, first: int, lines: list[str]) -> Batch:
+    payload = "\n".join(lines).encode()
+    return Batch(file.index, first, first + len(lines), sum(map(len, lines)), payload=payload)
+
+
+def _as_json(value: Any) -> Any:
+    """What JSON has no word for: bytes are text, as in parquet; of anything else only the kind is told."""
+    return decode_text(value)[0] if isinstance(value, bytes) else {type(value).__name__: None}
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the content is to blame. By name: loading `datasets` takes seconds."""
+    if isinstance(error, MemoryError):  # pyarrow's own one is an ArrowException, too
+        return False
+    by_datasets = any(kind.__name__ == "DatasetBuildError" for kind in type(error).__mro__)
+    return by_datasets or isinstance(error, (ValueError, TypeError, LookupError, pa.ArrowException))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

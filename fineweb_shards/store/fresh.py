@@ -1,0 +1,165 @@
+"""--fresh: what is ours in an output folder, and nothing else, is deleted.
+
+Ours is what a manifest of ours names, the shard that an interrupted run was just giving its name, and the
+work folder. A manifest that can't be read names nothing, so nothing is deleted; the folder may hold anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fineweb_shards.errors import OutputError, UsageError
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.store.files import growing_path
+from fineweb_shards.store.manifest import FILE_NAME, Manifest, load_manifest
+from fineweb_shards.store.megatron_index import with_indices
+from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error
+from fineweb_shards.system.terminal import printable
+from fineweb_shards.units import show_bytes, show_number_of
+
+Say = Callable[[str], None]
+_SHOWN_NAMES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What --fresh would delete."""
+
+    folder: Path
+    files: tuple[Path, ...]  # in the folder itself
+    work: tuple[Path, ...]  # in the work folder, with all that is in them
+
+    def describe(self) -> str:
+        """How much it is, and where."""
+        inside = [file for path in self.work for file in _files_below(path)]
+        size = show_bytes(sum(map(_size_bytes, (*self.files, *inside))))
+        what = f"{show_number_of(len(self.files), 'file')} in {self.folder}"
+        named = _name_some([path.name for path in self.files])
+        if inside:
+            what += f" and {len(inside):,} in its {WORK_FOLDER}"
+        return f"{what}, {size}" + (f": {named}" if named else "")
+
+    def carry_out(self) -> None:
+        """The manifest goes last: until then it still tells what is ours."""
+        try:
+            for path in self.work:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            for path in self.files:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise output_error(self.folder, error) from error
+
+
+def start_over(folder: Path, layout: Layout, complain: Say, *, yes: bool) -> None:
+    """--fresh: say what is deleted (even to --quiet), ask whoever can answer, and delete it."""
+    deletion = plan_deletion(folder, layout)
+    if not deletion.files and not deletion.work:
+        return
+    if not yes:
+        _ask(deletion, complain)
+    complain(f"--fresh: deleting {deletion.describe()}")
+    deletion.carry_out()
+
+
+def plan_deletion(folder: Path, layout: Layout) -> Deletion:
+    """What is ours. Refused where something is in the way of `layout` that is not."""
+    manifest = load_manifest(folder)  # refuses what it can't read, or what is not ours
+    ours = our_names(folder, manifest) if manifest else set()
+    refuse_untracked_shards(folder, layout, ours)
+    work = folder / WORK_FOLDER
+    if work.is_symlink():
+        raise OutputError(
+            f"{work}: this is a link to another folder.", "Delete it yourself, or choose another --out."
+        )
+    found = sorted(work.iterdir()) if work.is_dir() else []
+    files = sorted(folder / name for name in ours if os.path.lexists(folder / name))
+    if manifest:
+        files.append(folder / FILE_NAME)
+    return Deletion(folder, tuple(files), tuple(path for path in found if path.name != LOCK_NAME))
+
+
+def our_names(folder: Path, manifest: Manifest) -> set[str]:
+    """The files in the folder that its manifest vouches for."""
+    names = {record.name for record in manifest.shards}
+    if not manifest.complete:
+        names |= {
+            name
+            for name in manifest.numbering.next_names(manifest.shards)
+            if _is_whole(folder, manifest, name)
+        }
+    return with_indices(manifest.layout, names)
+
+
+def holds_shards(folder: Path, manifest: Manifest) -> bool:
+    """Whether anything is there that was made with this manifest's settings."""
+    return bool(manifest.shards) or any(
+        os.path.lexists(folder / name) for name in our_names(folder, manifest)
+    )
+
+
+def refuse_untracked_shards(folder: Path, layout: Layout, ours: set[str]) -> None:
+    """A reader would take them for a part of what is built here, and they may be somebody's only copy."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    strangers = sorted(name for name in names if layout.owns(name) and name not in ours)
+    if strangers:
+        are = "is" if len(strangers) == 1 else "are"
+        raise OutputError(
+            f"{folder}: {_name_some(strangers)} {are} here, but no {FILE_NAME} of this folder lists "
+            f"{'it' if len(strangers) == 1 else 'them'}: fineweb-shards neither replaces nor deletes what it "
+            "may not have made.",
+            "Choose another --out, or move them away.",
+        )
+
+
+def _is_whole(folder: Path, manifest: Manifest, name: str) -> bool:
+    """Whether a file is what a run was giving its name when it was killed: whole, with the length and the
+    header of a shard, and no longer under the name it had while it grew."""
+    layout = manifest.layout
+    try:
+        with open(folder / name, "rb") as file:
+            tokens, odd = divmod(os.fstat(file.fileno()).st_size - layout.header_bytes, 2)
+            fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
+            grown = not os.path.lexists(growing_path(folder / name))
+            whole = grown and not odd and tokens > 0 and fits
+            return whole and file.read(layout.header_bytes) == layout.header(tokens)
+    except OSError:
+        return False
+
+
+def _ask(deletion: Deletion, complain: Say) -> None:
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"--fresh would delete {deletion.describe()}.",
+            "Nobody can be asked here: add --yes to delete it, or leave out --fresh to go on.",
+        )
+    complain(f"--fresh deletes {deletion.describe()}")
+    print("Delete it and start over? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("Nothing was deleted.", "Without --fresh the same command goes on where it stopped.")
+
+
+def _name_some(names: list[str]) -> str:
+    shown = ", ".join(printable(name) for name in names[:_SHOWN_NAMES])
+    return shown + (f" … ({len(names):,} files)" if len(names) > _SHOWN_NAMES else "")
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0  # somebody else's temporary file, which is gone again
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+    if path.is_dir() and not path.is_symlink():
+        yield from (below for below in path.rglob("*") if below.is_symlink() or not below.is_dir())
+    else:
+        yield path

@@ -1,0 +1,126 @@
+"""Megatron's `.idx`: how long every document of a `.bin` is and where it begins.
+
+It is a pure function of the tokens, made by one pass over the `.bin` in constant memory. A rest without an
+EOD (a stream cut by --max-tokens) is a document too.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.system.durable import WORK_FOLDER, output_error, publish
+from fineweb_shards.tokenizers.ranks import EOT
+
+MAGIC, VERSION, UINT16 = b"MMIDIDX\x00\x00", 1, 8
+_HEADER = struct.Struct("<9sQBQQ")
+_READ_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The documents that end in one block of the `.bin`: bytes for a place in the index."""
+
+    offset: int
+    data: bytes
+
+
+def index_path(path: Path) -> Path:
+    """The index beside a `.bin`."""
+    return path.with_suffix(".idx")
+
+
+def with_indices(layout: Layout, names: set[str]) -> set[str]:
+    """Names of files, and of the indices beside them where the layout has any."""
+    return names | {index_path(Path(name)).name for name in names} if layout.has_index else names
+
+
+def index_bytes(path: Path, documents: int) -> int:
+    """How long the index of a `.bin` that holds `documents` EODs is."""
+    with open(path, "rb") as tokens:
+        sequences = _count_sequences(tokens, documents)
+    return _HEADER.size + 4 * sequences + 8 * sequences + 8 * (sequences + 1)
+
+
+def write_index(path: Path, documents: int) -> None:
+    """Make the index of a finished `.bin` that holds `documents` EODs."""
+    final = index_path(path)
+    temporary = path.parent / WORK_FOLDER / "index.tmp"
+    try:
+        with open(path, "rb") as tokens, open(temporary, "wb") as file:
+            for part in _parts(tokens, documents):
+                file.seek(part.offset)
+                file.write(part.data)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(temporary, final)
+    except OSError as error:
+        raise output_error(final, error) from error
+
+
+def check_index(path: Path, documents: int) -> str | None:
+    """What is wrong with the index of a `.bin`, or None."""
+    final = index_path(path)
+    try:
+        with open(path, "rb") as tokens, open(final, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            end = 0
+            for part in _parts(tokens, documents):
+                file.seek(part.offset)
+                if file.read(len(part.data)) != part.data:
+                    return f"{final.name}: does not fit {path.name}"
+                end = max(end, part.offset + len(part.data))
+    except FileNotFoundError:
+        return f"{final.name}: missing"
+    except OSError as error:
+        return f"{final.name}: {error.strerror}"
+    return None if size == end else f"{final.name}: {size:,} bytes long, should be {end:,}"
+
+
+def _parts(tokens: BinaryIO, documents: int) -> Iterator[_Part]:
+    total = os.fstat(tokens.fileno()).st_size // 2
+    sequences = _count_sequences(tokens, documents)
+    yield _Part(0, _HEADER.pack(MAGIC, VERSION, UINT16, sequences, sequences + 1))
+    lengths_at = _HEADER.size
+    starts_at = lengths_at + 4 * sequences
+    numbers_at = starts_at + 8 * sequences
+    done, start = 0, 0  # documents, and the token at which the next one begins
+    for ends in _document_ends(tokens, total):
+        starts = np.concatenate([[start], ends[:-1]])
+        yield _Part(lengths_at + 4 * done, (ends - starts).astype("<i4").tobytes())
+        yield _Part(starts_at + 8 * done, (2 * starts).astype("<i8").tobytes())
+        yield _Part(numbers_at + 8 * done, np.arange(done, done + len(ends), dtype="<i8").tobytes())
+        done, start = done + len(ends), int(ends[-1])
+    yield _Part(numbers_at + 8 * done, np.array([done], "<i8").tobytes())
+
+
+def _count_sequences(tokens: BinaryIO, documents: int) -> int:
+    """A rest behind the last EOD is one, too."""
+    total = os.fstat(tokens.fileno()).st_size // 2
+    tokens.seek(max(0, 2 * total - 2))
+    return documents + int(total > 0 and tokens.read(2) != EOT.to_bytes(2, "little"))
+
+
+def _document_ends(tokens: BinaryIO, total: int) -> Iterator[NDArray[np.int64]]:
+    """Where documents end, a block at a time; never an empty array."""
+    tokens.seek(0)
+    position = last = 0
+    while data := tokens.read(_READ_BYTES):
+        block = np.frombuffer(
+            data[: len(data) // 2 * 2], "<u2"
+        )  # an odd byte at the end is damage told elsewhere
+        ends = np.flatnonzero(block == EOT) + (position + 1)
+        position += len(block)
+        if len(ends):
+            last = int(ends[-1])
+            yield ends
+    if last < total:
+        yield np.array([total], np.int64)

@@ -1,0 +1,48 @@
+"""`.fineweb-shards/quarantine.jsonl`: the documents that a run had to leave out, one a line.
+
+For people: the ledger is what a resume goes by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fineweb_shards.errors import ChangedError
+from fineweb_shards.system.durable import WORK_FOLDER, write_file
+from fineweb_shards.types import Quarantined
+
+FILE_NAME = "quarantine.jsonl"
+
+
+def write_quarantine(folder: Path, documents: Sequence[Quarantined], names: Sequence[str]) -> None:
+    """The whole list; `names` are the input files'. ASCII, so that `cat` is safe whatever they say."""
+    lines = [json.dumps(_to_json(document, names)) + "\n" for document in documents]
+    work = folder / WORK_FOLDER
+    write_file(work / FILE_NAME, "".join(lines).encode(), work)
+
+
+def describe(document: Quarantined, names: Sequence[str]) -> str:
+    """For the log."""
+    place = f"row {document.row:,}" if document.row is not None else f"position {document.position:,}"
+    called = f" ({document.id})" if document.id else ""
+    what = "a piece of a document" if document.piece_of_bytes else "a document"
+    size = f"{document.text_bytes:,} bytes"
+    return f"{names[document.file]}: {what} of {size} at {place}{called}: {document.cause}"
+
+
+def check_batch_bytes(documents: Sequence[Quarantined], batch_bytes: int) -> None:
+    """A piece of a long document is only found again where it is cut in the same places."""
+    for document in documents:
+        if document.piece_of_bytes not in (0, batch_bytes):
+            raise ChangedError(
+                f"--batch-bytes was {document.piece_of_bytes:,} when a piece of a document went to "
+                f"quarantine and is {batch_bytes:,} now."
+            )
+
+
+def _to_json(document: Quarantined, names: Sequence[str]) -> dict[str, Any]:
+    return {**asdict(document), "file": names[document.file]}

@@ -1,0 +1,63 @@
+"""Another `--max-tokens` for a folder that holds shards already: the stream is the same, only its end moves.
+
+Growing goes on where the old limit cut the stream. The last shard was cut short there, so it is made again
+from the checkpoint before it; everything else stays. What is there can't be made shorter.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from fineweb_shards.errors import ChangedError
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.megatron_index import with_indices
+from fineweb_shards.types import ShardRecord
+
+
+def move_limit(manifest: Manifest, limit: int | None, folder: Path) -> Manifest:
+    """The ledger of the folder for another limit: without what must be made again."""
+    old = manifest.settings["max_tokens"]
+    if limit == old:
+        return manifest
+    there = manifest.tokens + manifest.totals.get("dropped_tokens", 0)
+    if limit is not None and limit < there:
+        raise ChangedError(
+            f"--max-tokens {limit:,}: the folder holds {there:,} tokens already, and a stream that is there "
+            "can't be made shorter.",
+            "Raise --max-tokens or leave it out, choose another --out, or start over with --fresh.",
+        )
+    if not manifest.complete and limit is not None and (old is None or limit < old):
+        _check_nothing_behind(manifest, folder, limit)
+    moved = replace(manifest, settings={**manifest.settings, "max_tokens": limit})
+    if not manifest.complete or there != old:
+        return moved  # not finished, or finished because the input has ended
+    return replace(moved, shards=_before_the_cut(manifest), complete=False, totals={})
+
+
+def _check_nothing_behind(manifest: Manifest, folder: Path, limit: int) -> None:
+    """A killed run may have named a shard that it had no time to enter. A longer stream makes it again; of a
+    shorter one it would be no part, and a loader would read it all the same."""
+    names = with_indices(manifest.layout, {record.name for record in manifest.shards})
+    unknown = sorted(name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in names)
+    if unknown:
+        raise ChangedError(
+            f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may lie behind that end.",
+            "Go on with the old --max-tokens for a shard, choose another --out, or start over with --fresh.",
+        )
+
+
+def _before_the_cut(manifest: Manifest) -> tuple[ShardRecord, ...]:
+    """The records that are the same under any larger limit."""
+    records, split = manifest.shards, manifest.split
+    if split.val_ratio:
+        if manifest.totals.get("dropped_tokens"):
+            return ()  # what was dropped was in checkpoints, together with what was not
+        return tuple(record for record in records if record.end != manifest.end)
+    last = records[-1:]
+    tokens = sum(record.tokens for record in records if last and record.split == last[0].split)
+    fills_validation = bool(last) and last[0].split == "val" and tokens == split.val_tokens
+    if tokens % manifest.settings["shard_tokens"] == 0 or fills_validation:
+        return records
+    return records[:-1]

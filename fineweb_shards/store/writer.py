@@ -1,0 +1,184 @@
+"""One file on its way to disk: streamed to a temporary file, synced, recorded, and named when it is whole.
+
+Most files are a shard of one stretch: they are recorded once, when they have their name. A file that grows
+over several checkpoints is recorded a stretch at a time, and goes on behind the last one after a crash.
+
+The header holds the number of tokens, and only the last shard of a stream is shorter than the others.
+So the header of a full shard is written (and hashed) first, and a short shard is hashed once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.store.files import growing_path
+from fineweb_shards.stream.split import Side
+from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.durable import output_error, publish, sync_folder
+from fineweb_shards.types import Counts, Cursor, ShardRecord, Tokens, count_eots
+
+# Written data goes to the disk in the background a little at a time. The fsync at the end is then
+# short, and the machine's page cache is not filled with a whole shard of unwritten data.
+_SYNC_EVERY_BYTES = 32 * 2**20
+_READ_BYTES = 4 * 2**20
+
+
+class ShardWriter:
+    """Writes one file. What no record names is removed, here or when the file is opened again."""
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        side: Side,
+        index: int,
+        shard_tokens: int,
+        disk: Disk,
+        *,
+        kept_tokens: int = 0,
+        digits: int = 0,
+    ) -> None:
+        self.side = side
+        self.tokens = kept_tokens  # those before it are in the ledger
+        self.final = folder / layout.shard_name(side, index, digits)
+        self._layout = layout
+        self._disk = disk
+        self._expected_tokens = shard_tokens
+        self._temporary = growing_path(self.final)
+        self._hasher = ThreadPoolExecutor(1, "hash")
+        self._syncer = ThreadPoolExecutor(1, "sync")
+        self._syncing: Future[None] | None = None
+        self._unsynced_bytes = 0
+        self._start_stretch()
+
+    def __enter__(self) -> ShardWriter:
+        try:
+            if self.tokens and not self._temporary.exists():
+                os.replace(self.final, self._temporary)  # it was whole, and then some of it was lost
+            self._file = open(self._temporary, "r+b" if self.tokens else "w+b", buffering=0)
+            if self.tokens:
+                os.ftruncate(self._file.fileno(), self._offset(self.tokens))
+                self._file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise output_error(self._temporary, error) from error
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file, and of what was written if the ledger needs nothing of it."""
+        self._hasher.shutdown(wait=True)
+        self._syncer.shutdown(wait=True)
+        self._file.close()
+        if not self._begin:
+            self.discard()
+
+    def discard(self) -> None:
+        """Remove what is written; nothing is there any more if the file has its name."""
+        self._temporary.unlink(missing_ok=True)
+
+    def write(self, tokens: Tokens) -> None:
+        """Append tokens."""
+        if not self.tokens:
+            header = self._layout.header(self._expected_tokens)
+            self._digest.update(header)
+            self._put(header)
+        data = np.ascontiguousarray(tokens, "<u2").data.cast("B")
+        hashing = self._hasher.submit(self._digest.update, data)  # while the disk takes the same bytes
+        self._put(data)
+        hashing.result()
+        self.tokens += len(tokens)
+        self._documents += count_eots(tokens)
+        self._sync_in_background(len(data))
+
+    def commit(self, end: Cursor, *, whole: bool = True) -> ShardRecord:
+        """Make the stretch durable, and the file under its name if it is `whole`; the caller then
+        enters the record in the ledger."""
+        offset = self._offset(self._begin) if self._begin or not whole else 0
+        try:
+            # A file that goes on may have been whole once, with a header for fewer tokens.
+            if whole and (self.tokens != self._expected_tokens or self._begin):
+                self._file.seek(0)
+                self._put(self._layout.header(self.tokens))
+                self._file.seek(0, os.SEEK_END)
+            full = whole and self.tokens == self._expected_tokens
+            if self._layout.header_bytes and not self._begin and not full:
+                self._hash_again(offset)
+            self._wait_for_sync()
+            os.fsync(self._file.fileno())
+            size = os.fstat(self._file.fileno()).st_size
+            if whole:
+                self._file.close()
+                publish(self._temporary, self.final)
+            else:
+                sync_folder(self._temporary.parent)  # the ledger will rely on the file being there
+        except OSError as error:
+            raise output_error(self.final, error) from error
+        record = ShardRecord(
+            name=self.final.name,
+            split=self.side,
+            offset=offset,
+            tokens=self.tokens - self._begin,
+            documents=self._documents,
+            bytes=size - offset,
+            sha256=self._digest.hexdigest(),
+            end=end,
+            counts=Counts(),
+        )
+        self._start_stretch()
+        return record
+
+    @property
+    def has_news(self) -> bool:
+        """Whether tokens were written that no record names."""
+        return self.tokens > self._begin
+
+    def _offset(self, tokens: int) -> int:
+        return self._layout.header_bytes + 2 * tokens
+
+    def _start_stretch(self) -> None:
+        self._begin = self.tokens
+        self._documents = 0
+        self._digest = hashlib.sha256()
+
+    def _hash_again(self, offset: int) -> None:
+        """The header in the hash was not the right one, or does not belong to the stretch."""
+        self._file.seek(offset)
+        self._digest = hashlib.sha256()
+        while data := self._file.read(_READ_BYTES):
+            self._digest.update(data)
+
+    def _put(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:  # an unbuffered write may be short
+            view = view[self._disk.attempt(partial(self._write_some, view)) :]
+
+    def _write_some(self, view: memoryview) -> int:
+        try:
+            return self._file.write(view)
+        except OSError as error:
+            raise output_error(self.final, error) from error
+
+    def _sync_in_background(self, written_bytes: int) -> None:
+        self._unsynced_bytes += written_bytes
+        if self._unsynced_bytes < _SYNC_EVERY_BYTES:
+            return
+        self._unsynced_bytes = 0
+        self._wait_for_sync()
+        self._syncing = self._syncer.submit(os.fsync, self._file.fileno())
+
+    def _wait_for_sync(self) -> None:
+        if self._syncing is not None:
+            syncing, self._syncing = self._syncing, None
+            try:
+                syncing.result()
+            except OSError as error:
+                raise output_error(self.final, error) from error

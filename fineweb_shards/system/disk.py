@@ -1,0 +1,59 @@
+"""The disk under an output folder: a full one is waited for, up to a limit, instead of ending the night."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from fineweb_shards.errors import DiskFullError
+from fineweb_shards.events import Observer
+from fineweb_shards.system.machine import free_disk_bytes
+from fineweb_shards.system.retry import Clock, Patience, Trouble
+from fineweb_shards.units import show_bytes
+
+Result = TypeVar("Result")
+
+_LOOK_EVERY_SECONDS = 10.0
+
+
+class Disk:
+    """Where shards are written. What fails for want of space is tried again until there is some."""
+
+    def __init__(
+        self, folder: Path, max_wait_seconds: float, observer: Observer, clock: Clock | None = None
+    ) -> None:
+        self._folder = folder
+        self._patience = Patience(
+            max_wait_seconds,
+            clock,
+            cause="disk",
+            longest_wait_seconds=_LOOK_EVERY_SECONDS,
+            error=DiskFullError,
+        )
+        self._patience.observer = observer
+
+    def attempt(self, action: Callable[[], Result]) -> Result:
+        """Do it, and again while it raises DiskFullError. It must be something that can be done again."""
+
+        def once() -> Result:
+            try:
+                return action()
+            except DiskFullError as error:
+                raise Trouble(error.message.rstrip(".")) from error
+
+        return self._patience.call(once)
+
+    def wait_for(self, needed_bytes: int) -> None:
+        """Until so much is free."""
+
+        def look() -> None:
+            free = free_disk_bytes(self._folder)
+            if free < needed_bytes:
+                needed, missing = show_bytes(needed_bytes), show_bytes(needed_bytes - free)
+                raise DiskFullError(
+                    f"{self._folder}: the next shard needs {needed}, {show_bytes(free)} are free: "
+                    f"{missing} are missing."
+                )
+
+        self.attempt(look)

@@ -1,0 +1,166 @@
+"""In a terminal: a bar for the whole job, and below it one for the current shard.
+
+total      37%|██████████▍                 | 3.71B of 10B tokens, 16.8M/s, 6 min left
+shard 37   71%|█████████████████████▍      | 2 workers, 731 MB, encoding
+
+While the run waits, the reason takes the second bar's place, and as many lines as it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+from tqdm.std import Bar
+
+from fineweb_shards.events import Event
+from fineweb_shards.system.terminal import cells, clip, printable, shown_on, terminal_size, wrap
+from fineweb_shards.units import show_count, show_seconds
+from fineweb_shards.watching.screen import (
+    JsonLines,
+    Lines,
+    Screen,
+    describe_machine,
+    describe_state,
+    describe_tokens,
+)
+from fineweb_shards.watching.snapshot import STARTING, VERIFYING, WAITING, Snapshot
+
+_NAME_COLUMNS = 9
+_BAR_COLUMNS = (10, 0)  # the least a bar gets: where nothing fits beside it there is none
+_CLEAR_BELOW = "\x1b[J"
+_LAST_DRAWING_SECONDS = 0.5
+_YELLOW, _PLAIN = "\x1b[33m", "\x1b[0m"
+
+
+def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
+    """What fits the flags and what standard error is."""
+    if as_json:
+        return JsonLines()
+    if quiet:
+        return Screen()
+    return Bars() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else Lines()
+
+
+class Bars(Screen):
+    """A few lines at the bottom of the terminal, drawn again in place.
+
+    The cursor rests below them, so that whoever writes next, be it the shell after a kill, writes into an
+    empty line. Every change is one write, so that none is seen half done.
+    """
+
+    def __init__(self) -> None:
+        self._frame: list[str] = []
+        self._waiting = False
+        self._coloured = not os.environ.get("NO_COLOR")
+        self._lock = threading.RLock()
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            self._write(f"{self._wipe()}{shown_on(sys.stderr, text)}\n{self._draw()}")
+
+    def tell(self, event: Event) -> None:
+        self.say(event.text)
+
+    def complain(self, text: str) -> None:
+        self.say(text)
+
+    def show(self, snapshot: Snapshot) -> None:
+        size = terminal_size(sys.stderr)
+        # A character in the last column would make some terminals begin another line.
+        frame = make_frame(snapshot, size.columns - 1, size.lines - 1, charset=_charset())
+        with self._lock:
+            wipe = self._wipe()
+            self._frame, self._waiting = frame, snapshot.state == WAITING
+            self._write(wipe + self._draw())
+
+    def close(self) -> None:
+        with self._lock:
+            if self._frame:
+                wipe, self._frame = self._wipe(), []
+                self._write(wipe)
+
+    def abandon(self) -> str:
+        """Called by a signal: whoever is drawing gets a moment to come to an end."""
+        self._lock.acquire(timeout=_LAST_DRAWING_SECONDS)
+        return self._wipe()
+
+    def _wipe(self) -> str:
+        """Up to the first line and everything away; a terminal that has become narrower may have made
+        several lines of one."""
+        columns = terminal_size(sys.stderr).columns
+        rows = sum(max(1, -(-cells(line) // columns)) for line in self._frame)
+        return f"\r\x1b[{rows}A{_CLEAR_BELOW}" if rows else ""
+
+    def _draw(self) -> str:
+        begin, end = (_YELLOW, _PLAIN) if self._waiting and self._coloured else ("", "")
+        return "".join(f"{begin}{line}{end}\n" for line in self._frame)
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def make_frame(snapshot: Snapshot, columns: int, rows: int, *, charset: str = Bar.UTF) -> list[str]:
+    """The lines to be shown: none wider than `columns`, not more than `rows`, the most important first."""
+    if snapshot.state == VERIFYING:
+        done, shards = snapshot.verified_shards, snapshot.finished_shards
+        lines = [_bar_line("verify", done, shards, [f"{done:,} of {shards:,} shards"], columns, charset)]
+        lines.append(clip(f"{'':<{_NAME_COLUMNS}} {describe_machine(snapshot)}", columns))
+        return lines[:rows]
+    lines = [_total_line(snapshot, columns, charset)]
+    if snapshot.state == WAITING:
+        reason = printable(snapshot.reason).replace("\n", " ")
+        waits = wrap(reason, columns, hang=2, break_words=True)
+        room = max(1, rows - 1)
+        if len(waits) > room:
+            waits = [*waits[: room - 1], waits[room - 1] + " …"]
+        return [clip(line, columns) for line in [*lines, *waits]][:rows]
+    return [*lines, _shard_line(snapshot, columns, charset)][:rows]
+
+
+def _total_line(snapshot: Snapshot, columns: int, charset: str) -> str:
+    tokens = describe_tokens(snapshot)
+    speed = f", {show_count(snapshot.tokens_per_second)}/s" if snapshot.tokens_per_second else ""
+    left = f", {show_seconds(snapshot.seconds_left)} left" if snapshot.seconds_left is not None else ""
+    if snapshot.state == WAITING:
+        speed, left = "", ", waiting"
+    texts = [f"{tokens} tokens{speed}{left}", f"{tokens} tokens{left}", f"{tokens}{left}", f"{tokens} tokens"]
+    return _bar_line("total", snapshot.tokens, snapshot.expected_tokens, texts, columns, charset)
+
+
+def _shard_line(snapshot: Snapshot, columns: int, charset: str) -> str:
+    name = STARTING if snapshot.state == STARTING else f"shard {snapshot.shard}"
+    state = describe_state(snapshot)
+    texts = [f"{describe_machine(snapshot)}, {state}", state]
+    return _bar_line(name, snapshot.shard_tokens, snapshot.shard_size_tokens, texts, columns, charset)
+
+
+def _bar_line(
+    name: str, done: int, whole: int | None, texts: Sequence[str], columns: int, charset: str
+) -> str:
+    """A name, a bar and the longest of the texts that leaves room for it."""
+    begin = f"{name:<{_NAME_COLUMNS}} "
+    if not whole:
+        return clip(begin + texts[0], columns)
+    share = min(1.0, done / whole)
+    begin += f"{100 * share:3.0f}%"
+    for least in _BAR_COLUMNS:
+        for text in texts:
+            length = columns - len(f"{begin}|| {text}")
+            if length >= least > 0:
+                return f"{begin}|{Bar(share, length, charset)}| {text}"
+            if least == 0 and len(f"{begin} {text}") <= columns:
+                return f"{begin} {text}"
+    return clip(f"{begin} {texts[-1]}", columns)
+
+
+def _charset() -> str:
+    """What bars are made of, where standard error can show it."""
+    try:
+        Bar.UTF.encode(sys.stderr.encoding)
+    except UnicodeEncodeError:
+        return str(Bar.ASCII)
+    return str(Bar.UTF)

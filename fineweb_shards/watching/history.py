@@ -1,0 +1,199 @@
+"""`.fineweb-shards/history.json`: the runs of a folder, speed and memory over time, pauses and faults.
+
+Bounded: when there are too many points every second one goes, so that three days take no more room than
+an hour. A resume goes on with the same history under another run number. It is an account, not a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fineweb_shards.events import Event
+from fineweb_shards.system.durable import WORK_FOLDER, read_file, write_quickly
+from fineweb_shards.system.json_values import check_moment, expect, get, make, parse_object
+from fineweb_shards.system.terminal import safe_text
+from fineweb_shards.watching.run_record import RunRecord, Waited
+
+FILE_NAME = "history.json"
+MAXIMUM_POINTS = 1000
+MAXIMUM_MARKS = 400
+MAXIMUM_RUNS = 200
+_FIRST_INTERVAL_SECONDS = 1.0
+_MARK_CHARACTERS = 300
+WAIT = "wait"
+# What a person wants to find in the chart again.
+_FAULTS = ("worker", "quarantine", "memory", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The run at a moment."""
+
+    time: float  # seconds since 1970
+    run: int
+    tokens: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened: a fault at a moment, or a wait with an end (None: it has not ended)."""
+
+    time: float
+    kind: str  # of an event, or WAIT
+    text: str
+    cause: str = ""  # of a wait
+    end: float | None = None
+
+
+class History:
+    """Points and marks of all runs in a folder. From any thread."""
+
+    def __init__(
+        self,
+        points: list[Point] | None = None,
+        marks: list[Mark] | None = None,
+        interval_seconds: float = _FIRST_INTERVAL_SECONDS,
+        runs: list[RunRecord] | None = None,
+    ) -> None:
+        self._points = points or []
+        self._marks = marks or []
+        self._runs = runs or []
+        self._interval_seconds = interval_seconds
+        self._run = self._points[-1].run if self._points else 0
+        self._lock = threading.Lock()
+
+    @property
+    def points(self) -> list[Point]:
+        with self._lock:
+            return list(self._points)
+
+    @property
+    def marks(self) -> list[Mark]:
+        with self._lock:
+            return list(self._marks)
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        with self._lock:
+            return list(self._runs)
+
+    def begin_run(self, tokens: int = 0, budget_bytes: int = 0) -> None:
+        """What follows belongs to another run. A wait that a crash has left open ended there."""
+        now = time.time()
+        with self._lock:
+            self._close_waits(self._points[-1].time if self._points else 0.0)
+            self._run = max([self._run, *(run.number for run in self._runs)]) + 1
+            begun = RunRecord(self._run, now, now, tokens, tokens, budget_bytes)
+            self._runs = [*self._runs, begun][-MAXIMUM_RUNS:]
+
+    def end_run(self, ending: str) -> None:
+        """It has ended, and how."""
+        now = time.time()
+        with self._lock:
+            self._close_waits(now)
+            self._update_run(end=now, ending=safe_text(ending, _MARK_CHARACTERS))
+
+    def add(
+        self, tokens: int, memory_bytes: int, *, fetched_bytes: int = 0, stood_still_seconds: float = 0.0
+    ) -> None:
+        """The run now; kept as a point if enough time has passed since the last."""
+        now = time.time()
+        with self._lock:
+            self._update_run(
+                end=now, last_tokens=tokens, fetched_bytes=fetched_bytes,
+                stood_still_seconds=stood_still_seconds,
+            )  # fmt: skip
+            last = self._points[-1] if self._points else None
+            # A clock that was set back must not silence the rest of the run.
+            if last and last.run == self._run and 0 <= now - last.time < self._interval_seconds * 0.95:
+                return
+            self._points.append(Point(now, self._run, tokens, memory_bytes))
+            if len(self._points) > MAXIMUM_POINTS:
+                self._points = [*self._points[:-1:2], self._points[-1]]
+                self._interval_seconds *= 2
+
+    def note(self, event: Event) -> None:
+        """Remember a fault; everything else is in the log."""
+        if event.kind in _FAULTS:
+            self._mark(Mark(time.time(), event.kind, safe_text(event.text, _MARK_CHARACTERS)))
+
+    def begin_wait(self, cause: str, reason: str) -> None:
+        self._mark(Mark(time.time(), WAIT, safe_text(reason, _MARK_CHARACTERS), cause))
+        with self._lock:
+            self._count_wait(cause, 1, 0.0)
+
+    def end_wait(self, cause: str) -> None:
+        """The wait for `cause` is over."""
+        with self._lock:
+            self._close_waits(time.time(), cause)
+
+    def _close_waits(self, end: float, cause: str | None = None) -> None:
+        """Waits that are not over ended then, those for `cause` or all of them."""
+        for place, mark in enumerate(self._marks):
+            if mark.kind == WAIT and mark.end is None and cause in (None, mark.cause):
+                self._marks[place] = replace(mark, end=max(end, mark.time))
+                self._count_wait(mark.cause, 0, max(0.0, end - mark.time))
+
+    def _count_wait(self, cause: str, count: int, seconds: float) -> None:
+        if self._runs:
+            known = self._runs[-1].waited
+            before = known.get(cause, Waited())
+            now = Waited(before.count + count, before.seconds + seconds)
+            self._update_run(waited={**known, cause: now})
+
+    def _update_run(self, **changes: Any) -> None:
+        if self._runs:
+            self._runs[-1] = replace(self._runs[-1], **changes)
+
+    def _mark(self, mark: Mark) -> None:
+        with self._lock:
+            self._marks = [*self._marks, mark][-MAXIMUM_MARKS:]
+
+    def save(self, folder: Path) -> None:
+        with self._lock:
+            data = {
+                "interval_seconds": self._interval_seconds,
+                "points": [[round(p.time, 1), p.run, p.tokens, p.memory_bytes] for p in self._points],
+                "marks": [asdict(mark) for mark in self._marks],
+                "runs": [asdict(run) for run in self._runs],
+            }
+        write_quickly(folder / WORK_FOLDER / FILE_NAME, json.dumps(data).encode())
+
+
+def load_history(folder: Path) -> History:
+    """The folder's history; an empty one where there is none, or none that can be read."""
+    try:
+        data = parse_object(read_file(folder / WORK_FOLDER / FILE_NAME))
+        points = [_make_point(row) for row in get(data, "points", list)]
+        marks = [make(Mark, mark) for mark in get(data, "marks", list)]
+        runs = [_make_run(run) for run in expect("runs", data.get("runs", []), list)]  # not in older files
+        interval_seconds = get(data, "interval_seconds", float)
+        for moment in (*(mark.time for mark in marks), *(mark.end or 0.0 for mark in marks)):
+            check_moment(moment)
+    except (OSError, ValueError):
+        return History()
+    if len(points) > MAXIMUM_POINTS or interval_seconds < _FIRST_INTERVAL_SECONDS:
+        return History()
+    return History(points, marks, interval_seconds, runs)
+
+
+def _make_run(row: Any) -> RunRecord:
+    run = make(RunRecord, row)
+    check_moment(run.begin)
+    check_moment(run.end)
+    return run
+
+
+def _make_point(row: Any) -> Point:
+    names = ("time", "run", "tokens", "memory_bytes")
+    point = make(Point, dict(zip(names, expect("a point", row, list), strict=True)))
+    check_moment(point.time)
+    if min(point.run, point.tokens, point.memory_bytes) < 0:
+        raise ValueError("a negative figure")
+    return point

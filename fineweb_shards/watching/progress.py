@@ -1,0 +1,115 @@
+"""Where a run stands: fed by the run itself, looked at by the monitor. Tells the log and the screen."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from fineweb_shards.events import Event, Observer
+from fineweb_shards.types import Cursor, ShardRecord
+from fineweb_shards.units import show_number_of
+from fineweb_shards.watching.estimate import Total
+from fineweb_shards.watching.history import History
+from fineweb_shards.watching.log import Journal
+from fineweb_shards.watching.screen import Screen
+
+ReadShare = Callable[[Cursor], float | None]
+
+
+class Progress(Observer):
+    """What is done, what is expected, and what is being waited for."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        screen: Screen | None = None,
+        history: History | None = None,
+        *,
+        finished: Iterable[ShardRecord] = (),
+    ) -> None:
+        self.screen = screen or Screen()
+        self.history = history or History()
+        self.records = list(finished)  # of finished shards
+        self.resumed_tokens = self.tokens = sum(record.tokens for record in self.records)
+        self.shard = self.shard_tokens = 0
+        self.verified_shards = 0
+        self.verifying = False
+        self.fetched_bytes = 0  # over the network, in this run
+        self.waited_seconds = 0.0  # in which nothing was made: the monitor counts them
+        self.total = Total(None)
+        self._journal = journal
+        self._place = Cursor(0, 0)
+        self._read_share: ReadShare = lambda place: None
+        self._waits: dict[str, str] = {}  # cause to reason
+        self._lock = threading.Lock()
+
+    def expect(self, total: Total, read_share: ReadShare) -> None:
+        """What is known of the whole; `read_share` tells how much of the input lies before a place."""
+        self.total, self._read_share = total, read_share
+
+    def advance(self, tokens: int, shard: int, place: Cursor) -> None:
+        """`tokens` more, in a shard, which bring the stream to `place`."""
+        if shard != self.shard:
+            self.shard, self.shard_tokens = shard, 0
+        self.tokens += tokens
+        self.shard_tokens += tokens
+        self._place = place
+
+    def finish_shards(self, records: Iterable[ShardRecord]) -> None:
+        """They are in the ledger."""
+        for record in records:
+            self.records.append(record)
+            counted = f"{record.tokens:,} tokens, {show_number_of(record.documents, 'document')}"
+            self.tell(Event("shard", f"{record.name}: {counted}, SHA-256 {record.sha256}", loud=False))
+
+    def verify_shard(self, record: ShardRecord) -> None:
+        """A shard was read back. From any thread."""
+        with self._lock:
+            self.verified_shards += 1
+
+    @property
+    def begun(self) -> bool:
+        """Whether this run has made any token."""
+        return self.tokens > self.resumed_tokens
+
+    @property
+    def waits(self) -> str:
+        """What is being waited for, if anything is."""
+        with self._lock:
+            return "; ".join(self._waits.values())
+
+    def expected_tokens(self) -> int | None:
+        """Of the whole stream, as well as it is known."""
+        place, tokens = self._place, self.tokens
+        read = max(0, tokens - place.skip_tokens)
+        return self.total.tokens(tokens, read, self._read_share(place) if self.begun else None)
+
+    def expected_left(self) -> int | None:
+        """Tokens still to come, as well as it is known."""
+        expected = self.expected_tokens()
+        return None if expected is None else expected - self.tokens
+
+    def fetch(self, size_bytes: int) -> None:
+        with self._lock:
+            self.fetched_bytes += size_bytes
+
+    def tell(self, event: Event) -> None:
+        self._journal.write(event)
+        self.history.note(event)
+        if event.loud:
+            self.screen.tell(event)
+
+    def wait(self, cause: str, reason: str | None) -> None:
+        with self._lock:
+            begun = cause not in self._waits
+            if reason is None:
+                self._waits.pop(cause, None)
+            else:
+                self._waits[cause] = reason
+        loud = not self.screen.shows_waits
+        if reason is not None and begun:
+            self.history.begin_wait(cause, reason)
+            self.tell(Event("wait", reason, loud=loud))
+        elif reason is None and not begun:
+            self.history.end_wait(cause)
+            self.tell(Event("wait", f"the wait for the {cause} is over", loud=loud))

@@ -1,0 +1,96 @@
+"""`status --watch`: the same, again and again, until the run ends.
+
+In a terminal it is refreshed in place; elsewhere it is a line a minute; with --json an object every time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fineweb_shards.system.terminal import clip, shown_on, terminal_size, wrap
+from fineweb_shards.watching.screen import describe
+from fineweb_shards.watching.status import (
+    RUNNING,
+    Status,
+    event_lines,
+    hang_of,
+    read_status,
+    row_lines,
+    show_status,
+)
+
+_EVERY_SECONDS = 2.0
+_LINE_EVERY_SECONDS = 60.0
+# The terminal's second screen, as `top` uses it: what was there before comes back.
+_ENTER, _LEAVE = "\x1b[?1049h", "\x1b[?1049l"
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def watch_status(folder: Path, *, as_json: bool) -> int:
+    """Show it until no run is at work there; returns the exit code of the last state."""
+    status = read_status(folder)
+    try:
+        if status.state == RUNNING:
+            status = _follow(folder, status, as_json=as_json)
+    except KeyboardInterrupt:
+        status = read_status(folder)  # whoever watches has seen enough; the run does not notice
+    show_status(status, as_json=as_json)
+    return status.exit_code
+
+
+def _follow(folder: Path, status: Status, *, as_json: bool) -> Status:
+    if as_json:
+        return _repeat(folder, status, lambda seen: show_status(seen, as_json=True), _EVERY_SECONDS)
+    if not sys.stdout.isatty():
+        return _repeat(folder, status, _print_line, _LINE_EVERY_SECONDS)
+    sys.stdout.write(_ENTER)
+    try:
+        return _repeat(folder, status, _refresh, _EVERY_SECONDS)
+    finally:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+
+
+def _repeat(folder: Path, status: Status, show: Callable[[Status], None], every_seconds: float) -> Status:
+    next_time = 0.0
+    while status.state == RUNNING:
+        if time.monotonic() >= next_time:
+            next_time = time.monotonic() + every_seconds
+            show(status)
+        time.sleep(_EVERY_SECONDS)
+        status = read_status(folder)
+    return status
+
+
+def _print_line(status: Status) -> None:
+    if status.heartbeat is not None:
+        line = f"{time.strftime('%H:%M')} {describe(status.heartbeat.snapshot)}"
+        print(shown_on(sys.stdout, line), flush=True)
+
+
+def _refresh(status: Status) -> None:
+    size = terminal_size(sys.stdout)
+    # A character in the last column would make some terminals begin another line.
+    lines = fit_screen(status, size.columns - 1, size.lines)
+    sys.stdout.write(_HOME + "\n".join(_CLEAR_LINE + line for line in lines) + _CLEAR_BELOW)
+    sys.stdout.flush()
+
+
+def fit_screen(status: Status, columns: int, rows: int) -> list[str]:
+    """What fits: of the events as many as there is room for, the newest ones; then the rows, from the last
+    one on."""
+
+    def pieces(line: str) -> list[str]:
+        return [clip(piece, columns) for piece in wrap(line, columns, hang=hang_of(line), break_words=True)]
+
+    lines = [piece for row in row_lines(status) for piece in pieces(row)]
+    room = rows - len(lines) - len(("", "last events"))
+    kept: list[str] = []
+    for event in reversed([pieces(line) for line in event_lines(status)]):
+        if len(kept) + len(event) > room:
+            break
+        kept = [*event, *kept]
+    return [*lines, *(["", "last events", *kept] if kept else [])][:rows]

@@ -1,0 +1,207 @@
+"""What stands behind a verb: samples, TOML files, input, flags and their values, and mistakes in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fineweb_shards.commands.main import main, parse
+from fineweb_shards.commands.targets import read_config, read_folder
+from fineweb_shards.run import sample_configs as bundled
+from fineweb_shards.run.config import Config
+from fineweb_shards.system.memory_guard import plan_budget
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = ["build", "small.txt", "--out", "o"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, as the current one, with a text in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.txt").write_text("one\n\ntwo\n")
+    return tmp_path
+
+
+def config_of(*words: str) -> Config:
+    return read_config(parse(["build", *words]))
+
+
+def test_every_config_of_the_project_is_bundled() -> None:
+    """By the name of its file."""
+    assert set(bundled.bundled_configs()) == {path.stem for path in (ROOT / "configs").glob("*.toml")}
+
+
+def test_an_installed_package_has_its_configs_inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never from a folder beside it, which is somebody else's."""
+    package = folder / "site-packages" / "fineweb_shards"
+    (package / "configs").mkdir(parents=True)
+    (package / "configs" / "inside.toml").touch()
+    (package.parent / "configs").mkdir()
+    (package.parent / "configs" / "foreign.toml").touch()
+    monkeypatch.setattr(bundled, "_PACKAGE", package)
+    bundled.bundled_configs.cache_clear()
+    try:
+        assert set(bundled.bundled_configs()) == {"inside"}
+    finally:
+        bundled.bundled_configs.cache_clear()
+
+
+@pytest.mark.parametrize("words", [["sample-10BT"], ["--config", "sample-10BT"]])
+def test_a_sample_by_its_name(words: list[str]) -> None:
+    """As an argument, or as a config; flags override it."""
+    config = config_of(*words, "--out", "x")
+    assert (config.dataset, config.name, config.out) == ("HuggingFaceFW/fineweb-edu", "sample-10BT", "x")
+
+
+def test_a_toml_file_and_input_as_arguments(folder: Path) -> None:
+    """Files may stand anywhere between the flags, in the order they are read."""
+    (folder / "c.toml").write_text('input = "small.txt"\nworkers = 3\n')
+    assert config_of("c.toml").workers == 3
+    config = config_of("small.txt", "--out", "o", "nowhere/*.txt", "--workers", "1", "-")
+    assert config.input == ("small.txt", "nowhere/*.txt", "-")
+    assert config_of("--config", "c.toml", "x/y.txt").input == ("x/y.txt",)
+    assert config_of("--", "-odd.txt").input == ("-odd.txt",)
+
+
+def test_a_sample_wins_over_a_path_of_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So that the same command means the same when an output folder has that name; ./ means the path."""
+    (folder / "demo").mkdir()
+    assert config_of("demo").out == "out/demo"
+    assert "./demo" in capsys.readouterr().err
+    assert config_of("./demo", "--out", "o").input == ("./demo",)
+    (folder / "demo" / ".fineweb-shards").mkdir()
+    assert config_of("demo", "--out", "demo").out == "demo"
+    assert not capsys.readouterr().err
+
+
+def test_a_folder_by_its_path_its_sample_or_its_toml_file(folder: Path) -> None:
+    """A folder that a build has begun in comes first."""
+    (folder / "c.toml").write_text('out = "there"\n')
+    assert read_folder("demo") == Path("out/demo")
+    assert read_folder("c.toml") == Path("there")
+    assert read_folder("shards") == Path("shards")
+    (folder / "demo").mkdir()
+    assert read_folder("demo") == Path("out/demo")
+    (folder / "demo" / "manifest.json").touch()
+    assert read_folder("demo") == Path("demo")
+    for verb in ("status", "verify", "report", "upload", "export"):
+        words = [verb, "sample-10BT", *(["--repo", "u/n"] if verb == "upload" else [])]
+        assert parse(words).folder == Path("edu_fineweb10B")
+
+
+@pytest.mark.parametrize("value", ["--", "---", "-", "-x", "-5", "a=b", "=", "- ", "--=", "--fresh"])
+def test_a_value_may_begin_with_a_dash(value: str) -> None:
+    """With = always; behind a blank unless it looks like a flag."""
+    assert config_of("--out", "o", f"--separator={value}", "small.txt").separator == value
+    if value != "--fresh":
+        assert config_of("--out", "o", "--separator", value, "small.txt").separator == value
+    options = parse(["inspect", "x", f"--grep={value}"])
+    assert options.grep == value
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ([], "There is no verb", "build demo"),
+        (["biuld"], "biuld: there is no such verb", " build`?"),
+        (["sample-10BT"], "no such verb", "build sample-10BT`?"),
+        (["--out", "x"], "--out: the verb comes first", "build demo"),
+        (["build"], "There is nothing to build", "'data/*.parquet' --out shards"),
+        (["build", "small.txt"], "There is no output folder", "--out shards"),
+        (["build", "sample-10bt"], "sample-10bt: there is no such sample", "mean sample-10BT?"),
+        (["build", "qqq"], "qqq: there is no such sample, file or folder", "sample-10BT"),
+        (["build", "", "--out", "o"], "the input's name is empty", "variable"),
+        (["build", "user/data", "--out", "o"], "user/data: no such file", "--dataset user/data"),
+        (["build", "nowhere.txt", "--out", "o"], "nowhere.txt: no such file or folder", "Check"),
+        (["build", "demo", "small.txt"], "a sample or a TOML file stands alone", "--input small.txt"),
+        (["build", "demo", "--config", "demo"], "named twice", "one"),
+        (["build", "small.txt", "--input", "small.txt"], "named twice", "one"),
+        (["build", "nowhere.toml"], "nowhere.toml: no such TOML file", "The samples are"),
+        (["build", "--config", "smal.toml"], "no such TOML file", "mean small.toml?"),
+        (["build", "--config", "x/pyproject.toml"], "no such TOML file", "The samples are"),
+        (["build", "--shardtokens", "5M"], "--shardtokens: there is no such flag", "mean --shard-tokens?"),
+        (["build", "--shard_tokens=5M"], "--shard_tokens: there is no such flag", "mean --shard-tokens?"),
+        (["build", "-out", "x"], "-out: there is no such flag", "mean --out?"),
+        (["plan", "--fresh"], "--fresh: there is no such flag", "--help"),
+        (["status", "--wach"], "--wach: there is no such flag", "mean --watch?"),
+        ([*SMALL, "--layout", "llmc"], "--layout llmc: no such layout", "mean llm.c?"),
+        (["build", "--engine", "tiktokn"], "'tiktokn' is not one of auto, fastokens, tiktoken", "--help"),
+        (["build", "--out"], "--out: there is no value", "--help"),
+        (["build", "--separator", "--fresh"], "no value before --fresh", "--separator=--fresh"),
+        (["build", "--verify=false"], "--verify takes no value", "--verify or --no-verify"),
+        (["build", "--verify", "false"], "--verify takes no value", "--verify or --no-verify"),
+        (["build", "--quiet=yes"], "--quiet takes no value", "leave it out"),
+        (["build", "--quiet", "--json"], "--json: not allowed with --quiet", "--help"),
+        (["build", "--workers", "-5"], "--workers: '-5' is below 0", "--help"),
+        (["inspect", "x", "--document", "-5"], "--document: '-5' is below 0", "--help"),
+        ([*SMALL, "--shard-tokens", "1e18"], "at most 8,000,000,000,000", "16 TB"),
+        ([*SMALL, "--max-memory", "900TiB"], "--max-memory 989.6 TB: the ", "Leave it out"),
+        ([*SMALL, "--max-memory", "10KB"], "--max-memory 10.0 kB is too small", "more"),
+        ([*SMALL, "--max-memory", "0"], "--max-memory 0 bytes is too small", "more"),
+        ([*SMALL, "--val-ratio", "5"], "--val-ratio 5: must be from 0", "5%"),
+        ([*SMALL, "--name", "x"], "--name x: it names a config", "--dataset"),
+        (["status"], "Name one folder", "status out/demo"),
+        (["status", "a", "b"], "b: there is one word too many", "--help"),
+        (["status", "sample-10bt"], "sample-10bt: there is no such folder or sample", "mean sample-10BT?"),
+        (["export"], "DIR is missing", "--help"),
+        (["upload", "o"], "--repo is missing", "--help"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_with_what_was_meant(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str, hint: str
+) -> None:
+    """One sentence, the next step, no output, nothing written."""
+    (folder / "small.toml").touch()
+    (folder / "pyproject.toml").touch()
+    before = sorted(os.listdir(folder))
+    assert main(words) in (2, 3, 5)
+    shown = capsys.readouterr()
+    first, second = shown.err.splitlines()
+    assert message in first
+    assert hint in second
+    assert shown.out == ""
+    assert sorted(os.listdir(folder)) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ('verify = "false"', "verify = 'false': must be true or false", "verify = false"),
+        ("download = 1", "download = 1: must be true or false", "download = true"),
+        ("shard_token = 5", "unknown key 'shard_token'", "Did you mean shard_tokens?"),
+        ("[tool]\nx = 1", "unknown key 'tool'", "--help"),
+        ("on_bad_file = 'skp'", "on_bad_file: 'skp' is not one of stop, skip (did you mean skip?)", "--help"),
+        ("shard_tokens = inf", "shard_tokens: 'inf' is not a number", "--help"),
+    ],
+)
+def test_mistakes_in_a_toml_file(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, message: str, hint: str
+) -> None:
+    """The file, the key, what to write."""
+    (folder / "c.toml").write_text(text)
+    assert main(["build", "c.toml"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert f"c.toml: {message}" in first
+    assert hint in second
+
+
+def test_numbers_in_a_toml_file_are_read_as_numbers(folder: Path) -> None:
+    """1e12 is a float there, and Python shows some of those with a plus."""
+    (folder / "c.toml").write_text("shard_tokens = 1e12\nmax_tokens = 1e17\nval_ratio = 5e-5\n")
+    config = config_of("c.toml")
+    assert (config.shard_tokens, config.max_tokens, config.val_ratio) == (10**12, 10**17, 5e-5)
+
+
+def test_fewer_workers_than_asked_for_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """1,000 don't become 16 quietly."""
+    budget = plan_budget(1000, 2**30, 4 * 2**20)
+    assert budget.wanted_workers == 1000
+    assert budget.workers < 5
+    assert main(["plan", "small.txt", "--out", "o", "--workers", "1000", "--max-memory", "1GiB"]) == 0
+    assert (
+        f"workers    {budget.workers} instead of 1,000: 1.1 GB of memory hold no more"
+        in capsys.readouterr().out
+    )

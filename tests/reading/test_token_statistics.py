@@ -1,0 +1,73 @@
+"""Statistics of tokens: what a plain loop counts, however the stream is cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import reference
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fineweb_shards.reading.token_statistics import (
+    NOTHING,
+    Statistics,
+    bucket_range,
+    count_blocks,
+    count_tokens,
+)
+
+streams = st.lists(st.sampled_from([reference.EOT, 1, 2, 300, 65535]), max_size=40)
+
+
+def plain(tokens: list[int], *, eot_first: bool, begins_inside: bool = False) -> Counter[int]:
+    """Document lengths by a loop over tokens."""
+    pieces: list[list[int]] = [[]]
+    for token in tokens:
+        if token == reference.EOT:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    if eot_first or begins_inside:
+        del pieces[0]  # began elsewhere
+    if not eot_first and pieces and not pieces[-1]:
+        del pieces[-1]
+    return Counter(len(piece).bit_length() for piece in pieces)
+
+
+@given(streams, st.lists(st.integers(0, 40), max_size=6), st.booleans())
+def test_parts_add_up_to_the_whole(tokens: list[int], cuts: list[int], eot_first: bool) -> None:
+    """Whatever the cuts, also inside documents: counts, histogram and frequencies are a plain loop's."""
+    array = np.array(tokens, np.uint16)
+    found = count_blocks(np.split(array, sorted(cuts)))
+    assert (found.tokens, found.borders) == (len(tokens), tokens.count(reference.EOT))
+    assert {i: int(n) for i, n in enumerate(found.frequencies) if n} == Counter(tokens)
+    for begins_inside in (False, True):
+        closed = found.closed(eot_first=eot_first, begins_inside=begins_inside)
+        expected = plain(tokens, eot_first=eot_first, begins_inside=begins_inside)
+        assert {i: int(n) for i, n in enumerate(closed.lengths) if n} == expected
+    assert closed.outside == tokens.count(65535)
+
+
+@given(st.lists(streams, min_size=3, max_size=3))
+def test_adding_does_not_depend_on_the_order_of_adding(parts: list[list[int]]) -> None:
+    """(a + b) + c is a + (b + c), and nothing changes by adding nothing."""
+    a, b, c = (count_tokens(np.array(part, np.uint16)) for part in parts)
+
+    def values(one: Statistics) -> tuple[object, ...]:
+        return (one.tokens, one.borders, one.head_tokens, one.tail_tokens, one.lengths.tolist(), one.longest)
+
+    assert values((a + b) + c) == values(a + (b + c))
+    assert values(a + NOTHING) == values(a) == values(NOTHING + a)
+
+
+def test_bytes_per_token_and_frequent_tokens() -> None:
+    """By the vocabulary, EOT left out."""
+    text = "the cat and the dog and the end"
+    tokens = reference.stream([text])
+    found = count_tokens(tokens)
+    assert found.text_bytes == len(text)
+    assert found.bytes_per_token == len(text) / (len(tokens) - 1)
+    assert found.most_frequent(1) == [(reference.encode(" the")[0], 2)]
+    assert bucket_range(0) == (0, 0)
+    assert bucket_range(4) == (8, 15)

@@ -1,0 +1,179 @@
+"""`verify` finds every damage and names the file."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+from documents import make_documents
+from inputs import write_parquet
+from promises import Tries
+
+from fineweb_shards.errors import OutputError
+from fineweb_shards.reading.verify import verify_folder
+from fineweb_shards.system.durable import WORK_FOLDER
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    path = write_parquet(folder / "a.parquet", make_documents(60, seed=51))
+    runs.build_inline(folder / "out", path, shard_tokens=3000)
+    return folder / "out"
+
+
+@pytest.fixture
+def out(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_good_shards_have_no_damage(out: Path) -> None:
+    """And every one of them was looked at."""
+    seen: list[str] = []
+    verdict = verify_folder(out, lambda record: seen.append(record.name))
+    assert verdict.damages == []
+    assert sorted(seen) == sorted(runs.shards_in(out))
+
+
+@pytest.mark.promise(21)
+def test_every_single_flipped_bit_is_found(out: Path, tries: Tries) -> None:
+    """In the header, in the first and the last token, and at random places."""
+    chooser = random.Random(5)
+    names = sorted(runs.shards_in(out))
+    for number in tries(60, 500):
+        path = out / chooser.choice(names)
+        data = bytearray(path.read_bytes())
+        place = [0, 127, 128, len(data) - 1, chooser.randrange(len(data))][min(number, 4)]
+        data[place] ^= 1 << chooser.randrange(8)
+        good = path.read_bytes()
+        path.write_bytes(data)
+        damages = verify_folder(out).damages
+        path.write_bytes(good)
+        assert len(damages) == 1
+        assert damages[0].startswith(path.name)
+
+
+@pytest.mark.promise(21)
+def test_every_truncation_is_found(out: Path, tries: Tries) -> None:
+    """However little, or much, is missing."""
+    path = out / "edufineweb_train_000001.npy"
+    good = path.read_bytes()
+    sizes = [0, 1, 127, 128, 129, len(good) - 1, len(good) - 2]
+    for number in tries(10, 50):
+        size = sizes[number] if number < len(sizes) else random.Random(number).randrange(len(good))
+        path.write_bytes(good[:size])
+        (damage,) = verify_folder(out).damages
+        assert damage.startswith("edufineweb_train_000001.npy: ")
+
+
+@pytest.mark.promise(21)
+def test_missing_extra_and_renamed_files_are_found(out: Path) -> None:
+    """A loader would trip over each of them."""
+    (out / "edufineweb_train_000001.npy").rename(out / "edufineweb_train_000777.npy")
+    damages = verify_folder(out).damages
+    assert damages[0] == "edufineweb_train_000001.npy: missing"
+    assert damages[1].startswith("edufineweb_train_000777.npy: not in the manifest")
+
+
+@pytest.mark.promise(21)
+@pytest.mark.parametrize(("field", "value"), [("documents", 7), ("sha256", "0" * 64)])
+def test_a_doctored_manifest_is_found(out: Path, field: str, value: object) -> None:
+    """What the records of a manifest can't tell of each other is compared with the files."""
+    data = json.loads((out / "manifest.json").read_text())
+    data["shards"][1][field] = value
+    data["totals"]["documents"] = sum(record["documents"] for record in data["shards"])
+    runs.write_manifest(out, data)
+    (damage,) = verify_folder(out).damages
+    assert damage.startswith("edufineweb_train_000001.npy: ")
+
+
+@pytest.mark.promise(23)
+def test_nothing_in_a_shard_is_executed_or_believed(out: Path) -> None:
+    """A pickle in place of a shard is damage and not run; a header that claims terabytes is not believed."""
+    path = out / "edufineweb_train_000001.npy"
+    good = path.read_bytes()
+    flag = out / "executed"
+
+    class Payload:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (flag,)  # type: ignore[return-value]
+
+    for claim in ("object", "terabytes"):
+        if claim == "object":
+            buffer = io.BytesIO()
+            np.save(buffer, np.array([Payload()], dtype=object), allow_pickle=True)
+            data = buffer.getvalue()
+        else:
+            data = good.replace(b"'shape': (", b"'shape': (9999999", 1)
+        path.write_bytes(data[: len(good)].ljust(len(good), b"\0"))
+        (damage,) = verify_folder(out).damages
+        assert damage.startswith(path.name)
+        assert not flag.exists()
+
+
+@pytest.mark.promise(21)
+def test_a_token_outside_the_vocabulary_is_found(out: Path) -> None:
+    """Even where the hash is right."""
+    import hashlib
+
+    path = out / "edufineweb_train_000001.npy"
+    data = bytearray(path.read_bytes())
+    data[200:202] = b"\xff\xff"
+    path.write_bytes(data)
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["shards"][1]["sha256"] = hashlib.sha256(data).hexdigest()
+    runs.write_manifest(out, manifest)
+    (damage,) = verify_folder(out).damages
+    assert "65535 is outside the vocabulary" in damage
+
+
+def test_a_folder_without_manifest_is_told(tmp_path: Path) -> None:
+    """Nothing was built there, or not yet, or there is no such folder: with the next step."""
+    with pytest.raises(OutputError, match=r"nothing is built here: there is no manifest\.json") as refused:
+        verify_folder(tmp_path)
+    assert f"build --input PATH --out {tmp_path}" in refused.value.hint
+    with pytest.raises(OutputError, match="no such folder"):
+        verify_folder(tmp_path / "nowhere")
+    (tmp_path / WORK_FOLDER).mkdir()
+    with pytest.raises(OutputError, match="nothing is built here yet"):
+        verify_folder(tmp_path)
+
+
+@pytest.mark.promise(21)
+def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
+    """A shard that has its name and no record yet; any other extra shard is damage still."""
+    names = sorted(runs.shards_in(out))
+    runs.forget_after(out, 2)
+    for name in names[1:-1]:
+        if name != "edufineweb_train_000002.npy" and name != "edufineweb_train_000001.npy":
+            (out / name).unlink()
+    verdict = verify_folder(out)
+    assert verdict.damages == []
+    assert verdict.unfinished == ["edufineweb_train_000002.npy"]
+    done = runs.run_command("verify", out)
+    assert done.returncode == 0
+    assert "edufineweb_train_000002.npy: not finished when the run was stopped" in done.stdout
+    words = "2 shards, 6,000 tokens verified, so far: the build is not finished; run its command again."
+    assert words in done.stdout
+    (out / "edufineweb_train_000777.npy").write_bytes(b"extra")
+    assert verify_folder(out).damages[0].startswith("edufineweb_train_000777.npy: not in the manifest")
+
+
+@pytest.mark.parametrize("change", [b"xx", None], ids=["longer", "shorter"])
+def test_an_index_of_another_length_is_made_again(tmp_path: Path, change: bytes | None) -> None:
+    """By the next build, as `verify` advises."""
+    path = write_parquet(tmp_path / "a.parquet", make_documents(60, seed=51))
+    runs.build_inline(tmp_path / "out", path, layout="megatron")
+    expected = runs.outputs_in(tmp_path / "out")
+    index = tmp_path / "out" / "fineweb_train_text_document.idx"
+    index.write_bytes(index.read_bytes() + change if change else index.read_bytes()[:-2])
+    assert verify_folder(tmp_path / "out").damages
+    runs.build_inline(tmp_path / "out", path, layout="megatron")
+    assert runs.outputs_in(tmp_path / "out") == expected

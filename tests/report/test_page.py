@@ -1,0 +1,171 @@
+"""The report in a real Chromium: silent, alone, as wide as the screen, readable, deaf to its documents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import runs
+from chromium import NAMES, Chromium, find_browser
+from example_run import SNAPSHOT
+from inputs import write_jsonl
+from page_payloads import MARK, PAYLOADS
+
+from fineweb_shards import report
+from fineweb_shards.report import write_report
+from fineweb_shards.types import Quarantined
+from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
+from fineweb_shards.watching.history import History, Mark, Point
+
+VIEWS = [(1280, False), (1280, True), (360, False), (360, True)]
+
+# The lowest contrast between a text and what lies behind it, as WCAG counts it, and where that is.
+CONTRAST = """(() => {
+  const luminance = rgb => {
+    const [r, g, b] = rgb.map(v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const parse = text => text.match(/[0-9.]+/g).map(Number);
+  const behind = element => {
+    for (; element; element = element.parentElement) {
+      const colour = parse(getComputedStyle(element).backgroundColor);
+      if (colour.length < 4 || colour[3] === 1) return colour.slice(0, 3);
+    }
+    return [255, 255, 255];
+  };
+  let worst = [21, ""];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    if (!own || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element);
+    const ink = parse(element instanceof SVGElement ? style.fill : style.color).slice(0, 3);
+    const [a, b] = [luminance(ink), luminance(behind(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < worst[0]) worst = [ratio, element.outerHTML.slice(0, 80)];
+  }
+  return worst;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    program = find_browser()
+    if program is None:
+        pytest.skip(f"no browser on this machine: none of {', '.join(NAMES)} (apt-get install chromium)")
+    chromium = Chromium(program, tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Everything a page can show, and payloads wherever text comes from elsewhere."""
+    folder = tmp_path_factory.mktemp("hostile") / "out"
+    documents = [*PAYLOADS, "x" * 3000, "a very long line of words " * 300]
+    manifest = runs.build_inline(folder, write_jsonl(folder.parent / "a.jsonl", documents), shard_tokens=400)
+    names = [{**manifest.files[0], "name": PAYLOADS[2]}]
+    lost = tuple(Quarantined(0, 0, 0, 1, text, 1, "ab" * 32, text, text) for text in PAYLOADS)
+    replace(manifest, files=names, quarantined=lost, complete=False).save(folder)
+    begin = time.time() - 600
+    points = [Point(begin + 2 * i, 1 + i // 150, 10**6 * i, 10**8 + i) for i in range(300)]
+    waits = [Mark(begin + 60, "wait", PAYLOADS[0], "network", begin + 120)]
+    faults = [Mark(begin + 10 * i, "worker", text) for i, text in enumerate(PAYLOADS)]
+    History(points, waits + faults).save(folder)
+    snapshot = replace(SNAPSHOT, reason=PAYLOADS[0])
+    Heartbeat(time.time(), Invocation(PAYLOADS[2] * 9, "/", 1, 0.0), snapshot, 3).save(folder)
+    report_samples, report._SAMPLES = report._SAMPLES, 400
+    try:
+        return write_report(folder).as_uri()
+    finally:
+        report._SAMPLES = report_samples
+
+
+@pytest.mark.parametrize(("width", "dark"), VIEWS)
+def test_the_page_is_silent_and_asks_nobody(browser: Chromium, page: str, width: int, dark: bool) -> None:
+    """No message in the console, no request but for the page itself."""
+    browser.show(page, width=width, dark=dark)
+    browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    browser.evaluate("document.querySelectorAll('pre, td').forEach(one => one.click())")
+    assert browser.console == []
+    assert browser.requests == [page]
+
+
+@pytest.mark.parametrize(("width", "dark"), VIEWS)
+def test_the_page_is_as_wide_as_the_screen(browser: Chromium, page: str, width: int, dark: bool) -> None:
+    """Also with everything opened; each chart is shown once, in the drawing made for that width."""
+    browser.show(page, width=width, dark=dark)
+    browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert browser.evaluate("innerWidth") == width
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    shown = browser.evaluate(
+        "[...document.querySelectorAll('.chart')].filter(c => c.getClientRects().length)"
+        ".map(c => c.classList.contains('narrow'))"
+    )
+    assert shown == [width < 500] * 3
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_tiles_and_tables_fill_the_width(browser: Chromium, page: str, width: int) -> None:
+    """No row of figures and no table ends before its neighbours do."""
+    browser.show(page, width=width, dark=False)
+    browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    edge = browser.evaluate("document.querySelector('main').getBoundingClientRect().right")
+    assert browser.evaluate(
+        "[...document.querySelectorAll('.figure')].filter((one, i, all) => i == all.length - 1 ||"
+        " all[i + 1].offsetTop != one.offsetTop).map(one => one.getBoundingClientRect().right)"
+    ) == pytest.approx([edge] * browser.evaluate(
+        "new Set([...document.querySelectorAll('.figure')].map(one => one.offsetTop)).size"
+    ), abs=1)  # fmt: skip
+    tables = browser.evaluate(
+        "[...document.querySelectorAll('table')].map(one => one.getBoundingClientRect().right)"
+    )
+    assert tables
+    assert min(tables) >= edge - 1
+
+
+def test_the_time_axes_stand_below_each_other(browser: Chromium, page: str) -> None:
+    """A moment has the same place in both charts."""
+    browser.show(page, width=1280, dark=False)
+    ticks = browser.evaluate(
+        "[...document.querySelectorAll('.chart.wide .xy-graph')].map(chart =>"
+        " [...chart.querySelectorAll('.axis.x text')].map(t => [t.textContent, t.getBoundingClientRect().x]))"
+    )
+    assert len(ticks) == 2
+    assert ticks[0] == ticks[1]
+    assert len(ticks[0]) == 7
+
+
+@pytest.mark.parametrize(("width", "dark"), VIEWS)
+def test_every_text_can_be_read(browser: Chromium, page: str, width: int, dark: bool) -> None:
+    """Contrast of at least 4.5 to 1 (WCAG AA), in both schemes."""
+    browser.show(page, width=width, dark=dark)
+    browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    ratio, where = browser.evaluate(CONTRAST)
+    assert ratio >= 4.5, where
+
+
+def test_payloads_stay_text(browser: Chromium, page: str) -> None:
+    """Nothing was run, no element was made; the payloads can be read."""
+    browser.show(page, width=1280, dark=False)
+    assert browser.evaluate(f"typeof window.{MARK}") == "undefined"
+    assert (
+        browser.evaluate("document.querySelectorAll('script, img, iframe, form, a, link, object').length")
+        == 0
+    )
+    assert browser.evaluate("document.body.textContent.includes('<script>window.pwned=1</script>')")
+
+
+def test_the_policy_holds_where_escaping_would_not(browser: Chromium, page: str, tmp_path: Path) -> None:
+    """The same page with a payload put into it by force: the policy alone keeps it from acting."""
+    text = Path(page.removeprefix("file://")).read_text()
+    forced = text.replace(
+        "</main>", "<script>window.pwned=1</script><img src=x onerror=window.pwned=1></main>"
+    )
+    assert forced != text
+    (tmp_path / "forced.html").write_text(forced)
+    browser.show((tmp_path / "forced.html").as_uri(), width=1280, dark=False)
+    assert browser.evaluate(f"typeof window.{MARK}") == "undefined"
+    assert any("Content Security Policy" in line for line in browser.console)

@@ -1,0 +1,358 @@
+"""The page: true figures, nothing of a document's that acts, one file of bounded size."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import time
+import tomllib
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import runs
+from documents import make_documents
+from example_run import SNAPSHOT
+from inputs import write_jsonl
+from page_payloads import PAYLOADS
+
+from fineweb_shards import report
+from fineweb_shards.events import Event
+from fineweb_shards.layouts import get_layout
+from fineweb_shards.reading import folder_statistics as shard_statistics
+from fineweb_shards.reading.folder_statistics import complete_survey, load_survey
+from fineweb_shards.reading.samples import spell, take_samples
+from fineweb_shards.reading.token_statistics import bucket_range
+from fineweb_shards.report import gather_report, write_report
+from fineweb_shards.run.config import Config
+from fineweb_shards.store.manifest import Manifest, load_manifest
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
+from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
+from fineweb_shards.watching.history import History, Mark, Point
+from fineweb_shards.watching.run_record import RunRecord, Waited
+
+LAYOUT = get_layout("build-nanogpt")
+DOCUMENTS = [text for text in make_documents(150, seed=73) if text]
+
+
+class Page(HTMLParser):
+    """Every element and every text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of several shards; documents run from one into the next."""
+    folder = tmp_path_factory.mktemp("finished")
+    path = write_jsonl(folder / "a.jsonl", DOCUMENTS)
+    runs.build_inline(folder / "out", path, shard_tokens=5000)
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Payloads as documents, names, ids, causes, events and commands."""
+    folder = tmp_path_factory.mktemp("hostile") / "<script>window.pwned=1<%2Fscript>"
+    manifest = runs.build_inline(folder, write_jsonl(folder.parent / "a.jsonl", PAYLOADS))
+    names = [{**manifest.files[0], "name": PAYLOADS[2]}]
+    lost = tuple(Quarantined(0, 0, 0, 1, text, 1, "ab" * 32, text, text) for text in PAYLOADS)
+    settings = {**manifest.settings, "separator": PAYLOADS[0]}
+    replace(manifest, files=names, quarantined=lost, settings=settings, complete=False).save(folder)
+    history = History()
+    history.begin_run()
+    for text in PAYLOADS:
+        history.note(Event("worker", text))
+        history.begin_wait("network", text)
+        history.end_wait("network")
+    history.save(folder)
+    snapshot = replace(SNAPSHOT, reason=PAYLOADS[0])
+    Heartbeat(time.time(), Invocation(PAYLOADS[2], PAYLOADS[4], 1, 0.0), snapshot, 3).save(folder)
+    return folder
+
+
+def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch, samples: int = 5) -> str:
+    monkeypatch.setattr(report, "_SAMPLES", samples)
+    return write_report(folder).read_text("utf-8")
+
+
+@pytest.mark.promise(24)
+def test_nothing_of_a_document_acts(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty payloads in every place: no element, attribute or address of theirs, no control character."""
+    assert len(PAYLOADS) == 40
+    text = page_of(hostile, monkeypatch, samples=400)
+    page = Page(text)
+    allowed = {"html", "head", "meta", "title", "style", "body", "header", "main", "footer", "section",
+               "h1", "h2", "h3", "p", "dl", "div", "dt", "dd", "figure", "figcaption", "details", "summary",
+               "article", "table", "thead", "tbody", "tr", "th", "td", "pre", "code", "span",
+               "svg", "g", "path", "rect", "text", "circle"}  # fmt: skip
+    assert {name for name, _ in page.elements} <= allowed
+    for _, attributes in page.elements:
+        assert not {name for name in attributes if name.startswith(("on", "href", "src", "style", "xlink"))}
+    assert all(char.isprintable() or char == "\n" for char in text)
+    shown = page.text.replace("\n", " ")
+    for payload in PAYLOADS:
+        plain = "".join(char if char.isprintable() or char == "\n" else "·" for char in payload)
+        assert plain.replace("\n", " ") in shown, payload
+
+
+def test_the_policy_allows_the_style_sheet_and_nothing_else(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its hash; it stands before anything it could be too late for."""
+    text = page_of(finished, monkeypatch)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.S)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    page = Page(text)
+    policies = [a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == [
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    ]
+    assert text.index("Content-Security-Policy") < text.index("<style>")
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+
+
+def test_the_wheel_holds_the_style_sheet() -> None:
+    """What is installed can make the page."""
+    data = tomllib.loads((Path(__file__).parent.parent.parent / "pyproject.toml").read_text())
+    assert data["tool"]["setuptools"]["package-data"]["fineweb_shards"] == ["report.css"]
+
+
+def test_it_is_accessible(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Language, title, landmarks, headers with a scope, names for charts."""
+    page = Page(page_of(finished, monkeypatch))
+    names = [name for name, _ in page.elements]
+    assert dict(page.elements)["html"]["lang"] == "en"
+    assert {"title", "header", "main", "footer"} <= set(names)
+    assert all(attributes.get("scope") for name, attributes in page.elements if name == "th")
+    charts = [attributes for name, attributes in page.elements if name == "svg"]
+    assert charts
+    assert all(chart["role"] == "img" and chart["aria-label"] for chart in charts)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_figures_are_those_of_the_documents(finished: Path) -> None:
+    """Lengths, frequencies and bytes a token, counted here once more from the texts."""
+    manifest = load_manifest(finished)
+    assert manifest is not None
+    survey = complete_survey(finished, LAYOUT, manifest.shards, in_order=True)
+    figures = survey.statistics.closed(eot_first=True)
+    encoded = [reference.encode(text) for text in DOCUMENTS]
+    lengths = Counter(len(tokens).bit_length() for tokens in encoded)
+    assert {i: int(n) for i, n in enumerate(figures.lengths) if n} == dict(lengths)
+    assert all(low <= high for low, high in map(bucket_range, lengths))
+    frequencies = Counter(token for tokens in encoded for token in tokens)
+    assert figures.most_frequent(5)[0] == frequencies.most_common(1)[0]
+    text_bytes = sum(len(reference.encoding().decode_bytes(tokens)) for tokens in encoded)
+    assert figures.bytes_per_token == pytest.approx(text_bytes / sum(map(len, encoded)))
+    assert load_survey(finished).fits(manifest.shards)
+
+
+def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the page says so."""
+    monkeypatch.setattr(shard_statistics, "SAMPLE_TOKENS", 1000)
+    manifest = load_manifest(finished)
+    assert manifest is not None
+    (finished / WORK_FOLDER / shard_statistics.FILE_NAME).unlink(missing_ok=True)
+    survey = complete_survey(finished, LAYOUT, manifest.shards, in_order=True)
+    assert not survey.whole
+    assert survey.statistics.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
+    whole_documents = sum(
+        max(0, int(np.count_nonzero(np.load(finished / shard.name)[:1000] == reference.EOT)) - 1)
+        for shard in manifest.shards
+    )
+    assert survey.statistics.documents == whole_documents
+    assert "of every finished shard" in write_report(finished).read_text()
+    (finished / WORK_FOLDER / shard_statistics.FILE_NAME).unlink()
+
+
+def test_a_shard_that_was_made_again_is_counted_again(finished: Path) -> None:
+    """The figures know what they were counted from; a damaged file is counted anew, too."""
+    manifest = load_manifest(finished)
+    assert manifest is not None
+    survey = complete_survey(finished, LAYOUT, manifest.shards, in_order=True)
+    assert survey.fits(manifest.shards)
+    other = (replace(manifest.shards[0], sha256="0" * 64), *manifest.shards[1:])
+    assert not survey.fits(other)
+    assert not survey.fits(manifest.shards[:1])
+    (finished / WORK_FOLDER / shard_statistics.FILE_NAME).write_bytes(b"PK\x03\x04 broken")
+    assert load_survey(finished).shards == 0
+    assert complete_survey(finished, LAYOUT, manifest.shards, in_order=True).digest == survey.digest
+
+
+def told_runs() -> History:
+    """A killed run that waited twice, an interrupted one, one that came to its end."""
+    begin = 1_700_000_000.0
+    reasons = ["since 02:13 (status 503)", "since 02:14 (no connection)"]
+    waits = [
+        Mark(begin + start, "wait", f"waiting for the network {reason}", "network", begin + end)
+        for reason, start, end in zip(reasons, (20, 70), (50, 80), strict=True)
+    ]
+    points = [Point(begin + 2 * i, 1, 10**6 * i, 10**8 if i > 5 else 0) for i in range(50)]
+    points += [Point(begin + 5000 + 2 * i, 2 + i // 20, 10**6 * (40 + i), 10**8) for i in range(40)]
+    waited = {"network": Waited(2, 40.0)}
+    runs_ = [RunRecord(1, begin, begin + 98, 0, 49 * 10**6, 4 * 10**9, 10**8, 40.0, waited),
+             RunRecord(2, begin + 5000, begin + 5038, 40 * 10**6, 59 * 10**6, 4 * 10**9,
+                       ending="interrupted by Ctrl-C"),
+             RunRecord(3, begin + 5040, begin + 5078, 59 * 10**6, 79 * 10**6, 4 * 10**9,
+                       ending="complete")]  # fmt: skip
+    return History(points, waits, 2.0, runs_)
+
+
+@pytest.fixture
+def told(finished: Path, tmp_path: Path) -> Path:
+    """The finished folder with an eventful history."""
+    shutil.copytree(finished, tmp_path / "out")
+    told_runs().save(tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_runs_are_listed(told: Path) -> None:
+    """Begin, end, how it ended, what was made and kept, and each wait with its cause and length."""
+    text = Page(write_report(told).read_text()).text
+    for words in ["killed, or a power cut", "interrupted by Ctrl-C", "complete",
+                  "40 s for the network, 2 times",
+                  "30 swaiting for the network since 02:13 (status 503)",
+                  "10 swaiting for the network since 02:14 (no connection)",
+                  "49M40M845k100.0 MB",  # made, kept, over 58 s of work, fetched
+                  "runs", "time waited", "fetched a second of work"]:  # fmt: skip
+        assert words in text, words
+
+
+def test_waits_are_no_time_of_work(told: Path) -> None:
+    """The page says what it leaves out."""
+    assert "time of work, without waits" in Page(write_report(told).read_text()).text
+
+
+def test_both_time_axes_are_one(told: Path) -> None:
+    """Same width, same ticks at the same places, although memory is known later than speed; the budget is
+    in the chart of memory."""
+    page = write_report(told).read_text()
+    charts = re.findall(r"<svg.*?</svg>", page, re.S)
+    speed, memory = charts[0], charts[2]
+    ticks = [re.findall(r'<g class="axis x.*?</g></g>', chart, re.S)[0] for chart in (speed, memory)]
+    assert re.findall(r"<text.*?</text>", ticks[0]) == re.findall(r"<text.*?</text>", ticks[1])
+    plots = [re.search(r'<g transform="(translate[^"]*)" class="plot"', chart) for chart in (speed, memory)]
+    assert plots[0] is not None
+    assert plots[1] is not None
+    assert plots[0][1] == plots[1][1]
+    assert "the dashed line is the budget, 4.0 GB" in page
+    assert "series serie-3" in memory
+    assert memory.count("line reactive") == speed.count("line reactive") + 3  # a line for each run
+
+
+def test_the_title_names_dataset_and_folder(told: Path) -> None:
+    """And where the input was local files, those."""
+    assert "<title>out: token shards of a.jsonl</title>" in write_report(told).read_text()
+    manifest = load_manifest(told)
+    assert manifest is not None
+    settings = {**manifest.settings, "dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
+    replace(manifest, settings=settings, commit="0123456789abcdef").save(told)
+    page = Page(write_report(told).read_text())
+    assert "out: token shards of HuggingFaceFW/fineweb-edu sample-10BT, commit 0123456789" in page.text
+
+
+def test_samples_end_at_a_word(tmp_path: Path) -> None:
+    """Wherever they are cut, and also where the document goes on in the next shard."""
+    text = "unquestionably extraordinary circumstances notwithstanding " * 60
+    runs.build_inline(tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", [text] * 4), shard_tokens=301)
+    manifest = load_manifest(tmp_path / "out")
+    assert manifest is not None
+    samples = take_samples(tmp_path / "out", LAYOUT, manifest.shards, 5)
+    assert samples
+    for sample in samples:
+        assert sample.cut
+        assert set(sample.text.split()) <= set(text.split()), sample.text[-40:]
+
+
+def test_samples_are_documents(finished: Path) -> None:
+    """Each is the beginning of one, and they are spread."""
+    manifest = load_manifest(finished)
+    assert manifest is not None
+    samples = take_samples(finished, LAYOUT, manifest.shards, 5)
+    assert len(samples) >= 4  # a document may fill a whole shard, in which none begins
+    for sample in samples:
+        whole = sample.text.rstrip("\ufffd")
+        assert any(text.startswith(whole) for text in DOCUMENTS), sample
+    assert len({sample.shard for sample in samples}) > 2
+
+
+def test_tokens_are_spelled_visibly() -> None:
+    """Spaces, line ends and half characters have a sign."""
+    assert spell(reference.encode(" the")[0]) == "␣the"
+    assert spell(reference.encode("\n")[0]) == "\\n"
+    assert spell(reference.encode("\x07")[0]) == "U+0007"
+    assert spell(reference.encode("\u4f60")[0]).startswith("\\xe4")
+
+
+def test_a_damaged_shard_costs_its_figures_only(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is made and says what is wrong."""
+    manifest = load_manifest(finished)
+    assert manifest is not None
+    path = finished / manifest.shards[-1].name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2])
+    (finished / WORK_FOLDER / shard_statistics.FILE_NAME).unlink(missing_ok=True)
+    try:
+        assert "its length is not what the manifest says" in page_of(finished, monkeypatch)
+    finally:
+        path.write_bytes(whole)
+
+
+def test_the_page_stays_small(tmp_path: Path) -> None:
+    """Below 1 MB with 13,000 shards, three days of history and all the faults that are kept."""
+    (tmp_path / WORK_FOLDER).mkdir()
+    record = ShardRecord(
+        "edufineweb_train_000001.npy",
+        "train",
+        0,
+        10**8,
+        10**5,
+        2 * 10**8 + 128,
+        "a" * 64,
+        Cursor(0, 1),
+        Counts(),
+    )
+    names = ["edufineweb_val_000000.npy", *(f"edufineweb_train_{i:06d}.npy" for i in range(1, 13_000))]
+    shards = tuple(
+        replace(record, name=name, split="train" if i else "val", end=Cursor(0, i + 1))
+        for i, name in enumerate(names)
+    )
+    Manifest(Config().fingerprint(), [], {}, shards=shards).save(tmp_path)
+    history = {
+        "interval_seconds": 256.0,
+        "points": [[300.0 * i, 1, 10**9 * i, 10**9] for i in range(1000)],
+        "marks": [{"time": 600.0 * i, "kind": "note", "text": "x" * 200} for i in range(400)],
+    }
+    (tmp_path / WORK_FOLDER / "history.json").write_text(json.dumps(history))
+    page = write_report(tmp_path).read_bytes()
+    assert len(page) < 1_000_000
+    assert b"The last 1,000 of 13,000" in page
+
+
+def test_an_empty_folder_of_a_run_has_a_page(tmp_path: Path) -> None:
+    """Before the first shard is finished."""
+    (tmp_path / WORK_FOLDER).mkdir()
+    Manifest(Config(shard_tokens=5).fingerprint(), [], {}).save(tmp_path)
+    assert gather_report(tmp_path).samples == []
+    assert "No shard is finished yet." in write_report(tmp_path).read_text()

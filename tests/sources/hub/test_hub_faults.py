@@ -1,0 +1,233 @@
+"""What the hub, its clients and the environment do wrong, in our words: waited for, or refused at once."""
+
+from __future__ import annotations
+
+import email.utils
+import errno
+import random
+import time
+from pathlib import Path
+
+import pytest
+import runs
+from doubles import FakeClock, Listener
+from promises import Tries
+from standin_faults import (
+    ChangedETag,
+    CutBody,
+    Fault,
+    IgnoreRange,
+    Reset,
+    ScriptedFaults,
+    Slow,
+    Stall,
+    Status,
+)
+from standin_hub import StandInHub
+from standin_repository import Repository
+from test_hub import EXPECTED, FILES, OTHERS, REPO, SAMPLE, build, environment
+
+from fineweb_shards.errors import HubError
+from fineweb_shards.sources.hub.environment import check_addresses, check_token
+from fineweb_shards.sources.hub.errors import translated_errors
+from fineweb_shards.sources.hub.rate_limit import LONGEST_ASKED_SECONDS, asked_seconds, describe_limit
+from fineweb_shards.system.retry import Patience, Trouble
+
+FAULTS: dict[str, list[Fault]] = {
+    "reset": [Reset(), Reset(0.5)],
+    "cut": [CutBody(), CutBody(0.01)],
+    "stall": [Stall(seconds=1.5), Stall(0.5, seconds=1.5)],
+    "slow": [Slow(200_000)],
+    "status": [Status(code) for code in (408, 500, 502, 503, 504)],
+    "limit": [Status(429, retry_after="0.5"), Status(429, retry_after="soon"), Status(429)],
+    "range": [IgnoreRange()],
+    "etag": [ChangedETag()],
+}
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return Repository(REPO, {**FILES, **OTHERS})
+
+
+def in_an_hour() -> str:
+    return email.utils.formatdate(time.time() + 3600, usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After": "1.5"}, 1.5),
+        ({"Retry-After": " 3 "}, 3.0),
+        ({"Retry-After": "-5"}, 0.0),
+        ({"Retry-After": "1e9"}, LONGEST_ASKED_SECONDS),
+        ({"Retry-After": "9" * 400}, 0.0),
+        ({"Retry-After": in_an_hour()}, LONGEST_ASKED_SECONDS),
+        ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"Retry-After": "Wed, 99 Foo 99999 99:99:99 GMT"}, 0.0),
+        *(
+            ({"Retry-After": text}, 0.0)
+            for text in ("", "soon", "nan", "inf", "-inf", "1 2", "\u00b2", "0x10")
+        ),
+        ({"RateLimit": '"resolvers";r=0;t=240'}, 240.0),
+        ({"RateLimit": '"api";r=0;t=55', "Retry-After": "soon"}, 55.0),
+        ({"RateLimit": '"api";r=0;t=10, "resolvers";r=7;t=200'}, 10.0),
+        ({"RateLimit": '"resolvers"; r=0; t=99999999999999999999'}, LONGEST_ASKED_SECONDS),
+        ({"RateLimit": '"resolvers";r=0;t=-1'}, 0.0),
+        ({"RateLimit": "garbage"}, 0.0),
+    ],
+)
+def test_what_a_429_asks_for(headers: dict[str, str], seconds: float) -> None:
+    """Any text in a header is a sensible number of seconds, or nothing; never an exception."""
+    assert asked_seconds(headers, 429) == pytest.approx(seconds, abs=2)
+
+
+def test_a_window_is_no_wait() -> None:
+    """The RateLimit header of any other answer only tells when the next window begins."""
+    assert asked_seconds({"RateLimit": '"resolvers";r=0;t=240'}, 503) == 0.0
+
+
+@pytest.mark.parametrize(("kind", "quota"), [("resolvers", "3,000"), ("api", "500"), ("unheard_of", "3,000")])
+def test_a_429_says_what_a_token_would_change(kind: str, quota: str) -> None:
+    """With the figures of the quota that was used up."""
+    headers = {"RateLimit": f'"{kind}";r=0;t=55'}
+    assert (
+        f"without HF_TOKEN there are {quota} requests in 5 min" in describe_limit(headers, has_token=False)[1]
+    )
+    assert "PRO" in describe_limit(headers, has_token=True)[1]
+
+
+def test_a_rate_limit_is_our_wait(repository: Repository) -> None:
+    """In huggingface_hub's own download: told by us, with host and times, and waited with our patience."""
+    from huggingface_hub import get_hf_file_metadata
+
+    from fineweb_shards.sources.hub.session import open_session
+
+    clock, listener = FakeClock(), Listener()
+    patience = Patience(3600, clock)
+    patience.observer = listener
+    limit = Status(429, rate_limit_reset_seconds=299)
+    with StandInHub([repository], [ScriptedFaults(script=[limit, limit], on="resolve")]) as hub:
+        open_session(patience)
+        name = next(iter(FILES))
+        get_hf_file_metadata(f"{hub.endpoint}/datasets/{REPO}/resolve/{repository.head}/{name}")
+    assert clock.waits == [299, 299]
+    host = hub.endpoint.removeprefix("http://")
+    assert listener.waits[0][1] == (
+        f"waiting for the network since 02:13 ({host}: rate limit (429)), next try at 02:18, "
+        "giving up at 03:13; "
+        "without HF_TOKEN there are 3,000 requests in 5 minutes, with one of a free account 5,000, of a PRO "
+        "account 12,000"
+    )
+    assert listener.waits[-1] == ("network", None)
+
+
+def xet_get(error: Exception) -> None:
+    """Named as the function of huggingface_hub in which xet raises."""
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("Consistency check failed: file should be of size 10 but has size 5 (a.parquet)."),
+        RuntimeError("Data processing error: CAS service error : Reqwest Error"),
+    ],
+)
+def test_a_transfer_that_breaks_off_is_waited_for(error: Exception) -> None:
+    """huggingface_hub tells a short body as an OSError, xet any trouble as a RuntimeError."""
+    with pytest.raises(Trouble, match="the transfer broke off"), translated_errors("a.parquet"):
+        xet_get(error)
+
+
+def test_a_runtime_error_of_others_is_no_outage() -> None:
+    """`datasets` raises a bare one for a dataset that needs a script: waiting would not help."""
+    with pytest.raises(RuntimeError, match="scripts"), translated_errors("dataset me/old"):
+        raise RuntimeError("Dataset scripts are no longer supported, but found old.py")
+
+
+def test_a_full_disk_is_no_trouble_of_the_network() -> None:
+    """It stays what it is, for those who wait for the disk."""
+    with pytest.raises(OSError, match="space"), translated_errors("a.parquet"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.promise(16)
+def test_faults_of_every_kind_by_either_way(
+    repository: Repository, home: Path, tmp_path: Path, tries: Tries
+) -> None:
+    """Streamed or downloaded, with and without a CDN: the same bytes, and not a word of the client's."""
+    ways = [(kind, way) for way in (["--download"], []) for kind in FAULTS]
+    for number in tries(1, 6 * len(ways)):
+        kind, way = ways[number % len(ways)]
+        script = random.Random(number).choices(FAULTS[kind], k=4)
+        if number == 0:  # the quick form: what a download has stumbled over
+            script = [CutBody(), Status(429, retry_after="1.5"), IgnoreRange(), Reset(0.5), Status(503)]
+        plan = ScriptedFaults(script=script, path_contains=".parquet")
+        with StandInHub([repository], [plan], cdn=number % 2 == 1) as hub:
+            done = build(hub, home, tmp_path / str(number), *SAMPLE, "--max-outage", "1min", *way)
+        assert done.returncode == 0, (kind, way, done.stderr)
+        assert plan.injected >= 2
+        assert runs.shards_in(tmp_path / str(number)) == EXPECTED
+        assert "Traceback" not in done.stderr
+        for foreign in ("Rate limited", "Retrying in", "HTTP Error", "Trying to resume", "%|", "Consistency"):
+            assert foreign not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("HF_ENDPOINT", "huggingface.co", "HF_ENDPOINT=huggingface.co:"),
+        ("HF_ENDPOINT", "ftp://huggingface.co", "HF_ENDPOINT=ftp://huggingface.co:"),
+        ("HF_ENDPOINT", "https://", "HF_ENDPOINT=https://:"),
+        ("HF_ENDPOINT", "https://hugging face.co", "HF_ENDPOINT=https://hugging face.co:"),
+        ("HTTPS_PROXY", "nonsense://me:secret_4713@proxy", "HTTPS_PROXY=proxy:"),
+        ("http_proxy", "http://proxy:port", "http_proxy=http://proxy:port:"),
+    ],
+)
+def test_a_wrong_address_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, shown: str
+) -> None:
+    """With the variable and its value, but without a password."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(HubError) as error:
+        check_addresses()
+    assert shown in error.value.message
+    assert "secret_4713" not in error.value.message + error.value.hint
+
+
+@pytest.mark.parametrize("value", ["http://me:you@proxy:3128", "proxy:3128", "socks5h://proxy:1080"])
+def test_a_right_address_is_not_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """A proxy may come without a scheme, as curl takes it."""
+    monkeypatch.setenv("HTTPS_PROXY", value)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:8000/mirror/")
+    check_addresses()
+
+
+@pytest.mark.parametrize("token", ["hf_secret_4713\u00e4", "hf secret_4713", "hf_\x07secret_4713"])
+def test_what_can_be_no_token_is_told_without_it(token: str) -> None:
+    """A request with it could not even be sent."""
+    with pytest.raises(HubError, match="HF_TOKEN holds characters") as error:
+        check_token(token)
+    assert "secret_4713" not in error.value.message + error.value.hint
+
+
+def test_an_endpoint_that_the_clients_stumble_over(hub: StandInHub, home: Path, tmp_path: Path) -> None:
+    """A sentence, at once, where huggingface_hub ends with a traceback when it is imported."""
+    words = ["build", *SAMPLE, "--out", tmp_path / "out"]
+    done = runs.run_command(*words, **environment(hub, home, HF_ENDPOINT="https://host:port"))
+    assert done.returncode == 3, done.stderr
+    assert "HF_ENDPOINT=https://host:port: not the address of a hub" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "waiting" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_host_that_is_not_found_is_waited_for_by_name(home: Path, tmp_path: Path) -> None:
+    """It may be a lost network; the sentence names the host."""
+    variables = {"HF_ENDPOINT": "https://no-such-host.invalid", "HF_HOME": str(home)}
+    words = ["plan", *SAMPLE, "--out", tmp_path / "out", "--max-outage", "1s"]
+    done = runs.run_command(*words, NO_PROXY="*", **variables)
+    assert done.returncode == 10, done.stderr
+    assert "no-such-host.invalid: no such host, or no network" in done.stderr

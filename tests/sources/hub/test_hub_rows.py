@@ -1,0 +1,108 @@
+"""Rows that `datasets` streams: whatever comes, it is a document, a refusal, or told."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from promises import Tries
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.sources import Source
+from fineweb_shards.sources.base import HubRef, InputFile
+from fineweb_shards.sources.hub.rows import HubRowsFormat
+from fineweb_shards.system.retry import Trouble
+
+FILE = InputFile(0, "hf://datasets/a/b@c/train", "train", "hub-rows", None, 0, 0, "")
+HUB = HubRef("a/b", "", "train", "c", 3600, "", keep_downloads=False)
+VALUES = ["text", "", None, 7, 1.5, float("nan"), True, ["a"], {"a": 1}, b"bytes", b"\xff", "\ud800",
+          "\0\n\u2028", datetime.datetime(2026, 1, 1), object(), {1, 2}, 10**400]  # fmt: skip
+
+
+def source_of(tmp_path: Path, rows: list[Any], *, skip: bool, batch_bytes: int = 1024) -> Source:
+    """A source whose stream gives these rows; an exception among them is raised, each time it is reached."""
+    settings = runs.job_of(tmp_path / "out", __file__, batch_bytes=batch_bytes).source.settings
+
+    class Rows(HubRowsFormat):
+        def _open(self, position: int) -> Iterator[Any]:
+            for row in rows[position:]:
+                if isinstance(row, Exception):
+                    raise row
+                yield row
+
+    settings = replace(settings, skip_bad=skip, hub=HUB)
+    return Source((FILE,), {"hub-rows": Rows(settings)}, settings)
+
+
+def documents_of(source: Source) -> tuple[list[str], int, list[str]]:
+    """The documents, how much was left out, and what is told of it."""
+    chunks = [chunk for batch in source.batches(runs.START) for chunk in source.chunks(batch)]
+    return (
+        [text for chunk in chunks for text in chunk.documents],
+        sum(chunk.counts.bad_parts for chunk in chunks),
+        [problem for chunk in chunks for problem in chunk.problems],
+    )
+
+
+def test_rows_of_every_kind(tmp_path: Path, tries: Tries) -> None:
+    """A text, or bytes, is a document; a null is skipped; anything else is named or left out."""
+    chooser = random.Random(31)
+    for _ in tries(60, 5000):
+        rows: list[Any] = [{"text": chooser.choice(VALUES), "other": object()} for _ in range(20)]
+        rows[chooser.randrange(20)] = {"body": "x"}
+        texts = [row.get("text") for row in rows]
+        expected = [text for text in texts if isinstance(text, (str, bytes))]
+        good = [text if isinstance(text, str) else text.decode("utf-8", "replace") for text in expected]
+        found, bad, problems = documents_of(
+            source_of(tmp_path, rows, skip=True, batch_bytes=chooser.choice([1024, 10**6]))
+        )
+        assert found == good
+        assert (
+            bad
+            == len(problems)
+            == 20 - len(good) - sum("text" in row and row["text"] is None for row in rows)
+        )
+        with pytest.raises(BadFileError):
+            documents_of(source_of(tmp_path, rows, skip=False))
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("Expected object"), KeyError("x"), TypeError(), UnicodeError("x")]
+)
+def test_a_stream_that_breaks_is_told_or_ended_there(tmp_path: Path, error: Exception) -> None:
+    """Everything before the damage is read, whatever the batch size."""
+    rows = [{"text": f"row {i} " * 20} for i in range(50)]
+    broken = [*rows[:30], error, *rows[30:]]
+    for batch_bytes in (1024, 3000, 10**7):
+        found, bad, problems = documents_of(source_of(tmp_path, broken, skip=True, batch_bytes=batch_bytes))
+        assert found == [row["text"] for row in rows[:30]]
+        assert bad == 1
+        assert "dataset a/b: row 30 can't be read" in problems[0]
+    with pytest.raises(BadFileError, match="row 30 can't be read"):
+        documents_of(source_of(tmp_path, broken, skip=False))
+
+
+def test_an_outage_is_no_damage(tmp_path: Path) -> None:
+    """The stream is opened again at the row that is due."""
+    rows: list[Any] = [{"text": f"row {i}"} for i in range(9)]
+    trouble = Trouble("the connection is gone")
+    source = source_of(tmp_path, rows, skip=True)
+    opened: list[int] = []
+    real = source.formats["hub-rows"]._open  # type: ignore[attr-defined]  # the double's own
+
+    def open_once_broken(position: int) -> Iterator[Any]:
+        opened.append(position)
+        for number, row in enumerate(real(position)):
+            if len(opened) == 1 and number == 4:
+                raise trouble
+            yield row
+
+    source.formats["hub-rows"]._open = open_once_broken  # type: ignore[attr-defined]
+    assert documents_of(source)[0] == [row["text"] for row in rows]
+    assert opened == [0, 4]

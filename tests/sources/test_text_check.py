@@ -1,0 +1,103 @@
+"""Files that are no text are refused by name, or left out; a few bad bytes are not held against a text."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+import reference
+import runs
+from inputs import write_text
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.sources.base import InputFile
+from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_legible
+
+RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива.\n" * 50
+CHINESE = "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。\n" * 100
+JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。\n" * 60
+CZECH = "Všichni lidé rodí se svobodní a sobě rovní co do důstojnosti a práv.\n" * 20
+GERMAN = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.\n" * 20
+NOISE = random.Random(6).randbytes(5000)
+PDF = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n1 0 obj\n<< /Type /Catalog >>\nendobj\n" * 9 + zlib.compress(NOISE)
+
+NO_TEXT = {
+    "a PDF": PDF,
+    "no text": NOISE,
+    "a zip file": b"PK\x03\x04" + NOISE,
+    "a gzip file": gzip.compress(b"text"),
+    "a parquet file": b"PAR1" + NOISE,
+    "a program": Path(sys.executable).resolve().read_bytes()[:SAMPLE_BYTES],
+    "no text: 100 %": bytes(1000),
+    "another encoding": RUSSIAN.encode("koi8-r"),
+    "another encoding: .* no UTF-8": CHINESE.encode("gbk"),
+    "is UTF-16": "Some words.\n".encode("utf-16"),
+    "is UTF-32": "Some words.\n".encode("utf-32"),
+    "is UTF-16LE": "Some words.\n".encode("utf-16-le"),
+    "is UTF-16BE": JAPANESE.encode("utf-16-be"),
+    "is UTF-32LE": RUSSIAN.encode("utf-32-le"),
+}
+TEXT = [
+    GERMAN.encode("latin-1"),
+    CZECH.encode("iso-8859-2"),
+    CHINESE.encode(),
+    JAPANESE.encode(),
+    b"Caf\xe9",
+    b"a line\0with a NUL\n" * 10,
+    b"\x1b[31mred\x1b[0m\n" * 50,
+    b"%PDF- is how a PDF begins",
+    b"",
+    "\ufeffmarked".encode(),
+    "的".encode() * (SAMPLE_BYTES // 3 + 1),
+]
+
+
+@pytest.mark.promise(20)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz"])
+def test_what_is_no_text_is_refused_or_left_out(tmp_path: Path, name: str) -> None:
+    """With the file's name and the next step; the others are there in full."""
+    path, last = tmp_path / name, write_text(tmp_path / "z.txt", ["The next file."])
+    for sentence, data in NO_TEXT.items():
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        with pytest.raises(BadFileError, match=rf"{name}: this .*{sentence}") as error:
+            runs.encode_inline(path, last)
+        assert "--on-bad-file skip" in error.value.hint
+        tokens, counts = runs.encode_inline(path, last, on_bad_file="skip", batch_bytes=1024)
+        assert tokens == reference.stream(["The next file."]).tolist()
+        assert counts.bad_parts == 1
+
+
+@pytest.mark.parametrize("data", TEXT, ids=range(len(TEXT)))
+def test_a_text_with_some_bad_bytes_is_a_text(data: bytes) -> None:
+    """Also in Latin-1 or Latin-2; every other language in UTF-8; and one that is cut by the sample's end."""
+    check_legible(InputFile(0, "a.txt", "a.txt", "text", None, len(data), 0, ""), data[:SAMPLE_BYTES])
+
+
+@pytest.mark.promise(19)
+def test_bad_bytes_of_a_text_are_replaced(tmp_path: Path) -> None:
+    """In a text file as in parquet: invalid UTF-8, NULs and controls are encoded all the same."""
+    text = GERMAN.encode("latin-1") + b"\0\x01 \xff\xfe\xed\xa0\x80 <|endoftext|> end"
+    (tmp_path / "a.txt").write_bytes(text)
+    manifest = runs.build_inline(tmp_path / "out", tmp_path / "a.txt", separator="none")
+    expected = reference.stream([text.decode("utf-8", "replace")])
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(expected, 10**9)
+    assert manifest.totals["replaced_characters"] == text.decode("utf-8", "replace").count("\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("path", "compression", "command"),
+    [
+        ("a b.txt", None, "iconv -f UTF-16 -t UTF-8 'a b.txt' > converted.txt"),
+        ("a.txt.gz", "gzip", "zcat a.txt.gz | iconv -f UTF-16 -t UTF-8 > converted.txt"),
+        ("-", None, "… | iconv -f UTF-16 -t UTF-8 | fineweb-shards"),
+    ],
+)
+def test_the_way_to_convert_it_can_be_pasted(path: str, compression: str | None, command: str) -> None:
+    """Whatever the file is called and however it is packed."""
+    with pytest.raises(BadFileError) as error:
+        check_legible(InputFile(0, path, path, "text", compression, 9, 0, ""), "text".encode("utf-16"))
+    assert command in error.value.hint

@@ -1,0 +1,135 @@
+"""The packer: cuts the stream, and loses or repeats nothing."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import layout_reference
+import numpy as np
+import reference
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fineweb_shards.stream.packer import Done, Packer
+from fineweb_shards.stream.split import Split
+from fineweb_shards.types import Counts, Cursor, ShardSlice, TokenBlock
+
+
+def blocks_of(lengths: list[int]) -> list[TokenBlock]:
+    """Blocks whose tokens are 0, 1, 2 … over the whole stream."""
+    blocks, start = [], 0
+    for number, length in enumerate(lengths):
+        tokens = np.arange(start, start + length, dtype=np.uint16)
+        blocks.append(TokenBlock(Cursor(0, number), Cursor(0, number + 1), tokens, Counts(text_bytes=1)))
+        start += length
+    return blocks
+
+
+def pack_all(packer: Packer, blocks: list[TokenBlock]) -> list[ShardSlice]:
+    return [part for block in blocks for part in packer.pack(block)]
+
+
+def shards_of(parts: list[ShardSlice]) -> list[list[int]]:
+    shards: list[list[int]] = [[]]
+    for part in parts:
+        shards[-1] += part.tokens.tolist()
+        if part.fills_shard:
+            shards.append([])
+    return shards if shards[-1] else shards[:-1]
+
+
+lengths = st.lists(st.integers(0, 30), max_size=20)
+
+
+@given(lengths, st.integers(1, 25), st.one_of(st.none(), st.integers(1, 200)))
+def test_shards_are_the_stream_cut_every_n_tokens(sizes: list[int], n: int, limit: int | None) -> None:
+    """Joined, the shards are the stream up to --max-tokens; each but the last has n tokens; none is empty."""
+    shards = shards_of(pack_all(Packer(n, max_tokens=limit), blocks_of(sizes)))
+    stream = list(range(sum(sizes)))[:limit]
+    assert [token for shard in shards for token in shard] == stream
+    assert all(len(shard) == n for shard in shards[:-1])
+    assert all(shards)
+
+
+@given(lengths, st.integers(1, 25))
+def test_every_cursor_resumes_with_the_same_rest(sizes: list[int], n: int) -> None:
+    """From the cursor at which a shard ends, the rest of the stream is the same, and so are the counts."""
+    blocks = blocks_of(sizes)
+    parts = pack_all(Packer(n), blocks)
+    stream = list(range(sum(sizes)))
+    for number, part in enumerate(parts):
+        if not part.fills_shard:
+            continue
+        done = sum(len(one.tokens) for one in parts[: number + 1])
+        rest = pack_all(Packer(n, skip_tokens=part.end.skip_tokens), blocks[part.end.position :])
+        assert [token for one in rest for token in one.tokens.tolist()] == stream[done:]
+        counted = sum((one.counts for one in parts[: number + 1] + rest), Counts())
+        assert counted == sum((block.counts for block in blocks), Counts())
+
+
+documents = st.lists(st.integers(0, 12), max_size=30)  # their lengths
+RATIOS = st.sampled_from([Fraction(1, 10), Fraction(1, 2), Fraction(2, 3), Fraction(9, 10)])
+
+
+@given(documents, st.integers(1, 25), RATIOS, st.booleans(), st.integers(1, 17), st.integers(0, 9))
+def test_a_share_of_the_documents_goes_to_validation(
+    lengths: list[int], n: int, ratio: Fraction, eot_first: bool, block: int, seed: int
+) -> None:
+    """Each document whole, by its number; a checkpoint wherever a stretch of either split is full; and
+    from every checkpoint the rest is the same."""
+    expected: dict[str, list[int]] = {"val": [], "train": []}
+    stream: list[int] = []
+    for number, length in enumerate(lengths):
+        text = [number] * length
+        tokens = [reference.EOT, *text] if eot_first else [*text, reference.EOT]
+        expected["val" if layout_reference.is_chosen(number, ratio, seed) else "train"] += tokens
+        stream += tokens
+    array = np.array(stream, np.uint16)
+
+    def pack_from(start: int, done: Done) -> tuple[dict[str, list[int]], list[tuple[int, Done]]]:
+        packer = Packer(n, split=Split(val_ratio=ratio, seed=seed), eot_first=eot_first, done=done)
+        found: dict[str, list[int]] = {"val": [], "train": []}
+        checkpoints = []
+        for first in range(start, len(stream), block):
+            part = array[first : first + block]
+            whole = TokenBlock(Cursor(0, first), Cursor(0, first + len(part)), part)
+            for one in packer.pack(whole):
+                found[one.side] += one.tokens.tolist()
+                if one.checkpoint:
+                    sizes = done.val_tokens + len(found["val"]), done.train_tokens + len(found["train"])
+                    place = one.end.position + one.end.skip_tokens
+                    assert sum(sizes) == place
+                    assert sizes[one.side == "train"] % n == 0
+                    eots = stream[:place].count(reference.EOT)
+                    checkpoints.append((place, Done(*sizes, eots)))
+        return found, checkpoints
+
+    found, checkpoints = pack_from(0, Done())
+    assert found == expected
+    assert len(checkpoints) == sum(len(tokens) // n for tokens in expected.values())
+    for place, done in checkpoints:
+        rest, _ = pack_from(place, done)
+        assert rest["val"] == expected["val"][done.val_tokens :]
+        assert rest["train"] == expected["train"][done.train_tokens :]
+
+
+def test_a_stream_that_ends_on_a_border_leaves_no_empty_shard() -> None:
+    """Ten tokens in shards of five are two shards."""
+    parts = pack_all(Packer(5), blocks_of([4, 6]))
+    assert [part.fills_shard for part in parts] == [False, True, True]
+    assert parts[-1].end == Cursor(0, 2)
+
+
+def test_a_block_longer_than_three_shards() -> None:
+    """A long document runs over into as many shards as it takes."""
+    shards = shards_of(pack_all(Packer(7), blocks_of([30])))
+    assert [len(shard) for shard in shards] == [7, 7, 7, 7, 2]
+
+
+def test_max_tokens_ends_the_stream() -> None:
+    """Nothing comes after the last token that was asked for."""
+    packer = Packer(5, max_tokens=7)
+    parts = pack_all(packer, blocks_of([4, 6, 3]))
+    assert packer.ended
+    assert sum(len(part.tokens) for part in parts) == 7
+    assert parts[-1].end == Cursor(0, 1, 3)

@@ -1,0 +1,70 @@
+"""The stitcher: seams mended between blocks, and a cursor for every place."""
+
+from __future__ import annotations
+
+import numpy as np
+import reference
+
+from fineweb_shards.stream.stitcher import stitch
+from fineweb_shards.tokenizers.ranks import load_ranks, token_bytes
+from fineweb_shards.tokenizers.seams import SeamMender
+from fineweb_shards.types import Counts, Cursor, EncodedBlock, TokenBlock
+
+EOT = [reference.EOT]
+ONE = Counts(text_bytes=1)
+
+
+def encoded(text: str, *, eot: bool = False, **more: object) -> EncodedBlock:
+    tokens = np.array([*(EOT if eot else []), *reference.encode(text)], np.uint16)
+    return EncodedBlock(tokens=tokens, counts=ONE, **more)  # type: ignore[arg-type]
+
+
+def stitched(*blocks: EncodedBlock) -> list[TokenBlock]:
+    mender = SeamMender(reference.encode, token_bytes(load_ranks()))
+    return list(stitch(blocks, lambda: mender, Cursor(0, 0)))
+
+
+def test_a_run_cut_at_seams_is_the_run() -> None:
+    """A document in four blocks with seams between them has the tokens of one call, and the blocks behind
+    a seam are counted from the last place where reading can begin."""
+    text = "a" * 101
+    parts = [text[:40], text[40:61], text[61:62], text[62:]]
+    blocks = [
+        encoded(parts[0], eot=True, start=Cursor(0, 0), end=Cursor(0, 40, inside=True)),
+        encoded(parts[1], start=None, end=Cursor(0, 61, inside=True), seam=True),
+        encoded(parts[2], start=None, end=Cursor(0, 62, inside=True), seam=True),
+        encoded(parts[3], start=None, end=Cursor(0, 101), seam=True),
+    ]
+    found = stitched(*blocks)
+    tokens = [token for block in found for token in block.tokens.tolist()]
+    assert tokens == [*EOT, *reference.encode(text)]
+    place = 0
+    for block in found:
+        assert block.start == Cursor(0, 0, place)
+        place += len(block.tokens)
+    assert found[-1].end == Cursor(0, 101)
+
+
+def test_a_seam_touches_only_its_own_document() -> None:
+    """Documents before and after the one that was cut stay as they are."""
+    left = EncodedBlock(
+        Cursor(0, 0),
+        Cursor(0, 9, inside=True),
+        np.array([*EOT, 1, 2, *EOT, *reference.encode("bbb")], np.uint16),
+    )
+    right = EncodedBlock(
+        None, Cursor(0, 20), np.array([*reference.encode("bbbb"), *EOT, 3, 4], np.uint16), seam=True
+    )
+    tokens = [token for block in stitched(left, right) for token in block.tokens.tolist()]
+    assert tokens == [*EOT, 1, 2, *EOT, *reference.encode("bbbbbbb"), *EOT, 3, 4]
+
+
+def test_counts_are_counted_where_the_cursor_passes() -> None:
+    """A block without an end of its own would be read again by a resume, so its counts wait."""
+    found = stitched(
+        encoded("one", eot=True, start=Cursor(0, 0), end=None),
+        encoded("two", eot=True, start=None, end=Cursor(0, 1)),
+        encoded("three", eot=True, start=Cursor(0, 1), end=Cursor(0, 2)),
+    )
+    assert [block.counts for block in found] == [Counts(), ONE + ONE, ONE]
+    assert found[1].start == Cursor(0, 0, len(found[0].tokens))

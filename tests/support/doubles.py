@@ -1,0 +1,85 @@
+"""Test doubles: an executor without processes, and files that fail on a script."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+
+from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.local.messages import Order
+from fineweb_shards.executors.local.worker import encode_batch
+from fineweb_shards.sources.base import Source
+from fineweb_shards.system.retry import Clock
+from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.types import Batch, EncodedBlock
+
+
+class InlineExecutor:
+    """Encodes in this process: the same work as a worker's, without starting any."""
+
+    def __init__(self, source: Source, encoder: Encoder) -> None:
+        self._source = source
+        self._encoder = encoder
+
+    def observe(self, observer: Observer) -> None:
+        pass
+
+    def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
+        try:
+            for batch in batches:
+                yield from encode_batch(self._source, self._encoder, Order(batch), lambda document: None)
+        finally:
+            self._source.close()
+
+
+class Listener(Observer):
+    """Remembers everything it is told, from any thread."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.waits: list[tuple[str, str | None]] = []
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+
+    def wait(self, cause: str, reason: str | None) -> None:
+        self.waits.append((cause, reason))
+
+    def texts(self, kind: str) -> list[str]:
+        return [event.text for event in self.events if event.kind == kind]
+
+
+class FakeClock(Clock):
+    """Time passes only in sleep."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.waits: list[float] = []
+
+    def now(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.seconds += seconds
+
+    def wall(self, ahead_seconds: float = 0.0) -> str:
+        minutes = 2 * 60 + 13 + round((self.seconds + ahead_seconds) / 60)
+        return f"{minutes // 60 % 24:02}:{minutes % 60:02}"
+
+
+class FailingCall:
+    """Wraps a function so that its `failing`-th call (from 1) raises an OSError instead."""
+
+    def __init__(self, function: Callable[..., object], failing: int, code: int = errno.EIO) -> None:
+        self._function = function
+        self._failing = failing
+        self._code = code
+        self.calls = 0
+
+    def __call__(self, *arguments: object, **named: object) -> object:
+        self.calls += 1
+        if self.calls == self._failing:
+            raise OSError(self._code, os.strerror(self._code))
+        return self._function(*arguments, **named)

@@ -1,0 +1,139 @@
+"""Ways to run a build in a test: in this process, or as the command a user types."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import reference
+from doubles import InlineExecutor
+
+from fineweb_shards.events import Observer
+from fineweb_shards.run.build import open_ledger, run
+from fineweb_shards.run.config import Config
+from fineweb_shards.run.export import export as export_shards
+from fineweb_shards.run.export import open_origin
+from fineweb_shards.run.job import Job, make_job
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.stream.stitcher import stitch
+from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.system.memory_guard import MemoryGuard
+from fineweb_shards.tokenizers import resolve_engine
+from fineweb_shards.tokenizers.encoder import Encoder, make_mender
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.types import Counts, Cursor
+from fineweb_shards.watching.log import Journal
+from fineweb_shards.watching.progress import Progress
+
+START = Cursor(0, 0)
+CRASH_DRIVER = Path(__file__).parent.parent / "crashes" / "crash_every_point.py"
+
+
+@cache
+def encoder(engine: str = "auto", seed: int = 0, *, eot_first: bool = True) -> Encoder:
+    """One encoder for all tests: loading it takes a second."""
+    return Encoder(resolve_engine(engine)(), TiktokenEngine(), eot_first=eot_first, seed=seed)
+
+
+def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
+    return make_job(Config(input=tuple(map(str, inputs)), out=str(out), **settings))
+
+
+def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
+    """A build without worker processes; everything else is the real thing."""
+    job = job_of(out, *inputs, **settings)
+    progress = Progress(Journal(job.folder))
+    with FolderLock(job.folder):
+        manifest = open_ledger(job, same_source=False)
+        if manifest.complete:
+            return manifest
+        executor = InlineExecutor(
+            job.source, encoder(settings.get("engine", "auto"), eot_first=job.layout.eot_first)
+        )
+        return run(job, manifest, executor, MemoryGuard(2**40), progress)  # type: ignore[arg-type]
+
+
+def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Counts]:
+    """The token stream of an input and its counts, without a folder: nothing is written or synced."""
+    job = job_of(Path("unused"), *inputs, **settings)
+    executor = InlineExecutor(job.source, encoder())
+    blocks = list(stitch(executor.encode(job.source.batches(START)), make_mender, START))
+    tokens = [token for block in blocks for token in block.tokens.tolist()]
+    return tokens, sum((block.counts for block in blocks), Counts())
+
+
+def export(source: Path, out: Path, **settings: Any) -> Manifest:
+    """An export, as the command does it."""
+    config = Config(out=str(out), **settings)
+    origin = open_origin(source)
+    return export_shards(origin, config, fresh=False, say=lambda _: None, observer=Observer()).manifest
+
+
+def shards_in(folder: Path) -> dict[str, bytes]:
+    """Every shard in a folder: name to bytes."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.npy"))}
+
+
+def outputs_in(folder: Path) -> dict[str, bytes]:
+    """Every file of any layout in a folder: name to bytes."""
+    paths = (path for path in sorted(folder.iterdir()) if path.suffix in (".npy", ".bin", ".idx"))
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def decode(tokens: list[int]) -> str:
+    """The text of a stream, EOT included."""
+    return reference.encoding().decode(tokens)
+
+
+def command(*words: Path | str) -> list[str]:
+    return [sys.executable, "-m", "fineweb_shards", *map(str, words)]
+
+
+def run_command(
+    *words: Path | str, stdin: bytes | None = None, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`fineweb-shards …`, as a user would run it."""
+    done = subprocess.run(
+        command(*words),
+        input=stdin if stdin is not None else b"",
+        capture_output=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        timeout=600,
+        check=False,
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def forget_after(out: Path, records: int) -> None:
+    """The folder as a crash leaves it that comes after so many records were in the ledger."""
+    data = json.loads((out / "manifest.json").read_text())
+    ends = [record["end"] for record in data["shards"]]
+    while 0 < records < len(ends) and ends[records] == ends[records - 1]:
+        records -= 1  # the records of a checkpoint come together
+    data["shards"], data["complete"], data["totals"] = data["shards"][:records], False, {}
+    write_manifest(out, data)
+
+
+def write_manifest(out: Path, data: dict[str, Any]) -> None:
+    """A manifest that was edited: without the checksum, as those of the first versions are."""
+    data.pop("checksum", None)
+    (out / "manifest.json").write_text(json.dumps(data))
+
+
+def crash_everywhere(job: dict[str, object]) -> int:
+    """How often it was killed and resumed."""
+    done = subprocess.run(
+        [sys.executable, str(CRASH_DRIVER)],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)

@@ -1,0 +1,85 @@
+"""What the machine says of itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fineweb_shards.system import machine
+
+MIB = 2**20
+
+
+def test_control_group_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quota of 1.5 cores and a memory limit, version 2 and version 1 files alike."""
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{40 * MIB}\n")
+    monkeypatch.setattr(machine, "_cgroup_folders", lambda controller: [tmp_path])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    assert machine.usable_cores() == 1
+    assert machine.available_memory_bytes() == 60 * MIB
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "cpu.cfs_quota_us").write_text("300000\n")
+    (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
+    assert machine.usable_cores() == 3
+
+
+def test_free_space_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    """Counted where it will be."""
+    assert machine.free_disk_bytes(tmp_path / "a" / "b") > 0
+
+
+def test_files_in_the_cache_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control group that has read a large file is not full: both versions count the page cache as used."""
+    monkeypatch.setattr(machine, "_cgroup_folders", lambda controller: [tmp_path])
+    (tmp_path / "memory.stat").write_text(
+        f"anon {20 * MIB}\ninactive_file {50 * MIB}\nactive_file {10 * MIB}\n"
+    )
+    (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{80 * MIB}\n")
+    assert machine.available_memory_bytes() == 80 * MIB
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory.limit_in_bytes").write_text(f"{200 * MIB}\n")
+    (tmp_path / "memory.usage_in_bytes").write_text(f"{80 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(
+        f"inactive_file 0\nactive_file 0\ntotal_inactive_file {30 * MIB}\ntotal_active_file 0\n"
+    )
+    assert machine.available_memory_bytes() == 150 * MIB
+
+
+def test_pressure_is_read_where_the_kernel_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the control group too; no file, no pressure."""
+    monkeypatch.setattr(machine, "_cgroup_folders", lambda controller: [tmp_path])
+    before = machine.memory_stall_percent()
+    (tmp_path / "memory.pressure").write_text(
+        "some avg10=80.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=55.50 avg60=0.00 avg300=0.00 total=1\n"
+    )
+    assert machine.memory_stall_percent() == max(before, 55.5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_a_process_can_be_weighed() -> None:
+    """This one holds some memory, one that does not exist holds none that can be told."""
+    assert (machine.process_memory_bytes(os.getpid()) or 0) > 10 * MIB
+    assert machine.process_memory_bytes(2**30) is None
+
+
+@pytest.mark.promise(18)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has idle input and output")
+def test_manners() -> None:
+    """Lowest priority for cores, idle for the disk, first for the OOM killer: what a worker does."""
+    code = (
+        "import os; from fineweb_shards import machine; machine.be_nice(); machine.offer_to_oom_killer();"
+        "print(os.nice(0), open('/proc/self/oom_score_adj').read().strip(), flush=True);"
+        "os.execvp('ionice', ['ionice', '-p', str(os.getpid())])"
+    )
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=buffered, check=False
+    )
+    assert done.stdout.split() == ["19", "800", "idle"]

@@ -1,0 +1,126 @@
+"""Memory: the budget, and the guard's advice."""
+
+from __future__ import annotations
+
+import pytest
+from doubles import FakeClock
+
+from fineweb_shards.errors import UsageError
+from fineweb_shards.system import memory_guard as guard
+from fineweb_shards.system.machine import Room
+from fineweb_shards.system.memory_guard import Advice
+
+MIB = 2**20
+
+
+def test_budget_holds_what_it_promises() -> None:
+    """Parent, workers and the window with its copies fit into the memory."""
+    for memory in (600 * MIB, 1024 * MIB, 4096 * MIB):
+        budget = guard.plan_budget(2, memory, 4 * MIB)
+        used = guard.PARENT_BYTES + budget.workers * guard.WORKER_BYTES + 4 * budget.window_bytes
+        assert used <= memory
+        assert budget.window_bytes >= 8 * MIB
+
+
+def test_a_small_budget_means_fewer_workers() -> None:
+    """Eight workers don't fit into a gigabyte."""
+    assert guard.plan_budget(8, 1024 * MIB, 4 * MIB).workers == 3
+
+
+def test_too_small_a_budget_is_told() -> None:
+    """With what one worker needs, and how to get there."""
+    with pytest.raises(UsageError, match=r"104\.9 MB is too small"):
+        guard.plan_budget(1, 100 * MIB, 4 * MIB)
+
+
+def test_default_budget_is_a_quarter_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 4 GiB."""
+    monkeypatch.setattr(guard, "available_memory_bytes", lambda: 8 * 1024 * MIB)
+    assert guard.plan_budget(1, None, 4 * MIB).memory_bytes == 2 * 1024 * MIB
+    monkeypatch.setattr(guard, "available_memory_bytes", lambda: 64 * 1024 * MIB)
+    assert guard.plan_budget(1, None, 4 * MIB).memory_bytes == 4 * 1024 * MIB
+
+
+class Machine:
+    """A machine with so much memory available, for a guard to look at."""
+
+    def __init__(self, available: int, total: int = 16 * 1024 * MIB) -> None:
+        self.available = available
+        self.total = total
+        self.stall = 0.0
+        self.clock = FakeClock()
+        self.sizes: dict[int, int] = {}
+        self.guard = guard.MemoryGuard(300 * MIB, self.read, lambda pid: self.sizes.get(pid), self.clock)
+
+    def read(self) -> guard.Reading:
+        return guard.Reading([Room("the machine", self.available, self.total)], self.stall)
+
+    def look(self, *workers: int, after: float = guard.LOOK_EVERY_SECONDS) -> Advice:
+        self.clock.seconds += after
+        return self.guard.look(workers)
+
+
+@pytest.mark.promise(18)
+def test_short_memory_pauses_until_there_is_clearly_more() -> None:
+    """Below the threshold the run pauses; just above it it still does, or it would go to and fro."""
+    machine = Machine(4096 * MIB)
+    assert machine.look(1) is Advice.GO
+    machine.available = 511 * MIB
+    assert machine.look(1) is Advice.PAUSE
+    assert machine.guard.shortage == "the machine has 535.8 MB of memory left"
+    machine.available = 1000 * MIB
+    assert machine.look(1) is Advice.PAUSE
+    machine.available = 1025 * MIB
+    assert machine.look(1) is Advice.GO
+    assert machine.guard.shortage is None
+
+
+def test_a_small_place_is_short_at_a_twentieth() -> None:
+    """In a control group of 1 GiB there may never be 512 MiB left, and it works all the same."""
+    machine = Machine(60 * MIB, total=1024 * MIB)
+    assert machine.look(1) is Advice.GO
+    machine.available = 50 * MIB
+    assert machine.look(1) is Advice.PAUSE
+
+
+@pytest.mark.promise(18)
+def test_stalls_count_as_shortage() -> None:
+    """When everybody waits for memory, what the kernel calls available is not."""
+    machine = Machine(8192 * MIB)
+    machine.stall = 25.0
+    assert machine.look(1) is Advice.PAUSE
+    assert "25 % of the time" in str(machine.guard.shortage)
+    machine.stall = 10.0
+    assert machine.look(1) is Advice.PAUSE
+    machine.stall = 1.0
+    assert machine.look(1) is Advice.GO
+
+
+@pytest.mark.promise(18)
+def test_when_it_stays_short_workers_go_one_at_a_time() -> None:
+    """One after ten seconds, the next ten seconds later, and none when there is none left."""
+    machine = Machine(100 * MIB)
+    advice = [machine.look(1, 2) for _ in range(25)]
+    assert [second for second, one in enumerate(advice) if one is Advice.RETIRE] == [10, 20]
+    assert machine.look(after=100) is Advice.PAUSE
+
+
+def test_a_worker_beyond_its_share_is_renewed_now_and_then() -> None:
+    """At once when it is found, but not again every second."""
+    machine = Machine(4096 * MIB)
+    machine.sizes = {1: 100 * MIB, 2: 400 * MIB}
+    advice = [machine.look(1, 2) for _ in range(40)]
+    assert [second for second, one in enumerate(advice) if one is Advice.RENEW] == [0, 30]
+    assert machine.guard.size_bytes(2) == 400 * MIB
+    assert machine.guard.peak_bytes == 500 * MIB
+
+
+def test_the_guard_looks_once_a_second_however_often_it_is_asked() -> None:
+    """Reading the memory of processes takes time."""
+    machine = Machine(4096 * MIB)
+    reads = []
+    watched = guard.MemoryGuard(0, lambda: reads.append(1) or machine.read(), lambda pid: 0, machine.clock)
+    for _ in range(100):
+        machine.clock.seconds += 0.1
+        watched.look([1])
+    assert 9 <= len(reads) <= 11

@@ -1,0 +1,85 @@
+"""The command that is printed to go on with: it can be pasted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fineweb_shards.system.typed_command import (
+    VARIABLE,
+    TypedCommand,
+    program,
+    runnable_here,
+    take_typed_command,
+)
+
+WORDS = ["build", "a b.txt", "--out", "o"]
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program as pip installs it, in a folder that is not on PATH."""
+    path = tmp_path / ".venv" / "bin" / "fineweb-shards"
+    path.parent.mkdir(parents=True)
+    path.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path), *WORDS])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return path
+
+
+def test_a_program_that_the_shell_does_not_find_is_named_by_its_path(script: Path) -> None:
+    """The short one, where it is below this folder."""
+    assert TypedCommand(WORDS).resume() == ".venv/bin/fineweb-shards build 'a b.txt' --out o"
+
+
+def test_a_program_on_the_path_is_named_by_its_name(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only if it is this one."""
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert program() == "fineweb-shards"
+    other = script.parent.parent / "fineweb-shards"
+    other.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(other.parent))
+    assert program() == ".venv/bin/fineweb-shards"
+
+
+def test_python_m_is_named_with_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As typed where that is a path, else the one that runs."""
+    monkeypatch.setattr(sys, "argv", ["/somewhere/fineweb_shards/__main__.py"])
+    monkeypatch.setattr(sys, "orig_argv", ["venv/bin/python", "-m", "fineweb_shards"])
+    assert program() == "venv/bin/python -m fineweb_shards"
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "fineweb_shards"])
+    monkeypatch.setattr(sys, "executable", "/opt/my python/bin/python3")
+    assert program() == "'/opt/my python/bin/python3' -m fineweb_shards"
+
+
+def test_after_make_it_is_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the commands that this one starts are not told."""
+    monkeypatch.setenv(VARIABLE, "make shards SAMPLE='sample-10BT' OUT='a b'")
+    typed = take_typed_command(["build", "sample-10BT", "--out", "a b"])
+    assert typed.resume("--on-finish") == "make shards SAMPLE=sample-10BT 'OUT=a b'"
+    assert VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize("left_out", [["--fresh"], ["--on-finish", "secret"], ["--on-finish=secret"]])
+def test_what_must_be_left_out_is_left_out_after_make_too(script: Path, left_out: list[str]) -> None:
+    """--fresh would delete what is kept; a command may hold a secret."""
+    typed = TypedCommand([*WORDS, *left_out], "make shards ARGS='--fresh --on-finish secret'")
+    assert typed.resume("--on-finish") == ".venv/bin/fineweb-shards build 'a b.txt' --out o"
+
+
+def test_broken_quotes_are_not_believed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever set the variable: what is printed can be pasted."""
+    monkeypatch.setenv(VARIABLE, "make shards OUT='")
+    assert take_typed_command(WORDS).resume().startswith(".venv/bin/fineweb-shards build")
+
+
+def test_a_command_from_another_terminal_runs_here(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the shell there found the program and the one here does not."""
+    assert runnable_here("fineweb-shards build x") == ".venv/bin/fineweb-shards build x"
+    assert runnable_here("make shards") == "make shards"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert runnable_here("fineweb-shards build x") == "fineweb-shards build x"

@@ -1,0 +1,29 @@
+"""The bars through a whole run, for a terminal that somebody listens to."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+
+from example_run import SNAPSHOT
+
+from fineweb_shards.events import Event
+from fineweb_shards.watching.bars import Bars, choose_screen
+from fineweb_shards.watching.snapshot import STARTING, VERIFYING, WAITING
+
+REASON = "waiting for the network since 02:13 ({} %s " + "x" * 300
+
+screen = choose_screen(quiet=False, as_json=False)
+assert isinstance(screen, Bars)
+screen.show(
+    replace(SNAPSHOT, state=STARTING, tokens_per_second=None, seconds_left=None, expected_tokens=None)
+)
+screen.tell(Event("worker", "worker 7 was killed; replaced"))
+screen.show(SNAPSHOT)
+screen.show(replace(SNAPSHOT, state=WAITING, reason=REASON))
+screen.show(replace(SNAPSHOT, state=VERIFYING, verified_shards=2))
+screen.close()
+print("the end", file=sys.stderr)

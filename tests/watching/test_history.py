@@ -1,0 +1,160 @@
+"""The history of a run: small after three days, whole after a resume."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fineweb_shards.charts import TimeAxis
+from fineweb_shards.events import Event
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.watching import history
+from fineweb_shards.watching.history import (
+    MAXIMUM_MARKS,
+    MAXIMUM_POINTS,
+    MAXIMUM_RUNS,
+    WAIT,
+    History,
+    load_history,
+)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be set."""
+    now = [1_000_000.0]
+    monkeypatch.setattr(history.time, "time", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / WORK_FOLDER).mkdir()
+    return tmp_path
+
+
+def test_three_days_stay_small(clock: list[float], folder: Path) -> None:
+    """At most a thousand points, evenly spread from the beginning to the end."""
+    kept = History()
+    for second in range(3 * 86400):
+        clock[0] = 1_000_000.0 + second
+        kept.add(second, 5)
+    points = kept.points
+    assert MAXIMUM_POINTS / 3 < len(points) <= MAXIMUM_POINTS
+    assert points[0].tokens == 0
+    assert points[-1].tokens > 3 * 86400 - 600
+    gaps = [b.time - a.time for a, b in pairwise(points)]
+    assert max(gaps) <= 2.1 * min(gaps)
+    kept.save(folder)
+    assert (folder / WORK_FOLDER / history.FILE_NAME).stat().st_size < 100_000
+
+
+def test_a_resume_goes_on_with_the_same_history(clock: list[float], folder: Path) -> None:
+    """Under another run number, so that the gap can be seen; a wait left open by a crash ends there."""
+    first = History()
+    first.begin_run()
+    first.add(0, 1)
+    clock[0] += 10
+    first.add(100, 1)
+    first.begin_wait("network", "waiting")
+    first.save(folder)
+    clock[0] += 3600
+    second = load_history(folder)
+    second.begin_run()
+    second.add(50, 1)
+    assert [point.run for point in second.points] == [1, 1, 2]
+    assert [(mark.kind, mark.end) for mark in second.marks] == [(WAIT, 1_000_010.0)]
+
+
+def test_waits_and_faults_are_marked(clock: list[float]) -> None:
+    """Faults with their text, waits with their length, nothing else; and never too many."""
+    kept = History()
+    kept.note(Event("shard", "finished"))
+    kept.note(Event("worker", "worker 7 was killed"))
+    kept.begin_wait("network", "waiting for the network")
+    clock[0] += 60
+    kept.end_wait("network")
+    kept.end_wait("disk")
+    worker, wait = kept.marks
+    assert worker.text == "worker 7 was killed"
+    assert wait.end == wait.time + 60
+    for _ in range(2 * MAXIMUM_MARKS):
+        kept.note(Event("note", "again"))
+    assert len(kept.marks) == MAXIMUM_MARKS
+
+
+def test_runs_are_kept_with_their_waits(clock: list[float], folder: Path) -> None:
+    """How each ended, what it made, how often and how long it waited; one that was killed says nothing, and
+    its open wait ended where it was last heard of."""
+    first = History()
+    first.begin_run(0, 4_000)
+    clock[0] += 100
+    first.add(500, 7, fetched_bytes=30, stood_still_seconds=20.0)
+    first.begin_wait("network", "waiting")
+    clock[0] += 20
+    first.end_wait("network")
+    first.begin_wait("network", "again")
+    clock[0] += 5
+    first.add(500, 7, fetched_bytes=40, stood_still_seconds=25.0)
+    first.save(folder)
+    clock[0] += 3600
+    second = load_history(folder)
+    second.begin_run(300, 4_000)
+    second.begin_wait("disk", "full")
+    clock[0] += 60
+    second.end_run("stopped, exit code 5: full")
+    second.save(folder)
+    killed, stopped = load_history(folder).runs
+    assert (killed.number, killed.ending, killed.new_tokens, killed.fetched_bytes) == (1, "", 500, 40)
+    assert (killed.budget_bytes, killed.seconds, killed.work_seconds) == (4_000, 125, 100)
+    assert killed.describe_waits() == "25 s for the network, 2 times"
+    assert (stopped.number, stopped.ending) == (2, "stopped, exit code 5: full")
+    assert stopped.describe_waits() == "60 s for the disk, once"
+
+
+def test_runs_stay_few(clock: list[float]) -> None:
+    """A service that is started again every minute does not fill the disk."""
+    kept = History()
+    for _ in range(MAXIMUM_RUNS + 50):
+        kept.begin_run()
+    assert [run.number for run in kept.runs] == list(range(51, MAXIMUM_RUNS + 51))
+
+
+def test_a_history_of_an_older_version_is_read(folder: Path) -> None:
+    """It has no runs."""
+    (folder / WORK_FOLDER / history.FILE_NAME).write_text(
+        '{"interval_seconds": 1.0, "points": [[1.0, 1, 2, 3]], "marks": []}'
+    )
+    old = load_history(folder)
+    assert (len(old.points), old.runs) == (1, [])
+    old.begin_run()
+    assert old.runs[0].number == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"points": 5}', '{"points": [[1]], "marks": []}'])
+def test_a_damaged_history_is_begun_anew(folder: Path, text: str) -> None:
+    """It is an account, not a checkpoint."""
+    (folder / WORK_FOLDER / history.FILE_NAME).write_text(text)
+    assert load_history(folder).points == []
+
+
+def test_a_clock_set_back_does_not_silence_it(clock: list[float]) -> None:
+    """Points go on."""
+    kept = History()
+    kept.add(1, 1)
+    clock[0] -= 3600
+    kept.add(2, 1)
+    assert len(kept.points) == 2
+
+
+def test_the_axis_shortens_a_night_between_two_runs() -> None:
+    """Both runs keep their width, and stay in order."""
+    axis = TimeAxis([(0.0, 100.0), (50_000.0, 50_100.0)])
+    assert axis.length == pytest.approx(212)
+    assert axis.position(100.0) < axis.position(50_000.0) < axis.position(50_100.0) == axis.length
+    assert axis.position(20_000.0) == 100.0
+    assert [label["value"] for label in axis.labels(3)] == [0.0, axis.length / 2, axis.length]
+    assert json.dumps(TimeAxis([]).labels(3)) == "[]"

@@ -1,0 +1,146 @@
+"""Files of our own that are damaged: whoever reads them answers, or refuses in a sentence; no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from documents import make_documents
+from example_run import SNAPSHOT
+from inputs import write_parquet
+from promises import Tries
+
+from fineweb_shards.errors import ShardError
+from fineweb_shards.events import Event
+from fineweb_shards.reading.folder_statistics import complete_survey, load_survey
+from fineweb_shards.report import gather_report
+from fineweb_shards.report_page import render_page
+from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
+from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
+from fineweb_shards.watching.history import History, load_history
+from fineweb_shards.watching.status import read_status, status_lines, status_values
+
+NAMES = ["heartbeat.json", "history.json", "statistics.bin", "log.txt", "quarantine.jsonl", "lock"]
+JUNK: list[Any] = [None, True, -1, 0, 1e300, 10**25, "x", "\0", "\ud800", [], {}, [[1]], {"a": []}]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished folder with every file that a run leaves behind."""
+    folder = tmp_path_factory.mktemp("made")
+    path = write_parquet(folder / "a.parquet", make_documents(40, seed=52))
+    manifest = runs.build_inline(folder / "out", path, shard_tokens=8000)
+    out = folder / "out"
+    Heartbeat(time.time(), Invocation("fineweb-shards build", "/", 4711, time.time()), SNAPSHOT).save(out)
+    history = History()
+    history.begin_run()
+    for tokens in range(3):
+        history.add(tokens, 10**6)
+        history._interval_seconds = 0.0  # every point counts here
+    history.note(Event("worker", "it ended"))
+    history.begin_wait("network", "waiting for the network")
+    history._interval_seconds = 1.0
+    history.save(out)
+    complete_survey(out, manifest.layout, manifest.shards, in_order=True)
+    (out / WORK_FOLDER / "quarantine.jsonl").write_text("{}\n")
+    assert {path.name for path in (out / WORK_FOLDER).iterdir()} == set(NAMES)
+    assert len(load_history(out).marks) == 2
+    assert load_survey(out).shards == len(manifest.shards)
+    return out
+
+
+@pytest.fixture
+def out(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def look(out: Path, *, page: bool = False) -> None:
+    """Everything that reads these files, as a run at work and as nobody."""
+    load_survey(out)
+    load_history(out).begin_run()
+    with contextlib.suppress(ShardError):  # a sentence; anything else fails the test
+        for alive in (True, False):
+            status = read_status(out, alive=alive)
+            status_lines(status)
+            json.dumps(status_values(status))
+        if page:
+            render_page(gather_report(out, alive=True))
+
+
+def damaged(good: bytes, chooser: random.Random) -> bytes:
+    """A flip, a cut, a piece twice, or a piece of junk."""
+    place, other = chooser.randrange(len(good)), chooser.randrange(len(good))
+    return chooser.choice(
+        [
+            good[:place] + bytes([good[place] ^ 1 << chooser.randrange(8)]) + good[place + 1 :],
+            good[:place] + chooser.choice(b'0123456789-e.[]{}",:').to_bytes(1, "big") + good[place + 1 :],
+            good[:place],
+            good[:place] + good[other:],
+            good[:place] + b"9" * chooser.choice([1, 30, 5000]) + good[place:],
+            good[:place] + b"\xff\x00" + good[place:],
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_damage_is_a_traceback(out: Path, name: str, tries: Tries) -> None:
+    """Flips, cuts and junk in every file of the work folder."""
+    path = out / WORK_FOLDER / name
+    good = path.read_bytes().rstrip()
+    chooser = random.Random(31)
+    for number in tries(150, 5000):
+        path.write_bytes(damaged(good, chooser))
+        look(out, page=number % 50 == 0)
+
+
+@pytest.mark.parametrize("name", ["heartbeat.json", "history.json"])
+def test_no_value_of_another_kind_is_a_traceback(out: Path, name: str) -> None:
+    """Every value replaced by every kind of junk; NaN, and a thousand brackets."""
+    path = out / WORK_FOLDER / name
+    data = json.loads(path.read_bytes())
+    for number, (holder, key) in enumerate(list(places_in(data))):
+        before = holder[key]
+        for kind, value in enumerate(JUNK):
+            holder[key] = value
+            path.write_text(json.dumps(data))
+            look(out, page=(number + kind) % 60 == 0)
+        holder[key] = before
+    for text in ("NaN", "[" * 10**5, '{"format": NaN}', "1" * 10**4, '{"points": [[NaN, 1, 2, 3]]}'):
+        path.write_text(text)
+        look(out)
+
+
+def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a JSON value that can hold another value."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    for key in keys:
+        yield value, key
+        yield from places_in(value[key])
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to nothing", "link to itself"])
+@pytest.mark.parametrize("name", [*NAMES, "../manifest.json"])
+def test_what_is_no_file_is_no_traceback(out: Path, name: str, kind: str) -> None:
+    """A folder, a pipe or a link in a file's place; it is not waited for, and a run says what is wrong."""
+    path = out / WORK_FOLDER / name
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere" if kind == "link to nothing" else path.name)
+    look(out, page=True)
+    if name == "lock":
+        with contextlib.suppress(ShardError), FolderLock(out):
+            pass

@@ -1,0 +1,193 @@
+"""What is shown while a run goes on: in a pipe, for programs, not at all, and in a terminal of any width."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import runs
+from documents import make_documents
+from example_run import SNAPSHOT
+from inputs import write_parquet
+
+from fineweb_shards.events import Event
+from fineweb_shards.watching import bars, screen
+from fineweb_shards.watching.snapshot import FETCHING, WAITING
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+DOCUMENTS = make_documents(120, seed=72)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_parquet(tmp_path_factory.mktemp("source") / "a.parquet", DOCUMENTS)
+
+
+def test_in_a_pipe_there_are_lines_and_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One a minute, however often it is shown, and one for each event."""
+    now = [1000.0]
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now[0])
+    lines = screen.Lines()
+    for _ in range(150):
+        now[0] += 1
+        lines.show(replace(SNAPSHOT, state=WAITING, reason="waiting \x1b[31mfor the network\r"))
+    lines.tell(Event("worker", "worker 7 was \x1b[2Jkilled"))
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert not CONTROL.search(written.err)
+    first, second, third = written.err.splitlines()
+    assert "shard 3: 3.71M of about 10M tokens, 16.8k tokens/s, 6 min left, 2 workers, 731.0 MB" in first
+    assert "waiting ·[31mfor the network" in second
+    assert third == "worker 7 was ·[2Jkilled"
+
+
+def test_quiet_shows_the_result_only(source: Path, tmp_path: Path) -> None:
+    """Nothing on standard error; the summary on standard output; errors as ever."""
+    done = runs.run_command("build", "--input", source, "--out", tmp_path / "out", "--quiet")
+    assert done.stderr == ""
+    assert done.stdout.startswith("Done")
+    failed = runs.run_command("build", "--input", "nowhere", "--out", tmp_path / "out2", "--quiet")
+    assert failed.returncode == 3
+    assert "nowhere" in failed.stderr
+
+
+def test_json_is_for_programs(source: Path, tmp_path: Path) -> None:
+    """Every line of standard output is an object, the last is the result, standard error is empty."""
+    done = runs.run_command("build", "--input", source, "--out", tmp_path / "out", "--json")
+    objects = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.stderr == ""
+    assert {one["event"] for one in objects} >= {"message", "progress", "result"}
+    result = objects[-1]
+    assert result["event"] == "result"
+    assert result["documents"] == len(DOCUMENTS)
+    assert (
+        result["tokens"] == json.loads((tmp_path / "out" / "manifest.json").read_text())["totals"]["tokens"]
+    )
+    progress = next(one for one in objects if one["event"] == "progress")
+    assert set(progress) == {"event", "time", *SNAPSHOT.__slots__}
+
+
+def test_json_tells_errors(tmp_path: Path) -> None:
+    """As an object, too; people still find the sentence on standard error."""
+    done = runs.run_command("build", "--input", "nowhere", "--out", tmp_path / "out", "--json")
+    assert done.returncode == 3
+    error = json.loads(done.stdout.splitlines()[-1])
+    assert (error["event"], error["exit_code"]) == ("error", 3)
+    assert "nowhere" in error["message"]
+    assert "nowhere" in done.stderr
+
+
+def test_quiet_and_json_exclude_each_other(tmp_path: Path) -> None:
+    """One of the two."""
+    done = runs.run_command("build", "--quiet", "--json", "--out", tmp_path / "out")
+    assert done.returncode == 2
+
+
+def in_terminal(columns: int, **environment: str) -> str:
+    """What the bars write into a terminal of this width."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, Path(__file__).parent / "bars_driver.py"],
+        stdin=child, stdout=child, stderr=child,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "", **environment},
+    )  # fmt: skip
+    os.close(child)
+    written = b""
+    while True:
+        try:
+            data = os.read(parent, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not data:
+            break
+        written += data
+    os.close(parent)
+    assert process.wait() == 0, written.decode()
+    return written.decode()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_bars_fit_the_terminal(columns: int) -> None:
+    """No line is wider than the terminal, figures and state are there, and the screen is clean at the end."""
+    text = in_terminal(columns)
+    plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain)]
+    assert max(map(len, lines)) <= columns
+    assert "worker 7 was killed; replaced" in lines
+    assert any("37%" in line and "3.71M" in line for line in lines)
+    assert any(line.startswith("shard 3") and "71%" in line for line in lines)
+    assert any("waiting for" in line for line in lines)
+    if columns >= 80:
+        assert any("16.8k/s, 6 min left" in line for line in lines)
+        assert any("since 02:13" in line for line in lines)
+        assert any(line.startswith("verify") and "2 of 3 shards" in line for line in lines)
+    assert text.endswith("\r\x1b[2A\x1b[Jthe end\r\n")
+
+
+REASON = "waiting for the network since 02:13, at most until 03:13: huggingface.co answers 503, try later"
+
+
+@pytest.mark.parametrize("rows", [4, 12, 24])
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_a_wait_is_told_to_its_end(columns: int, rows: int) -> None:
+    """Every word of the reason, none broken, in as many lines as it takes; no time left that stands still,
+    no speed that is not there, nothing wider or higher than the terminal."""
+    waiting = replace(SNAPSHOT, state=WAITING, reason=REASON, seconds_left=None)
+    lines = bars.make_frame(waiting, columns - 1, rows - 1)
+    assert max(map(len, lines)) < columns
+    assert len(lines) < rows
+    assert "left" not in lines[0]
+    assert "/s" not in lines[0]
+    told = " ".join(line.strip() for line in lines[1:])
+    assert told == REASON or (rows == 4 and told.endswith("…"))
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
+def test_figures_are_left_out_rather_than_cut(columns: int) -> None:
+    """The more room the more figures, each of them whole; the bar goes before the tokens do."""
+    seen = replace(SNAPSHOT, state=FETCHING, fetched_bytes_per_second=46.2e6)
+    total, shard = bars.make_frame(seen, columns, 24)
+    assert max(len(total), len(shard)) <= columns
+    assert "…" not in shard
+    assert "fetching 46.2 MB/s" in shard
+    assert "3.71M of about 10M" in total
+    assert ("6 min left" in total) == (columns >= 60)
+    assert ("16.8k/s" in total and "2 workers, 731.0 MB" in shard) == (columns >= 80)
+
+
+def test_a_terminal_without_block_characters_gets_other_bars() -> None:
+    """Instead of escapes that are ten times as wide."""
+    assert any("37%|###" in line for line in in_terminal(80, PYTHONIOENCODING="ascii").splitlines())
+
+
+def test_fetched_bytes_are_told_in_lines() -> None:
+    """Beside the tokens, where the source is a network."""
+    seen = replace(SNAPSHOT, state=FETCHING, fetched_bytes=10**9, fetched_bytes_per_second=46.2e6)
+    assert "16.8k tokens/s, 46.2 MB/s fetched, 6 min left" in screen.describe(seen)
+    assert "fetched" not in screen.describe(SNAPSHOT)
+
+
+def test_colours_are_honest() -> None:
+    """Only a wait has one, and not with NO_COLOR."""
+    assert "\x1b[33m" in in_terminal(80)
+    assert "\x1b[33m" not in in_terminal(80, NO_COLOR="1")
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not move the cursor."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(bars.choose_screen(quiet=False, as_json=False), screen.Lines)

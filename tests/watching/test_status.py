@@ -1,0 +1,307 @@
+"""`status` in every state a folder can be in, from other processes, with codes a script can use."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import runs
+from documents import make_documents
+from doubles import FailingCall
+from example_run import SNAPSHOT
+from inputs import write_parquet
+
+from fineweb_shards import errors
+from fineweb_shards.run.config import Config
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked
+from fineweb_shards.watching.heartbeat import FILE_NAME, Heartbeat, Invocation, load_heartbeat
+from fineweb_shards.watching.snapshot import STOPPED, VERIFYING, WAITING, Snapshot
+from fineweb_shards.watching.status import EXIT_CODES, read_status, status_lines, status_values
+from fineweb_shards.watching.watch import fit_screen
+
+COMMAND = ".venv/bin/fineweb-shards build --input 'a b.txt' --out out"
+NO_TOTALS = dict.fromkeys(("shards", "tokens", "documents", "dropped_tokens"), 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a ledger, and no run at work."""
+    (tmp_path / WORK_FOLDER).mkdir()
+    Manifest(Config().fingerprint(), [], {}).save(tmp_path)
+    return tmp_path
+
+
+def beat(folder: Path, snapshot: Snapshot = SNAPSHOT, exit_code: int | None = None, age: float = 1.0) -> None:
+    invocation = Invocation(COMMAND, os.getcwd(), 4711, time.time() - 300)
+    Heartbeat(time.time() - age, invocation, snapshot, exit_code).save(folder)
+
+
+@contextmanager
+def another_run(folder: Path) -> Iterator[None]:
+    """Somebody holds the lock."""
+    with FolderLock(folder):
+        yield
+
+
+def shown(folder: Path) -> tuple[str, str, int]:
+    status = read_status(folder)
+    json.dumps(status_values(status))
+    return status.state, "\n".join(status_lines(status)), status.exit_code
+
+
+def test_running(folder: Path) -> None:
+    """Progress, speed, time left, memory; exit code 20."""
+    beat(folder)
+    with another_run(folder):
+        state, text, code = shown(folder)
+    assert (state, code) == ("running", 20)
+    for words in ["encoding", "4711", "37.1 %", "3.71M of about 10M", "71 % of 1M", "16.8k tokens/s", "6 min",
+                  "2 workers, 731.0 MB", "744.0 MB at most"]:  # fmt: skip
+        assert words in text
+    assert "resume" not in text
+
+
+def test_waiting(folder: Path) -> None:
+    """For what, and since when."""
+    beat(folder, replace(SNAPSHOT, state=WAITING, reason="waiting for the network since 02:13 (refused)"))
+    with another_run(folder):
+        assert "running, waiting for the network since 02:13 (refused)" in shown(folder)[1]
+
+
+WAIT = "waiting for the network since 02:13, at most until 03:13: huggingface.co answers 503, try later"
+
+
+@pytest.mark.parametrize("rows", [6, 12, 24])
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_watch_fits_the_terminal(folder: Path, columns: int, rows: int) -> None:
+    """The state is told to its end, then progress and time; events go first where there is no room."""
+    beat(folder, replace(SNAPSHOT, state=WAITING, reason=WAIT, seconds_left=None, waited_seconds=700.0))
+    events = [
+        f"2026-11-17 02:1{i}:00  retry      status 503; again in {i} s, the {i}th time" for i in range(5)
+    ]
+    (folder / WORK_FOLDER / "log.txt").write_text("\n".join(events) + "\n")
+    with another_run(folder):
+        lines = fit_screen(read_status(folder), columns - 1, rows)
+    assert len(lines) <= rows
+    assert max(map(len, lines)) < columns
+    text = " ".join(line.strip() for line in lines)
+    assert WAIT in text
+    assert "3.71M of about 10M" in text
+    assert "stands still" in text
+    assert ("the 4th time" in text) == (rows == 24)
+    assert ("machine" in text) == (rows >= 12)
+
+
+def test_waiting_has_no_time_left(folder: Path) -> None:
+    """Nor has it in JSON; how long it has waited is told."""
+    beat(folder, replace(SNAPSHOT, state=WAITING, reason=WAIT, seconds_left=None, waited_seconds=700.0))
+    with another_run(folder):
+        text = shown(folder)[1]
+    assert "until" not in text.replace(WAIT, "")
+    assert "waited     12 min in this run" in text
+
+
+def test_fetched(folder: Path) -> None:
+    """Bytes and their speed, where the source is a network."""
+    beat(folder, replace(SNAPSHOT, fetched_bytes=10**9, fetched_bytes_per_second=46.2e6))
+    with another_run(folder):
+        assert "fetched    1.0 GB in this run, 46.2 MB/s over" in shown(folder)[1]
+
+
+def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
+    """What it does not know is zero."""
+    beat(folder)
+    path = folder / WORK_FOLDER / FILE_NAME
+    data = json.loads(path.read_text())
+    for name in ("fetched_bytes", "fetched_bytes_per_second", "waited_seconds"):
+        del data["snapshot"][name]
+    path.write_text(json.dumps(data))
+    found = load_heartbeat(folder)
+    assert found is not None
+    assert found.snapshot == SNAPSHOT
+
+
+def test_verifying(folder: Path) -> None:
+    """The run is not over while shards are read back, although the ledger is complete."""
+    Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS).save(folder)
+    beat(folder, replace(SNAPSHOT, state=VERIFYING, verified_shards=2))
+    with another_run(folder):
+        state, text, _ = shown(folder)
+    assert state == "running"
+    assert "2 of 3 shards checked" in text
+
+
+def test_starting_before_there_is_a_ledger(tmp_path: Path) -> None:
+    """A held lock is enough to be told."""
+    with another_run(tmp_path):
+        assert shown(tmp_path)[0] == "running"
+
+
+def test_silent(folder: Path) -> None:
+    """A run that holds the lock and says nothing is suspended."""
+    beat(folder, age=600)
+    with another_run(folder):
+        assert "nothing heard for 10 min: suspended" in shown(folder)[1]
+
+
+def test_killed(folder: Path) -> None:
+    """A heartbeat without a lock is a leftover: stopped, with the command to go on; exit code 21."""
+    beat(folder)
+    state, text, code = shown(folder)
+    assert (state, code) == ("stopped", 21)
+    assert "killed, or a power cut" in text
+    assert f"resume     {COMMAND}" in text
+
+
+def test_stopped_by_an_error(folder: Path) -> None:
+    """Its message and exit code."""
+    beat(folder, replace(SNAPSHOT, state=STOPPED, reason="No luck with the network."), exit_code=10)
+    assert "with exit code 10: No luck with the network." in shown(folder)[1]
+
+
+def test_the_command_to_resume_says_where_to_type_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths mean something else elsewhere."""
+    beat(folder)
+    here = os.getcwd()
+    monkeypatch.chdir(folder)
+    assert f"cd {here} && {COMMAND}" in shown(folder)[1]
+
+
+def test_complete(folder: Path) -> None:
+    """Exit code 0; where the run ended badly all the same, that is told, too."""
+    Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS).save(folder)
+    beat(folder, exit_code=0)
+    assert shown(folder)[::2] == ("complete", 0)
+    beat(folder, replace(SNAPSHOT, reason="2 damaged files."), exit_code=7)
+    assert "complete, but the run ended with exit code 7: 2 damaged files." in shown(folder)[1]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', '{"format": 1, "written": 1}', "\xff"])
+def test_a_damaged_heartbeat_is_none(folder: Path, text: str) -> None:
+    """The ledger and the lock still tell the state."""
+    (folder / WORK_FOLDER / FILE_NAME).write_text(text, "latin-1")
+    assert load_heartbeat(folder) is None
+    assert shown(folder)[0] == "stopped"
+
+
+def test_a_full_disk_can_be_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat takes no new space: the old one is overwritten."""
+    beat(folder)
+    full = FailingCall(Path.write_bytes, failing=1, code=errno.ENOSPC)
+    monkeypatch.setattr(Path, "write_bytes", lambda self, data: full(self, data))
+    beat(folder, replace(SNAPSHOT, state=WAITING, reason="waiting for the disk since 02:13"))
+    assert full.calls == 1
+    with another_run(folder):
+        assert "running, waiting for the disk since 02:13" in shown(folder)[1]
+
+
+def test_hostile_text_is_shown_safely(folder: Path) -> None:
+    """No escape sequence of an error message or of a log line reaches a terminal."""
+    beat(folder, replace(SNAPSHOT, state=STOPPED, reason="\x1b[31mred\u202e"), exit_code=3)
+    (folder / WORK_FOLDER / "log.txt").write_text("2026-11-16 note \x1b]0;title\x07\n")
+    assert not any(ord(char) < 32 and char != "\n" for char in shown(folder)[1])
+    assert "\u202e" not in shown(folder)[1]
+
+
+def test_the_exit_codes_are_documented() -> None:
+    """In the README's table, apart from those of errors."""
+    readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
+    running, stopped = EXIT_CODES["running"], EXIT_CODES["stopped"]
+    assert f"| {running}, {stopped} |" in readme
+    codes = {kind.exit_code for kind in vars(errors).values() if hasattr(kind, "exit_code")}
+    assert not codes & {running, stopped}
+
+
+def test_looking_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    """`status` holds the lock for an instant; a build that starts then tries again."""
+    (tmp_path / WORK_FOLDER).mkdir()
+    (tmp_path / WORK_FOLDER / "lock").touch()
+    looker = subprocess.Popen(
+        [runs.command()[0], "-c", "import sys; from pathlib import Path\n"
+         "from fineweb_shards.system.durable import is_locked\n"
+         "print('go', flush=True)\nwhile True: is_locked(Path(sys.argv[1]))", tmp_path],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert looker.stdout is not None
+        looker.stdout.readline()
+        for _ in range(200):
+            with FolderLock(tmp_path):
+                assert is_locked(tmp_path)
+    finally:
+        looker.kill()
+        looker.communicate()
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run that was killed in the middle."""
+    folder = tmp_path_factory.mktemp("killed")
+    write_parquet(folder / "a.parquet", make_documents(120, seed=1) * 400, rows=200)
+    words = ["build", "--input", folder / "a.parquet", "--out", folder / "out", "--engine", "tiktoken",
+             "--workers", "1", "--shard-tokens", "50k", "--on-finish", "echo secret-canary"]  # fmt: skip
+    run = subprocess.Popen(
+        runs.command(*words), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = load_heartbeat(folder / "out")
+        if found is not None and found.snapshot.finished_shards:
+            break
+        time.sleep(0.05)
+    (folder / "seen.txt").write_text(runs.run_command("status", folder / "out").stdout)
+    (folder / "seen.json").write_text(runs.run_command("status", "--json", folder / "out").stdout)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    return folder
+
+
+def test_a_real_run_is_seen_from_elsewhere(killed: Path) -> None:
+    """Alive, with its figures."""
+    text = (killed / "seen.txt").read_text()
+    assert "state      running, encoding" in text
+    assert "tokens" in text
+    values = json.loads((killed / "seen.json").read_text())
+    assert values["state"] == "running"
+    assert values["heartbeat"]["snapshot"]["workers"] == 1
+
+
+def test_a_real_killed_run_is_stopped(killed: Path) -> None:
+    """With the command to resume, which finishes it; a user's own command is not kept."""
+    done = runs.run_command("status", killed / "out")
+    assert done.returncode == 21
+    assert "killed, or a power cut" in done.stdout
+    assert "secret-canary" not in (killed / "out" / WORK_FOLDER / FILE_NAME).read_text()
+    report = runs.run_command("report", killed / "out")
+    assert report.returncode == 0
+    assert "killed, or a power cut" in Path(report.stdout.strip()).read_text()
+
+
+def test_watch_ends_when_no_run_is_at_work(killed: Path) -> None:
+    """It shows the last state, and returns its code; in a pipe without control characters."""
+    done = runs.run_command("status", "--watch", killed / "out")
+    assert done.returncode == 21
+    assert "state      stopped" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_the_folder_may_come_from_a_config(killed: Path) -> None:
+    """For `make status`; one of both, not none, not two."""
+    (killed / "c.toml").write_text(f'out = "{killed / "out"}"\n')
+    (killed / "empty.toml").write_text("")
+    assert runs.run_command("status", "--config", killed / "c.toml").returncode == 21
+    assert runs.run_command("verify", "--config", killed / "c.toml").returncode in (0, 7)
+    assert runs.run_command("report", "--config", killed / "c.toml").returncode == 0
+    assert runs.run_command("status", "--config", killed / "empty.toml").returncode == 2
+    assert runs.run_command("status").returncode == 2
+    assert runs.run_command("status", "--config", killed / "c.toml", killed / "out").returncode == 2
