@@ -23,6 +23,9 @@ A user sees `message`, then `hint`. Only a bare exception, never one of these, s
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class ShardError(Exception):
     """Base of all errors that are told in a sentence instead of a traceback."""
@@ -156,3 +159,16 @@ class Interrupted(ShardError):  # noqa: N818 - it is no error, but it ends the r
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like `word`, if any is; upper and lower case count as alike."""
+    names = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.7)
+    return names[found[0]] if found else None
+
+
+def suggest(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A hint: `Did you mean …?`, or `otherwise` where no name is like it."""
+    match = closest(word, known)
+    return f"Did you mean {match}?" if match else otherwise

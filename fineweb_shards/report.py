@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fineweb_shards.errors import DamageError
-from fineweb_shards.reading.folder_statistics import Survey, complete_survey
+from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.reading.samples import Sample, take_samples
 from fineweb_shards.system.durable import WORK_FOLDER, output_error, write_quickly
 from fineweb_shards.units import show_bytes
@@ -28,7 +28,7 @@ class Report:
 
     status: Status
     history: History
-    survey: Survey = field(default_factory=Survey)
+    survey: FolderStatistics = field(default_factory=FolderStatistics)
     samples: list[Sample] = field(default_factory=list)
     problem: str = ""  # why there are no figures about documents
     made: float = field(default_factory=time.time)  # seconds since 1970
@@ -42,7 +42,9 @@ def gather_report(folder: Path, *, alive: bool | None = None) -> Report:
     records = status.manifest.shards
     layout = status.manifest.layout
     try:
-        survey = complete_survey(folder, layout, records, in_order=status.manifest.split.is_in_order)
+        survey = complete_folder_statistics(
+            folder, layout, records, in_order=status.manifest.split_rule.is_in_order
+        )
         return Report(status, history, survey, take_samples(folder, layout, records, _SAMPLES))
     except DamageError as error:
         return Report(status, history, problem=error.message)

@@ -9,7 +9,7 @@ from fineweb_shards.charts import draw_columns
 from fineweb_shards.markup import Markup, tag
 from fineweb_shards.reading.folder_statistics import SAMPLE_TOKENS
 from fineweb_shards.reading.samples import spell
-from fineweb_shards.reading.token_statistics import Statistics, bucket_range
+from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
 from fineweb_shards.report import Report
 from fineweb_shards.report_run import section, table
 from fineweb_shards.types import Quarantined
@@ -79,7 +79,7 @@ def render_left_out(report: Report) -> Markup:
         ["skipped: no text (null)", f"{counts.skipped_documents:,}"],
         ["invalid characters that became U+FFFD", f"{counts.replaced_characters:,}"],
         ["damaged files, row groups or lines left out", f"{counts.bad_parts:,}"],
-        ["documents whose token_count differs from ours", f"{counts.wrong_claims:,}"],
+        ["documents whose token_count differs from ours", f"{counts.token_count_mismatches:,}"],
         ["quarantined: could not be encoded", f"{len(manifest.quarantined):,}"],
     ]
     parts = [table({"what": "text", "count": "number"}, rows, heads=True)]
@@ -113,12 +113,12 @@ def render_samples(report: Report) -> Markup:
     return section("Sample documents", *articles)
 
 
-def _figures(report: Report) -> Statistics | None:
+def _figures(report: Report) -> TokenStatistics | None:
     """With the documents at the ends of the stream, where nothing between was left out."""
     survey, manifest = report.survey, report.status.manifest
     if not survey.statistics.tokens or manifest is None:
         return None
-    if not survey.whole or not manifest.split.is_in_order:
+    if not survey.whole or not manifest.split_rule.is_in_order:
         return survey.statistics
     return survey.statistics.closed(eot_first=manifest.layout.eot_first)
 
@@ -128,7 +128,7 @@ def _basis(report: Report) -> str:
     if survey.whole:
         counted = f"Counted over all {survey.statistics.tokens:,} tokens of the finished shards"
         manifest = report.status.manifest
-        in_order = manifest is None or manifest.split.is_in_order
+        in_order = manifest is None or manifest.split_rule.is_in_order
         return f"{counted}." if in_order else f"{counted}, without documents that run from one into the next."
     return (
         f"Counted over the first {SAMPLE_TOKENS:,} tokens of every finished shard, "

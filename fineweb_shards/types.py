@@ -1,7 +1,7 @@
 """The values that pass between stages.
 
 Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► ShardSlice ──► ShardRecord
-source    worker reads  worker encodes   stitcher       packer         writer, ledger
+source    worker reads  worker encodes   stitcher       packer         writer, manifest
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.uint16]
+Split = Literal["val", "train"]
+SPLITS: tuple[Split, Split] = ("val", "train")
 EOT = 50256  # `<|endoftext|>`: between documents, and never made from text
 _COUNT_TOKENS = 2**17
 
@@ -29,18 +31,18 @@ class Cursor:
     """A place in the token stream: start a batch at (file, position) and drop `skip_tokens` tokens.
 
     `position` is a row group number in parquet and a byte offset (after decompression) elsewhere. It
-    depends neither on the batch size nor on the number of workers. `inside` says that the position
-    is a safe cut inside a long document, so that no EOT stands in front of what follows.
+    depends neither on the batch size nor on the number of workers. `starts_mid_document` says that the
+    position is a safe cut inside a long document, so that no EOT stands in front of what follows.
     """
 
     file: int
     position: int
     skip_tokens: int = 0
-    inside: bool = False
+    starts_mid_document: bool = False
 
     def after(self, tokens: int) -> Cursor:
         """The place `tokens` further on."""
-        return Cursor(self.file, self.position, self.skip_tokens + tokens, self.inside)
+        return Cursor(self.file, self.position, self.skip_tokens + tokens, self.starts_mid_document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Counts:
     skipped_documents: int = 0  # null text
     replaced_characters: int = 0  # invalid UTF-8 that became U+FFFD
     bad_parts: int = 0  # damaged files, row groups or lines left out by --on-bad-file skip
-    wrong_claims: int = 0  # documents whose token_count in the source is not ours
+    token_count_mismatches: int = 0  # documents whose token_count in the source is not ours
     quarantined_documents: int = 0  # left out because they end whoever encodes them
 
     def __add__(self, other: Counts) -> Counts:
@@ -60,7 +62,7 @@ class Counts:
             self.skipped_documents + other.skipped_documents,
             self.replaced_characters + other.replaced_characters,
             self.bad_parts + other.bad_parts,
-            self.wrong_claims + other.wrong_claims,
+            self.token_count_mismatches + other.token_count_mismatches,
             self.quarantined_documents + other.quarantined_documents,
         )
 
@@ -73,8 +75,8 @@ class Batch:
     position: int
     end: int
     size_bytes: int  # of text, as well as it is known: what the window in flight is measured in
-    inside: bool = False  # begins inside a document: no EOT in front
-    ends_inside: bool = False  # the next batch begins inside a document
+    starts_mid_document: bool = False  # begins inside a document: no EOT in front
+    ends_mid_document: bool = False  # the next batch begins inside a document
     seam: bool = False  # begins at a cut that may have torn a token: see tokenizers/seams.py
     rows: tuple[int, int] | None = None  # in parquet: only these rows of a large row group
     separator: str = ""  # in text: what stands between documents, where it was found by looking
@@ -94,8 +96,8 @@ class TextChunk:
     documents: list[str]
     start: Cursor | None
     end: Cursor | None
-    inside: bool = False  # the first "document" is the rest of one
-    unfinished: bool = False  # the last document goes on in the next chunk
+    starts_mid_document: bool = False  # the first "document" is the rest of one
+    ends_mid_document: bool = False  # the last document goes on in the next chunk
     seam: bool = False
     counts: Counts = Counts()
     problems: tuple[str, ...] = ()  # what a person should know of, for the log
@@ -183,21 +185,21 @@ class ShardSlice:
     tokens: Tokens
     counts: Counts
     end: Cursor
-    side: Literal["val", "train"] = "train"
-    checkpoint: bool = False  # enter what is written in the ledger
+    split: Split = "train"
+    checkpoint: bool = False  # enter what is written in the manifest
     fills_shard: bool = False  # nothing more comes into this file
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A stretch of tokens that is safely on the disk, as `manifest.json` has it.
+    """A segment of tokens that is safely on the disk, as `manifest.json` has it.
 
     Usually it is a whole shard. A file that grows over several checkpoints has several records, each
     with the hash of its own bytes, which begin at `offset`.
     """
 
     name: str
-    split: Literal["val", "train"]
+    split: Split
     offset: int
     tokens: int
     documents: int

@@ -48,7 +48,7 @@ class DataLoaderLite:
 
 
 def test_all_ranks_read_all_shards_in_order(tmp_path: Path) -> None:
-    """Every batch of every rank is the stretch of the reference stream that it should be."""
+    """Every batch of every rank is the segment of the reference stream that it should be."""
     documents = make_documents(300, seed=81)
     whole = reference.stream(documents)
     batch, length, ranks = 4, 32, 3

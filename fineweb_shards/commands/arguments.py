@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from fineweb_shards.errors import UsageError
+from fineweb_shards.errors import UsageError, closest
 from fineweb_shards.run.config import Config, parse_value
 from fineweb_shards.run.sample_configs import bundled_configs
-from fineweb_shards.system.suggestions import closest
 from fineweb_shards.system.typed_command import PROGRAM
 from fineweb_shards.units import parse_count
 
@@ -154,12 +153,12 @@ def add_setting_flags(parser: argparse.ArgumentParser, names: Collection[str]) -
 
 
 def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
-    return lambda text: _told(parse_value, field, text)
+    return lambda text: _as_argument_error(parse_value, field, text)
 
 
 def read_count(text: str) -> int:
     """A flag's value that is a whole number."""
-    count: int = _told(parse_count, text)
+    count: int = _as_argument_error(parse_count, text)
     return count
 
 
@@ -170,7 +169,7 @@ def read_text(text: str) -> str:
     return text
 
 
-def _told(parse: Callable[..., Any], *values: Any) -> Any:
+def _as_argument_error(parse: Callable[..., Any], *values: Any) -> Any:
     """argparse shows the words of this kind of error only."""
     try:
         return parse(*values)

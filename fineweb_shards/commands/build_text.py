@@ -78,7 +78,7 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         ("skipped_documents", "Skipped", "document", " without a text (null)"),
         ("replaced_characters", "Replaced by U+FFFD", "invalid character", ""),
         ("bad_parts", "Left out", "damaged part", " (files, row groups or lines)"),
-        ("wrong_claims", "Another token_count than ours", "document", "; see above"),
+        ("token_count_mismatches", "Another token_count than ours", "document", "; see above"),
         ("quarantined_documents", "Left out", "document", " that crashed its worker; see below"),
     ):
         if count := totals.get(name):

@@ -9,11 +9,11 @@ from typing import Any
 
 from fineweb_shards.commands.targets import folder_of_config, read_folder
 from fineweb_shards.errors import UsageError
-from fineweb_shards.system.standard_streams import tolerate_onlookers
+from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable, shown_on
 from fineweb_shards.system.typed_command import PROGRAM
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.screen import Lines
+from fineweb_shards.watching.screen import LineScreen
 
 
 def add_folder_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -58,9 +58,9 @@ def _folder_of(options: argparse.Namespace) -> Path:
 def run_verify(options: argparse.Namespace) -> None:
     from fineweb_shards.reading.verify import check_folder
 
-    tolerate_onlookers()
+    ignore_closed_output()
     folder = _folder_of(options)
-    verdict = check_folder(folder, Lines().complain)
+    verdict = check_folder(folder, LineScreen().complain)
     manifest = verdict.manifest
     for name in verdict.unfinished:
         again = f"{name}: not finished when the run was stopped; the next build makes it again."
@@ -86,11 +86,11 @@ def run_status(options: argparse.Namespace) -> int:
 def run_report(options: argparse.Namespace) -> None:
     from fineweb_shards.report import write_report
 
-    tolerate_onlookers()
+    ignore_closed_output()
     path = write_report(_folder_of(options))
     print(printable(str(path)))
     if options.open:
         import webbrowser
 
         if not webbrowser.open(path.resolve().as_uri()):
-            Lines().complain("No browser was found here: open the file named above.")
+            LineScreen().complain("No browser was found here: open the file named above.")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fineweb_shards.reading.inspection import Match, Target
-from fineweb_shards.reading.token_statistics import Statistics, bucket_range
+from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
 from fineweb_shards.system.terminal import safe_text
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.tokenizers.ranks import VOCABULARY_SIZE
@@ -23,15 +23,15 @@ _SHOWN_TOKENS = 12
 _BAR_WIDTH = 40
 
 
-def statistics_lines(target: Target, found: Statistics) -> list[str]:
+def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
     """The whole view."""
-    side = "before" if target.eot_first else "after"
+    position = "before" if target.eot_first else "after"
     rows = [_file_row(file.path.name, _KINDS[file.kind], file.tokens) for file in target.files[:_SHOWN_FILES]]
     if len(target.files) > _SHOWN_FILES:
         rows.append(f"{'':<10} … and {len(target.files) - _SHOWN_FILES:,} more")
     rows += [
         f"{'tokens':<10} {found.tokens:,}",
-        f"{'documents':<10} {found.documents:,}, EOT {side} each",
+        f"{'documents':<10} {found.documents:,}, EOT {position} each",
     ]
     if found.head_tokens:
         rest = f"{show_number_of(found.head_tokens, 'token')} of one that began before"
@@ -49,7 +49,7 @@ def statistics_lines(target: Target, found: Statistics) -> list[str]:
     return [*rows, "", *_histogram_lines(found), "", *_frequency_lines(found)]
 
 
-def statistics_json(target: Target, found: Statistics, frequent: int = 100) -> dict[str, Any]:
+def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100) -> dict[str, Any]:
     """The same for programs."""
     return {
         "files": [
@@ -99,7 +99,7 @@ def _file_row(name: str, kind: str, tokens: int) -> str:
     return f"{'file':<10} {safe_text(name, 60)}: {show_number_of(tokens, 'token')}, {kind}"
 
 
-def _histogram_lines(found: Statistics) -> list[str]:
+def _histogram_lines(found: TokenStatistics) -> list[str]:
     """Document lengths in powers of two, as bars."""
     used = [bucket for bucket, documents in enumerate(found.lengths) if documents]
     if not used:
@@ -115,7 +115,7 @@ def _histogram_lines(found: Statistics) -> list[str]:
     return lines
 
 
-def _frequency_lines(found: Statistics) -> list[str]:
+def _frequency_lines(found: TokenStatistics) -> list[str]:
     text_tokens = max(1, found.tokens - found.borders)
     lines = [f"{'token':>17} {'times':>12} {'share':>7}"]
     for token, times in found.most_frequent(_SHOWN_TOKENS):

@@ -23,13 +23,13 @@ from fineweb_shards.commands.targets import read_config, read_folder
 from fineweb_shards.errors import InputError, Interrupted, NoMatch, QuarantineError, ReaderGone, ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.run.config import Config
-from fineweb_shards.system.machine import be_nice
+from fineweb_shards.system.machine import lower_priority
 from fineweb_shards.system.signals import Interrupts
-from fineweb_shards.system.standard_streams import prepare_streams, tolerate_onlookers
+from fineweb_shards.system.standard_streams import ignore_closed_output, prepare_streams
 from fineweb_shards.system.terminal import shown_on
 from fineweb_shards.system.typed_command import PROGRAM, program, take_typed_command
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.screen import Lines, Screen, put_json
+from fineweb_shards.watching.screen import LineScreen, Screen, put_json
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -145,8 +145,8 @@ def run_build(options: argparse.Namespace) -> None:
     from fineweb_shards.watching.bars import choose_screen
 
     interrupts = Interrupts(options.resume)
-    tolerate_onlookers()
-    be_nice()
+    ignore_closed_output()
+    lower_priority()
     config = read_config(options)
     screen = interrupts.screen = choose_screen(quiet=options.quiet, as_json=options.json)
     ending: BaseException | None = None
@@ -198,17 +198,17 @@ def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> 
 
 def run_plan(options: argparse.Namespace) -> None:
     """Show it; where a build would be refused, so is this, in the same words."""
-    from fineweb_shards.run.build import open_ledger
+    from fineweb_shards.run.build import open_manifest
     from fineweb_shards.run.job import make_job, pinned_commit
     from fineweb_shards.run.plan import check_disk, make_plan
     from fineweb_shards.run.plan_text import plan_lines, verdict_on
     from fineweb_shards.system.durable import is_locked
 
     config = dataclasses.replace(read_config(options), download=False)  # a plan needs no whole file
-    job = make_job(config, commit=pinned_commit(config), observer=Console(Lines()))
+    job = make_job(config, commit=pinned_commit(config), observer=Console(LineScreen()))
     manifest, refusal = None, None
     try:
-        manifest = open_ledger(job, same_source=False)
+        manifest = open_manifest(job, same_source=False)
     except ShardError as error:
         refusal = error
     if manifest is None or manifest.complete:

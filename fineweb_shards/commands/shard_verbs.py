@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from fineweb_shards.errors import NoMatch
 from fineweb_shards.system.signals import Interrupts
-from fineweb_shards.system.standard_streams import tolerate_onlookers
+from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable, shown_on
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.screen import Lines
+from fineweb_shards.watching.screen import LineScreen
 
 if TYPE_CHECKING:
     from fineweb_shards.reading.inspection import Target
@@ -30,13 +30,13 @@ def run_export(options: argparse.Namespace) -> None:
     from fineweb_shards.run.export import export, export_lines, open_origin
 
     Interrupts(options.resume)
-    tolerate_onlookers()
+    ignore_closed_output()
     given = {name: getattr(options, name) for name in EXPORT_SETTINGS}
     origin = open_origin(options.folder)
     if given["shard_tokens"] is None:
         given["shard_tokens"] = origin.manifest.settings["shard_tokens"]
     config = load_config(None, given)
-    screen = Lines()
+    screen = LineScreen()
     result = export(
         origin, config, fresh=options.fresh, yes=options.yes, say=screen.complain, observer=Console(screen)
     )
@@ -96,19 +96,19 @@ def run_upload(options: argparse.Namespace) -> None:
     from fineweb_shards.run.config import load_config
     from fineweb_shards.sources.hub.environment import check_addresses
     from fineweb_shards.sources.hub.quiet import quiet_clients
-    from fineweb_shards.system.retry import Patience
+    from fineweb_shards.system.retry import Retrier
 
     quiet_clients()  # both before the clients are imported
     check_addresses()
     from fineweb_shards.run.upload import Uploader
 
     Interrupts(options.resume)
-    tolerate_onlookers()
+    ignore_closed_output()
     config = load_config(None, {"max_outage": options.max_outage})
-    patience = Patience(config.max_outage)
-    screen = Lines()
-    patience.observer = Console(screen)
-    uploader = Uploader(options.repo, patience, screen.say)
+    retrier = Retrier(config.max_outage)
+    screen = LineScreen()
+    retrier.observer = Console(screen)
+    uploader = Uploader(options.repo, retrier, screen.say)
     manifest = check_folder(options.folder, screen.complain).manifest
     done = uploader.upload(options.folder, manifest, private=options.private)
     sent = f"{done.sent:,} of {show_number_of(done.files, 'file')} sent" if done.sent else "Nothing to send"

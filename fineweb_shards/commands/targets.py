@@ -13,14 +13,13 @@ import os
 import re
 from pathlib import Path
 
-from fineweb_shards.errors import InputError, OutputError, UsageError
+from fineweb_shards.errors import InputError, OutputError, UsageError, closest, suggest
 from fineweb_shards.run.config import Config, load_config
 from fineweb_shards.run.sample_configs import bundled_configs, find_config, samples_hint
 from fineweb_shards.store.manifest import FILE_NAME
 from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.suggestions import closest, suggest
 from fineweb_shards.system.typed_command import PROGRAM
-from fineweb_shards.watching.screen import Lines
+from fineweb_shards.watching.screen import LineScreen
 
 _DATASET = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -115,4 +114,4 @@ def _check_exists(word: str) -> None:
 
 def _say_which(name: str) -> None:
     if name in bundled_configs() and Path(name).exists() and not is_ours(Path(name)):
-        Lines().complain(f"note: {name} is the sample of that name; what lies here is ./{name}")
+        LineScreen().complain(f"note: {name} is the sample of that name; what lies here is ./{name}")

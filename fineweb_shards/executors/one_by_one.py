@@ -17,7 +17,7 @@ from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.types import Counts, EncodedBlock, Quarantined, TextChunk, id_of, row_of
 
 # So many documents of a batch ended workers: the other engine does the rest of it.
-_MANY_SPARED = 3
+_MANY_FALLBACKS = 3
 _SHOWN_CHARACTERS = 200
 
 
@@ -31,7 +31,7 @@ def holds_any(chunk: TextChunk, digests: frozenset[str]) -> bool:
     return bool(digests) and not digests.isdisjoint(map(digest_of, chunk.documents))
 
 
-def encode_carefully(
+def encode_one_by_one(
     chunk: TextChunk,
     where: str,
     encoder: Encoder,
@@ -44,13 +44,17 @@ def encode_carefully(
     quarantined: list[Quarantined] = []
     for i in range(len(chunk.documents)):
         part = _single(chunk, i)
-        document = _describe(chunk, i, order, piece_bytes if part.inside or part.unfinished else 0)
+        document = _describe(
+            chunk, i, order, piece_bytes if part.starts_mid_document or part.ends_mid_document else 0
+        )
         try:
-            if document.sha256 in order.left_out:
+            if document.sha256 in order.skip_digests:
                 blocks.append(encoder.encode(_emptied(part), where))
                 continue
             announce(document)
-            spare = document.sha256 in order.spared or len(order.spared) >= _MANY_SPARED
+            spare = (
+                document.sha256 in order.use_fallback_for or len(order.use_fallback_for) >= _MANY_FALLBACKS
+            )
             blocks.append(_encode_somehow(part, where, encoder, spare))
         except UnencodableError as error:
             quarantined.append(replace(document, cause=str(error)))
@@ -86,8 +90,8 @@ def _single(chunk: TextChunk, i: int) -> TextChunk:
         [chunk.documents[i]],
         None,
         None,
-        inside=chunk.inside and first,
-        unfinished=chunk.unfinished and last,
+        starts_mid_document=chunk.starts_mid_document and first,
+        ends_mid_document=chunk.ends_mid_document and last,
         origins=tuple(
             replace(
                 origin,
@@ -104,7 +108,7 @@ def _single(chunk: TextChunk, i: int) -> TextChunk:
 
 def _emptied(part: TextChunk) -> TextChunk:
     """What stays of a document in quarantine: of a piece the place of its EOT."""
-    documents = [""] if part.inside or part.unfinished else []
+    documents = [""] if part.starts_mid_document or part.ends_mid_document else []
     return replace(part, documents=documents, origins=(), counts=Counts(quarantined_documents=1))
 
 

@@ -1,7 +1,7 @@
 """A batch on its way through the workers: what has come of it, and what it does to them.
 
-A batch that ends its worker three times is tried again carefully, document by document (careful.py). Then it
-depends on how workers end (death.py) over the document that was announced last:
+A batch that ends its worker three times is tried again document by document (one_by_one.py). Then it depends
+on how workers end (death.py) over the document that was announced last:
 
 - by their own doing, or doing nothing any more: it gets the other engine next; if that ends a worker too,
   it goes to quarantine;
@@ -38,15 +38,17 @@ class Task:
     deaths: int = 0  # of workers
     alone: bool = False  # nobody else may work while it is tried
     stuck: bool = False  # a worker stopped doing anything while it read the batch
-    careful: bool = False  # one document at a time
+    one_by_one: bool = False  # one document at a time
     _kills: int = 0
     _deaths_while_reading: int = 0
-    _spared: set[str] = field(default_factory=set)
+    _use_fallback_for: set[str] = field(default_factory=set)
 
-    def order(self, left_out: frozenset[str]) -> Order:
+    def order(self, skip_digests: frozenset[str]) -> Order:
         """What to send to a worker."""
         self.trying = None
-        return Order(self.batch, self.received, left_out, self.careful, frozenset(self._spared))
+        return Order(
+            self.batch, self.received, skip_digests, self.one_by_one, frozenset(self._use_fallback_for)
+        )
 
     def start_over(self) -> None:
         """Forget what has come of it."""
@@ -71,8 +73,8 @@ class Task:
         """A worker ended over this batch. Returns the document that goes to quarantine, if one does."""
         self.deaths += 1
         document, self.trying = self.trying, None
-        if not self.careful:
-            self.careful = self.deaths >= MAXIMUM_DEATHS
+        if not self.one_by_one:
+            self.one_by_one = self.deaths >= MAXIMUM_DEATHS
             return None
         if death.kind is Kind.KILLED:
             self._note_kill(document, death)
@@ -84,8 +86,8 @@ class Task:
             self._deaths_while_reading += 1
             self.stuck = self.stuck or death.kind is Kind.STUCK
             return None
-        if document.sha256 not in self._spared:
-            self._spared.add(document.sha256)
+        if document.sha256 not in self._use_fallback_for:
+            self._use_fallback_for.add(document.sha256)
             return None
         words = f"{self.deaths} workers ended over its batch; the last one {death.words}"
         lost = replace(document, cause=words)

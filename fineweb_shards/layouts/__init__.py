@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fineweb_shards.errors import UsageError
+from fineweb_shards.errors import UsageError, suggest
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
 from fineweb_shards.layouts.llm_c import LlmC
@@ -10,7 +10,6 @@ from fineweb_shards.layouts.megatron import Megatron
 from fineweb_shards.layouts.modded_nanogpt import ModdedNanoGPT
 from fineweb_shards.layouts.nanogpt import NanoGPT
 from fineweb_shards.layouts.plain import Plain
-from fineweb_shards.system.suggestions import suggest
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from fineweb_shards.stream.split import Side, Split
-from fineweb_shards.types import ShardRecord
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.types import ShardRecord, Split
 
 
 class SizedFile(Protocol):
@@ -20,7 +20,7 @@ class SizedFile(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def side(self) -> Side: ...
+    def split(self) -> Split: ...
     @property
     def tokens(self) -> int: ...
     @property
@@ -38,10 +38,10 @@ class Layout(ABC):
     has_index: ClassVar[bool] = False  # beside every file stands Megatron's index of its documents
     digits: ClassVar[int] = 6  # at least, of a shard's number
     pattern: ClassVar[str]  # all names that a file of this layout can have
-    without_split: ClassVar[dict[Side, str]] = {}  # what the reader says where a split has no file
+    without_split: ClassVar[dict[Split, str]] = {}  # what the reader says where a split has no file
 
     @abstractmethod
-    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
         """The name of a file, below the output folder. `index` is 0 where there is one file; its number
         has `digits` digits where those are more than usual (see numbering.py)."""
 
@@ -49,9 +49,9 @@ class Layout(ABC):
         """The bytes in front of `tokens` uint16 tokens; always `header_bytes` long."""
         return b""
 
-    def default_split(self, shard_tokens: int) -> Split:
+    def default_split_rule(self, shard_tokens: int) -> SplitRule:
         """What is for validation where nobody says: shard 0."""
-        return Split(val_tokens=shard_tokens)
+        return SplitRule(val_tokens=shard_tokens)
 
     @abstractmethod
     def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
@@ -71,6 +71,6 @@ class Layout(ABC):
         return self.owns(name)
 
 
-def tokens_of(shards: Sequence[ShardRecord], side: Side) -> int:
+def tokens_of(shards: Sequence[ShardRecord], split: Split) -> int:
     """How many tokens one split has."""
-    return sum(shard.tokens for shard in shards if shard.split == side)
+    return sum(shard.tokens for shard in shards if shard.split == split)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.layouts.reader_limits import BATCH_LENGTH, BATCH_ROWS, GPUS, SHORTEST_SHARD_TOKENS
-from fineweb_shards.stream.split import Side
+from fineweb_shards.types import Split
 from fineweb_shards.units import show_number_of
 
 
@@ -23,13 +23,13 @@ class BuildNanoGPT(Layout):
     eot_first = True
     header_bytes = 128
     pattern = r"edufineweb_(val|train)_\d{6,}\.npy"
-    without_split: ClassVar[dict[Side, str]] = {
+    without_split: ClassVar[dict[Split, str]] = {
         "train": "no shards found for split train",
         "val": "no shards found for split val",
     }
 
-    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
-        return f"edufineweb_{side}_{index:0{max(digits, self.digits)}d}.npy"
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
+        return f"edufineweb_{split}_{index:0{max(digits, self.digits)}d}.npy"
 
     def header(self, tokens: int) -> bytes:
         buffer = io.BytesIO()
@@ -67,7 +67,7 @@ def short_shard_warnings(files: Sequence[SizedFile], reader: str, failure: str) 
         remedy = "take more input"  # no way of cutting it would help
     elif len(short) == len(files):
         remedy = f"give it --shard-tokens {SHORTEST_SHARD_TOKENS} or more"
-    elif [file.side for file in short] == ["train"]:
+    elif [file.split for file in short] == ["train"]:
         remedy = "leave it out with --last-shard drop"
     else:
         remedy = f"give validation --val-tokens {SHORTEST_SHARD_TOKENS} or more"

@@ -14,7 +14,7 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.layouts.build_nanogpt import short_shard_warnings
-from fineweb_shards.stream.split import Side
+from fineweb_shards.types import Split
 
 MAGIC, VERSION = 20240520, 1  # uint16 tokens
 HEADER_INTS = 256
@@ -28,13 +28,13 @@ class LlmC(Layout):
     most_tokens = (LARGEST_FILE_BYTES - header_bytes) // 2
     pattern = r"edu_fineweb_(val|train)_\d{6,}\.bin"
     glob = r"edu_fineweb_(val|train)_.*\.bin"  # what the reader is told to open
-    without_split: ClassVar[dict[Side, str]] = {
+    without_split: ClassVar[dict[Split, str]] = {
         "train": "Error: failed to glob pattern",
         "val": "Error: failed to glob pattern",
     }
 
-    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
-        return f"edu_fineweb_{side}_{index:0{max(digits, self.digits)}d}.bin"
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
+        return f"edu_fineweb_{split}_{index:0{max(digits, self.digits)}d}.bin"
 
     def header(self, tokens: int) -> bytes:
         header = np.zeros(HEADER_INTS, "<i4")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.stream.split import Side, Split
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.types import Split
 
 
 class Megatron(Layout):
@@ -19,11 +20,11 @@ class Megatron(Layout):
     has_index = True
     pattern = r"fineweb_(train|val)_text_document\.(bin|idx)"
 
-    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
-        return f"fineweb_{side}_text_document.bin"
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
+        return f"fineweb_{split}_text_document.bin"
 
-    def default_split(self, shard_tokens: int) -> Split:
-        return Split()
+    def default_split_rule(self, shard_tokens: int) -> SplitRule:
+        return SplitRule()
 
     def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
         prefixes = {name.split("_")[1]: f"{folder}/{name.removesuffix('.bin')}" for name in names}

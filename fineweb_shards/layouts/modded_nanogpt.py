@@ -12,7 +12,7 @@ from typing import ClassVar
 from fineweb_shards.layouts import reader_limits as limits
 from fineweb_shards.layouts.base import SizedFile
 from fineweb_shards.layouts.llm_c import LlmC
-from fineweb_shards.stream.split import Side
+from fineweb_shards.types import Split
 from fineweb_shards.units import show_number_of
 
 _VALIDATION_STEPS = limits.VALIDATION_TOKENS // limits.VALIDATION_BATCH_TOKENS
@@ -22,13 +22,13 @@ class ModdedNanoGPT(LlmC):
     name = "modded-nanogpt"
     pattern = r"fineweb_(val|train)_\d{6,}\.bin"
     glob = r"fineweb_(val|train)_.*\.bin"
-    without_split: ClassVar[dict[Side, str]] = {
+    without_split: ClassVar[dict[Split, str]] = {
         "train": "No files found for pattern",
         "val": "No files found for pattern",
     }
 
-    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
-        return f"fineweb_{side}_{index:0{max(digits, self.digits)}d}.bin"
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
+        return f"fineweb_{split}_{index:0{max(digits, self.digits)}d}.bin"
 
     def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
         return [
@@ -37,8 +37,8 @@ class ModdedNanoGPT(LlmC):
         ]
 
     def warnings(self, files: Sequence[SizedFile]) -> list[str]:
-        val = sorted((file for file in files if file.side == "val"), key=lambda file: file.name)
-        train = [file for file in files if file.side == "train"]
+        val = sorted((file for file in files if file.split == "val"), key=lambda file: file.name)
+        train = [file for file in files if file.split == "train"]
         checks = [
             *(_check_validation(val) if val else ()),
             *(_check_training(train) if train else ()),
@@ -89,7 +89,7 @@ def _check_schedule(tokens: int, documents: int) -> list[str]:
 
 def _check_documents(train: Sequence[SizedFile], stages: Sequence[limits.Stage]) -> list[str]:
     """Known from the counts alone: where the average is below a stage's, some batch must overflow. Where it
-    is above, a stretch of short documents may still do it."""
+    is above, a run of short documents may still do it."""
     if not train:
         return []
     shortest = min(train, key=_average)

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.layouts.reader_limits import NANOGPT_BLOCK_TOKENS, NANOGPT_SHORTEST_TOKENS
-from fineweb_shards.stream.split import Side, Split
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.types import Split
 
 DEFAULT_RATIO = Fraction(1, 2000)
 
@@ -21,16 +22,16 @@ class NanoGPT(Layout):
     eot_first = False
     one_file = True
     pattern = r"(train|val)\.bin"
-    without_split: ClassVar[dict[Side, str]] = {
+    without_split: ClassVar[dict[Split, str]] = {
         "train": "No such file or directory: train.bin",
         "val": "No such file or directory: val.bin",
     }
 
-    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
-        return f"{side}.bin"
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
+        return f"{split}.bin"
 
-    def default_split(self, shard_tokens: int) -> Split:
-        return Split(val_ratio=DEFAULT_RATIO)
+    def default_split_rule(self, shard_tokens: int) -> SplitRule:
+        return SplitRule(val_ratio=DEFAULT_RATIO)
 
     def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
         return [
@@ -46,7 +47,7 @@ class NanoGPT(Layout):
             f"its block_size below {file.tokens:,}, or choose "
             + (
                 f"--val-tokens {NANOGPT_SHORTEST_TOKENS} or more."
-                if file.side == "val"
+                if file.split == "val"
                 else "a larger input."
             )
             for file in files

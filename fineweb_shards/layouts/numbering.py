@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from fineweb_shards.errors import OutputError
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.stream.split import SIDES, Side, Split
-from fineweb_shards.types import ShardRecord
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.types import SPLITS, ShardRecord, Split
 from fineweb_shards.units import show_number_of
 
 _DIGITS_FOR_ANY_LENGTH = 6
@@ -25,33 +25,33 @@ class Numbering:
 
     layout: Layout
     shard_tokens: int
-    split: Split
+    split_rule: SplitRule
     digits: int = 0  # of a shard's number; 0: a folder of a version that did not decide
 
-    def index(self, side: Side, tokens: int) -> int:
+    def index(self, split: Split, tokens: int) -> int:
         """The number of the file that holds the token behind the first `tokens` of a split."""
         if self.layout.one_file:
             return 0
-        return tokens // self.shard_tokens + self.split.first_index(side, self.shard_tokens)
+        return tokens // self.shard_tokens + self.split_rule.first_index(split, self.shard_tokens)
 
     def begin(self, tokens: int) -> int:
         """How many of the first `tokens` of a split are in the file that comes next."""
         return tokens if self.layout.one_file else tokens % self.shard_tokens
 
-    def name(self, side: Side, tokens: int) -> str:
+    def name(self, split: Split, tokens: int) -> str:
         """The name of that file."""
-        return self.layout.shard_name(side, self.index(side, tokens), self.digits)
+        return self.layout.shard_name(split, self.index(split, tokens), self.digits)
 
     def next_names(self, records: Iterable[ShardRecord]) -> set[str]:
         """The files that a run may be giving their names when it is killed."""
-        done = dict.fromkeys(SIDES, 0)
+        done = dict.fromkeys(SPLITS, 0)
         for record in records:
             done[record.split] += record.tokens
-        return {self.name(side, done[side]) for side in SIDES}
+        return {self.name(split, done[split]) for split in SPLITS}
 
-    def check_width(self, side: Side, tokens: int) -> None:
+    def check_width(self, split: Split, tokens: int) -> None:
         """Refuse a number with more digits than those before it."""
-        index = self.index(side, tokens)
+        index = self.index(split, tokens)
         if self.digits and index >= 10**self.digits:
             digits = show_number_of(self.digits, "digit")
             raise OutputError(
@@ -66,5 +66,5 @@ def choose_digits(layout: Layout, shard_tokens: int, expected_tokens: int | None
     a million shards."""
     if expected_tokens is None:
         return max(layout.digits, _DIGITS_FOR_ANY_LENGTH)
-    shards = (1 if exact else 2) * (expected_tokens // shard_tokens + len(SIDES))
+    shards = (1 if exact else 2) * (expected_tokens // shard_tokens + len(SPLITS))
     return max(layout.digits, len(str(shards - 1)))

@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.stream.split import Side, Split
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.types import Split
 
 
 class Plain(Layout):
@@ -18,11 +19,11 @@ class Plain(Layout):
     digits = 4
     pattern = r"(train|val)_shard_\d{4,}\.bin"
 
-    def shard_name(self, side: Side, index: int, digits: int = 0) -> str:
-        return f"{side}_shard_{index:0{max(digits, self.digits)}d}.bin"
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
+        return f"{split}_shard_{index:0{max(digits, self.digits)}d}.bin"
 
-    def default_split(self, shard_tokens: int) -> Split:
-        return Split()
+    def default_split_rule(self, shard_tokens: int) -> SplitRule:
+        return SplitRule()
 
     def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
         return [

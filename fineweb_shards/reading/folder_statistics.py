@@ -1,7 +1,7 @@
 """`.fineweb-shards/statistics.bin`: figures about the documents of the finished shards, for the report.
 
 Counting every token would cost a run 5 % of its speed, so of a large shard only its beginning is counted:
-0.5 %. The file covers the first shards of the ledger; what it lacks, or no longer fits, is counted when a
+0.5 %. The file covers the first shards of the manifest; what it lacks, or no longer fits, is counted when a
 report is made. A checksum, then numbers of known length, compressed: nothing in it has to be believed.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.reading.shard_tokens import map_tokens
-from fineweb_shards.reading.token_statistics import NOTHING, Statistics, count_blocks
+from fineweb_shards.reading.token_statistics import NOTHING, TokenStatistics, count_blocks
 from fineweb_shards.system.durable import WORK_FOLDER, read_file, write_quickly
 from fineweb_shards.types import ShardRecord, Tokens
 
@@ -32,23 +32,23 @@ _BLOCK_TOKENS = 2**20  # larger ones leave the processor's caches and cost ten t
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class FolderStatistics:
     """Figures of the first `shards` shards of a folder; `whole`: of all their tokens."""
 
-    statistics: Statistics = NOTHING
+    statistics: TokenStatistics = NOTHING
     shards: int = 0
     whole: bool = True
     digest: str = ""  # of what was counted: a shard that was made again differently is noticed
 
-    def add(self, folder: Path, layout: Layout, record: ShardRecord, *, in_order: bool) -> Survey:
-        """With the next record of the ledger. `in_order`: a document may run from one into the next."""
+    def add(self, folder: Path, layout: Layout, record: ShardRecord, *, in_order: bool) -> FolderStatistics:
+        """With the next record of the manifest. `in_order`: a document may run from one into the next."""
         tokens = map_tokens(folder, layout, record)
         counted = count_blocks(_blocks(tokens[:SAMPLE_TOKENS]))
         whole = self.whole and len(tokens) <= SAMPLE_TOKENS
         # Only where nothing is missing between them does a document run from one into the next.
         joined = whole and in_order
         both = self.statistics + counted if joined else _add_apart(self.statistics, counted)
-        return Survey(both, self.shards + 1, whole, _next_digest(self.digest, record))
+        return FolderStatistics(both, self.shards + 1, whole, _next_digest(self.digest, record))
 
     def fits(self, records: Sequence[ShardRecord]) -> bool:
         """Whether it covers the beginning of these shards."""
@@ -69,37 +69,37 @@ class Survey:
         write_quickly(folder / WORK_FOLDER / FILE_NAME, hashlib.sha256(content).digest() + content)
 
 
-def load_survey(folder: Path) -> Survey:
+def load_folder_statistics(folder: Path) -> FolderStatistics:
     """The folder's, or an empty one where there is none that can be read."""
     try:
         data = read_file(folder / WORK_FOLDER / FILE_NAME)
         checksum, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
         if hashlib.sha256(content).digest() != checksum:
-            return Survey()
+            return FolderStatistics()
         # One byte more than there should be is enough to notice that it is something else.
         values = zlib.decompressobj().decompress(content, _CONTENT_BYTES + 1)
     except (OSError, zlib.error):
-        return Survey()
-    return _survey_from(values) if len(values) == _CONTENT_BYTES else Survey()
+        return FolderStatistics()
+    return _statistics_from(values) if len(values) == _CONTENT_BYTES else FolderStatistics()
 
 
-def _survey_from(values: bytes) -> Survey:
+def _statistics_from(values: bytes) -> FolderStatistics:
     figures = np.frombuffer(values, "<i8", offset=_DIGEST_BYTES).astype(np.int64)
     if int(figures.min()) < 0 or int(figures.max()) > _LARGEST_FIGURE:
-        return Survey()
+        return FolderStatistics()
     shards, whole, tokens, borders, head, tail, longest = map(int, figures[:_NUMBERS])
     lengths, frequencies = np.split(figures[_NUMBERS:], [len(NOTHING.lengths)])
-    statistics = Statistics(tokens, borders, head, tail, lengths, longest, frequencies)
-    return Survey(statistics, shards, bool(whole), values[:_DIGEST_BYTES].hex() if shards else "")
+    statistics = TokenStatistics(tokens, borders, head, tail, lengths, longest, frequencies)
+    return FolderStatistics(statistics, shards, bool(whole), values[:_DIGEST_BYTES].hex() if shards else "")
 
 
-def complete_survey(
+def complete_folder_statistics(
     folder: Path, layout: Layout, records: Sequence[ShardRecord], *, in_order: bool
-) -> Survey:
+) -> FolderStatistics:
     """The folder's figures, with the shards that are missing in them counted now, and kept."""
-    survey = load_survey(folder)
+    survey = load_folder_statistics(folder)
     if not survey.fits(records):
-        survey = Survey()
+        survey = FolderStatistics()
     missing = records[survey.shards :]
     for record in missing:
         survey = survey.add(folder, layout, record, in_order=in_order)
@@ -114,8 +114,8 @@ def _blocks(tokens: Tokens) -> Iterator[Tokens]:
         yield tokens[start : start + _BLOCK_TOKENS]
 
 
-def _add_apart(left: Statistics, right: Statistics) -> Statistics:
-    """Of two stretches with something between them. The documents at their ends are left out."""
+def _add_apart(left: TokenStatistics, right: TokenStatistics) -> TokenStatistics:
+    """Of two segments with something between them. The documents at their ends are left out."""
     return replace(
         left,
         tokens=left.tokens + right.tokens,

@@ -16,7 +16,7 @@ import numpy as np
 
 from fineweb_shards.errors import InputError, UsageError
 from fineweb_shards.reading.token_file import TokenFile, has_eot_first, open_token_file, token_files
-from fineweb_shards.reading.token_statistics import NOTHING, Statistics, count_blocks
+from fineweb_shards.reading.token_statistics import NOTHING, TokenStatistics, count_blocks
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import FILE_NAME, load_manifest
 from fineweb_shards.tokenizers.decoder import BORDER, decode
@@ -71,10 +71,10 @@ def open_target(path: Path) -> Target:
         raise InputError(
             f"{path}: there is no file of tokens here.", "Name a .npy or .bin file, or a folder."
         )
-    sides = {has_eot_first(file) for file in files}
-    if len(sides) > 1:
+    positions = {has_eot_first(file) for file in files}
+    if len(positions) > 1:
         raise InputError(f"{path}: files of several layouts are here.", "Name one of the files.")
-    eot_first = sides.pop()
+    eot_first = positions.pop()
     return Target(path, tuple(files), eot_first, not eot_first and _begins_inside(files[0].path))
 
 
@@ -91,7 +91,7 @@ def _begins_inside(path: Path) -> bool:
     return False
 
 
-def count(target: Target) -> Statistics:
+def count(target: Target) -> TokenStatistics:
     """The figures of all files. Each that follows another goes on with its last document."""
     total = sum((count_blocks(file.blocks()) for file in target.files), NOTHING)
     return total.closed(eot_first=target.eot_first, begins_inside=target.begins_inside)

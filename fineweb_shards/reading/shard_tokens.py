@@ -1,4 +1,4 @@
-"""The tokens of a record of the ledger, mapped into memory: nothing is read until it is looked at."""
+"""The tokens of a record of the manifest, mapped into memory: nothing is read until it is looked at."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fineweb_shards.types import ShardRecord, Tokens
 
 
 def map_tokens(folder: Path, layout: Layout, record: ShardRecord) -> Tokens:
-    """Raises DamageError where the file is not what the ledger says."""
+    """Raises DamageError where the file is not what the manifest says."""
     path = find_file(folder, record.name)
     if path is None:
         raise DamageError(f"{folder / record.name}: missing.")

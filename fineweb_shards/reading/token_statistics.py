@@ -1,6 +1,6 @@
 """Figures about tokens: how long the documents are, which tokens are frequent, bytes a token.
 
-A `Statistics` describes a stretch of a stream. Two that stand side by side add up to that of the whole,
+A `TokenStatistics` describes a segment of a stream. Two that stand side by side add up to that of the whole,
 also where a document runs over the border: each remembers how many tokens it has before its first EOT and
 behind its last one. So shards can be counted apart, in any number of processes, and then be added.
 """
@@ -23,8 +23,8 @@ _IDS = 2**16  # whatever uint16 can hold, also what no vocabulary has
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Statistics:
-    """Of a stretch of tokens. Lengths are without the EOT."""
+class TokenStatistics:
+    """Of a segment of tokens. Lengths are without the EOT."""
 
     tokens: int
     borders: int  # EOTs
@@ -34,14 +34,14 @@ class Statistics:
     longest: int  # of those
     frequencies: Counted  # of every token id
 
-    def __add__(self, other: Statistics) -> Statistics:
+    def __add__(self, other: TokenStatistics) -> TokenStatistics:
         lengths = self.lengths + other.lengths
         longest = max(self.longest, other.longest)
         if self.borders and other.borders:  # the document between them is whole now
             joined = self.tail_tokens + other.head_tokens
             lengths = lengths + _bucket_counts(np.array([joined]))
             longest = max(longest, joined)
-        return Statistics(
+        return TokenStatistics(
             self.tokens + other.tokens,
             self.borders + other.borders,
             self.head_tokens + (0 if self.borders else other.head_tokens),
@@ -51,8 +51,8 @@ class Statistics:
             self.frequencies + other.frequencies,
         )
 
-    def closed(self, *, eot_first: bool, begins_inside: bool = False) -> Statistics:
-        """With the ends counted: the documents that begin in the stretch.
+    def closed(self, *, eot_first: bool, begins_inside: bool = False) -> TokenStatistics:
+        """With the ends counted: the documents that begin in the segment.
 
         With EOT in front these are as many as there are EOTs; what stands before the first one is the rest
         of a document that began elsewhere. With EOT behind, what is there at the beginning is a document
@@ -69,7 +69,7 @@ class Statistics:
         rest_tokens = self.head_tokens if eot_first or begins_inside else 0
         lengths = self.lengths + _bucket_counts(np.array(ends, np.int64))
         longest = max([self.longest, *ends])
-        return Statistics(self.tokens, self.borders, rest_tokens, 0, lengths, longest, self.frequencies)
+        return TokenStatistics(self.tokens, self.borders, rest_tokens, 0, lengths, longest, self.frequencies)
 
     @property
     def documents(self) -> int:
@@ -98,14 +98,14 @@ class Statistics:
         return [(int(token), int(frequencies[token])) for token in best if frequencies[token]]
 
 
-NOTHING = Statistics(0, 0, 0, 0, np.zeros(BUCKETS, np.int64), 0, np.zeros(_IDS, np.int64))
+NOTHING = TokenStatistics(0, 0, 0, 0, np.zeros(BUCKETS, np.int64), 0, np.zeros(_IDS, np.int64))
 
 
-def count_tokens(tokens: Tokens) -> Statistics:
+def count_tokens(tokens: Tokens) -> TokenStatistics:
     """The figures of one block."""
     places = np.flatnonzero(tokens == EOT)
     lengths = np.diff(places) - 1
-    return Statistics(
+    return TokenStatistics(
         len(tokens),
         len(places),
         int(places[0]) if len(places) else len(tokens),
@@ -116,7 +116,7 @@ def count_tokens(tokens: Tokens) -> Statistics:
     )
 
 
-def count_blocks(blocks: Iterable[Tokens]) -> Statistics:
+def count_blocks(blocks: Iterable[Tokens]) -> TokenStatistics:
     """The figures of blocks that stand side by side."""
     return sum((count_tokens(block) for block in blocks), NOTHING)
 

@@ -2,7 +2,7 @@
 
 Shards in a row are read one after the other. Where a share of the documents went to validation, both splits
 are read side by side and every document goes back to its place: its number says which split it is in.
-Nothing is trusted: a stretch is checked against its hash before a token of it is used.
+Nothing is trusted: a segment is checked against its hash before a token of it is used.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.reading.verify import check_stretch
+from fineweb_shards.reading.verify import check_segment
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.stream.split import SIDES, Side, Split
+from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.tokenizers.ranks import EOT
-from fineweb_shards.types import ShardRecord, Tokens
+from fineweb_shards.types import SPLITS, ShardRecord, Split, Tokens
 
 BLOCK_TOKENS = 2**19  # as in verify.py: no larger, or page faults take more time than the copying
 _RUN_DOCUMENTS = 2**16  # numbers looked at together
 
 
 def read_stream(
-    folder: Path, layout: Layout, manifest: Manifest, split: Split, start: int
+    folder: Path, layout: Layout, manifest: Manifest, split_rule: SplitRule, start: int
 ) -> Iterator[Tokens]:
     """The stream from token `start` on, as it was before it was split."""
     records = manifest.shards
-    if not split.val_ratio:
+    if not split_rule.val_ratio:
         yield from _read(folder, layout, records, start)
         return
-    sides: dict[Side, _Documents] = {}
-    for side in SIDES:
-        blocks = _read(folder, layout, [record for record in records if record.split == side], 0)
-        sides[side] = _Documents(blocks, layout.eot_first)
-    for block in gather(_merge(sides, split)):
+    splits: dict[Split, _Documents] = {}
+    for split in SPLITS:
+        blocks = _read(folder, layout, [record for record in records if record.split == split], 0)
+        splits[split] = _Documents(blocks, layout.eot_first)
+    for block in gather(_merge(splits, split_rule)):
         if start < len(block):
             yield block[start:]
         start = max(0, start - len(block))
@@ -60,7 +60,7 @@ def gather(parts: Iterable[Tokens]) -> Iterator[Tokens]:
 
 
 def _read(folder: Path, layout: Layout, records: Sequence[ShardRecord], start: int) -> Iterator[Tokens]:
-    """The tokens of stretches one after the other. The next stretch is checked while one is read."""
+    """The tokens of segments one after the other. The next segment is checked while one is read."""
     files = {file.name: file for file in list_files(records)}
     wanted = []  # with the number of tokens to skip
     for record in records:
@@ -72,7 +72,7 @@ def _read(folder: Path, layout: Layout, records: Sequence[ShardRecord], start: i
 
         def check(number: int) -> Future[str | None]:
             record = wanted[number][0]
-            return checker.submit(check_stretch, folder, layout, files[record.name], record)
+            return checker.submit(check_segment, folder, layout, files[record.name], record)
 
         ahead = [check(0)] if wanted else []
         for number, (record, skip) in enumerate(wanted):
@@ -95,15 +95,15 @@ def _read_stretch(path: Path, layout: Layout, record: ShardRecord, skip: int) ->
             yield block
 
 
-def _merge(sides: dict[Side, _Documents], split: Split) -> Iterator[Tokens]:
+def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[Tokens]:
     """The documents of both splits in the order of their numbers."""
     first = 0
-    while any(side.more() for side in sides.values()):
-        chosen = split.chooses(np.arange(first, first + _RUN_DOCUMENTS, dtype=np.int64))
+    while any(split.more() for split in splits.values()):
+        chosen = split_rule.chooses(np.arange(first, first + _RUN_DOCUMENTS, dtype=np.int64))
         first += _RUN_DOCUMENTS
         borders = [0, *(np.flatnonzero(chosen[1:] != chosen[:-1]) + 1).tolist(), _RUN_DOCUMENTS]
         for begin, end in itertools.pairwise(borders):
-            yield from sides["val" if chosen[begin] else "train"].take(end - begin)
+            yield from splits["val" if chosen[begin] else "train"].take(end - begin)
 
 
 class _Documents:

@@ -46,7 +46,7 @@ def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _
 
     def check(record: ShardRecord) -> str | None:
         may_grow = not manifest.complete and may_be_longer(manifest, files[record.name])
-        damage = check_stretch(folder, layout, files[record.name], record, may_grow=may_grow)
+        damage = check_segment(folder, layout, files[record.name], record, may_grow=may_grow)
         report(record)
         return damage
 
@@ -55,8 +55,8 @@ def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _
         if layout.has_index and manifest.complete:
             indices = pool.map(lambda file: check_index(folder / file.name, file.documents), files.values())
             found += [damage for damage in indices if damage]
-    strangers, unfinished = _check_names(folder, manifest)
-    return Verdict(manifest, [*dict.fromkeys(found), *strangers], unfinished)
+    untracked, unfinished = _check_names(folder, manifest)
+    return Verdict(manifest, [*dict.fromkeys(found), *untracked], unfinished)
 
 
 def check_folder(
@@ -74,7 +74,7 @@ def check_folder(
 def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
     """What a loader would find that the manifest does not name: damage, or unfinished work."""
     known = with_indices(manifest.layout, {record.name for record in manifest.shards})
-    strangers = sorted(
+    untracked = sorted(
         name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in known
     )
     unfinished: set[str] = set()
@@ -82,16 +82,16 @@ def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]
         unfinished = with_indices(manifest.layout, manifest.numbering.next_names(manifest.shards))
     damages = [
         f"{name}: not in the manifest, but a loader would read it"
-        for name in strangers
+        for name in untracked
         if name not in unfinished
     ]
-    return damages, [name for name in strangers if name in unfinished]
+    return damages, [name for name in untracked if name in unfinished]
 
 
-def check_stretch(
+def check_segment(
     folder: Path, layout: Layout, file: OutputFile, record: ShardRecord, *, may_grow: bool = False
 ) -> str | None:
-    """What is wrong with one stretch of a file, or None. `may_grow`: there may be more in the file than the
+    """What is wrong with one segment of a file, or None. `may_grow`: there may be more in the file than the
     manifest knows of, even if it has its name already."""
     path = find_file(folder, file.name)
     if path is None:

@@ -1,6 +1,6 @@
 """`build`: the run itself. Reads top to bottom like the picture in docs/architecture.md:
 
-source ──► executor ──► stitcher ──► packer ──► shard writer ──► ledger
+source ──► executor ──► stitcher ──► packer ──► shard writer ──► manifest
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fineweb_shards.units import show_bytes, show_count, show_number_of, show_se
 from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import invoke
 from fineweb_shards.watching.history import load_history
-from fineweb_shards.watching.log import Journal
+from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.monitor import Monitor
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.watching.run_record import RunRecord
@@ -82,24 +82,24 @@ def build(
     interruption; `yes`: nobody needs to be asked about --fresh."""
     if fresh:
         start_over(job.folder, job.layout, screen.complain, yes=yes)
-    manifest = open_ledger(job, same_source=same_source)
+    manifest = open_manifest(job, same_source=same_source)
     if manifest.complete:
         tidy_finished(job.folder, manifest)
         return Outcome(manifest, 0, 0, 0.0)
-    journal = Journal(job.folder)
-    with accounted(journal, job):
-        return build_rest(job, manifest, journal, screen, command)
+    log = EventLog(job.folder)
+    with log_start_and_end(log, job):
+        return build_rest(job, manifest, log, screen, command)
 
 
-def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, command: str) -> Outcome:
-    """From where the ledger ends."""
+def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, command: str) -> Outcome:
+    """From where the manifest ends."""
     begin = time.monotonic()
     spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
     guard = MemoryGuard(job.budget.worker_bytes)
     executor = LocalExecutor(spec, job.budget.workers, job.budget.window_bytes, guard, manifest.quarantined)
     history = load_history(job.folder)
     history.begin_run(manifest.tokens, job.budget.memory_bytes)
-    progress = Progress(journal, screen, history, finished=manifest.shards)
+    progress = Progress(log, screen, history, finished=manifest.shards)
     job.source.report_to(progress)
     with Monitor(job, progress, guard, executor, invoke(command)):
         with executor:
@@ -112,7 +112,7 @@ def build_rest(job: Job, manifest: Manifest, journal: Journal, screen: Screen, c
             check_folder(job.folder, screen.complain, progress.verify_shard)
     new_tokens = result.tokens - manifest.tokens
     shards = show_number_of(len(result.shards), "shard")
-    journal.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
+    log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
                         f"{new_tokens:,} of them in {show_seconds(seconds)}, "
                         f"peak memory {show_bytes(guard.peak_bytes)}"))  # fmt: skip
     made = len({*result.shards} - {*manifest.shards})
@@ -142,35 +142,35 @@ def tell_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
 
 
 @contextlib.contextmanager
-def accounted(journal: Journal, job: Job) -> Iterator[None]:
+def log_start_and_end(log: EventLog, job: Job) -> Iterator[None]:
     """The log's first line, and its last if the run does not come to its end."""
     versions = ", ".join(f"{name} {version}" for name, version in job.versions().items())
-    settings = ", ".join(f"{name}={value!r}" for name, value in job.config.told().items())
-    journal.write(Event("start", f"process {os.getpid()}: {versions}; {settings}"))
+    settings = ", ".join(f"{name}={value!r}" for name, value in job.config.non_default_settings().items())
+    log.write(Event("start", f"process {os.getpid()}: {versions}; {settings}"))
     try:
         yield
     except Interrupted as stop:
-        journal.write(Event("end", f"{stop.message} Everything finished is kept"))
+        log.write(Event("end", f"{stop.message} Everything finished is kept"))
         raise
     except ShardError as error:
-        journal.write(Event("end", f"stopped with exit code {error.exit_code}: {error.message}"))
+        log.write(Event("end", f"stopped with exit code {error.exit_code}: {error.message}"))
         raise
     except BaseException as error:
-        journal.write(Event("end", f"stopped by a mistake of this program: {type(error).__name__}: {error}"))
+        log.write(Event("end", f"stopped by a mistake of this program: {type(error).__name__}: {error}"))
         raise
 
 
 def run(
     job: Job, manifest: Manifest, executor: LocalExecutor, guard: MemoryGuard, progress: Progress
 ) -> Manifest:
-    """All stages, from the ledger's cursor to the end of the stream."""
+    """All stages, from the manifest's cursor to the end of the stream."""
     disk = Disk(job.folder, job.config.max_outage, progress)
     disk.attempt(lambda: open_folder(job.folder, manifest))
     start = manifest.end
     limit = job.config.max_tokens
     packer = Packer(
         job.config.shard_tokens,
-        split=job.output.split,
+        split_rule=job.output.split_rule,
         one_file=job.layout.one_file,
         eot_first=job.layout.eot_first,
         done=manifest.done,
@@ -181,7 +181,7 @@ def run(
     lost = list(manifest.quarantined)
     encoded = report_problems(executor.encode(job.source.batches(start)), job, lost, disk, progress)
     slices = pack(packer, stitch(encoded, make_mender, start))
-    return write_shards(job, manifest, slices, Bookkeeper(guard, lost, manifest, progress), disk, progress)
+    return write_shards(job, manifest, slices, RunTotals(guard, lost, manifest, progress), disk, progress)
 
 
 def report_problems(
@@ -210,8 +210,8 @@ def pack(packer: Packer, blocks: Iterable[TokenBlock]) -> Iterator[ShardSlice]:
             return
 
 
-class Bookkeeper:
-    """What the ledger says about the work itself: time without waits, memory, documents left out."""
+class RunTotals:
+    """What the manifest says about the work itself: time without waits, memory, documents left out."""
 
     def __init__(
         self, guard: MemoryGuard, lost: list[Quarantined], before: Manifest, progress: Progress
@@ -222,8 +222,8 @@ class Bookkeeper:
         self._before = before
         self._began = time.monotonic()
 
-    def sign(self, manifest: Manifest) -> Manifest:
-        """The ledger with the account up to now."""
+    def add_to(self, manifest: Manifest) -> Manifest:
+        """The manifest with the account up to now."""
         seconds = time.monotonic() - self._began - self._progress.waited_seconds
         return replace(
             manifest,
@@ -237,13 +237,13 @@ def write_shards(
     job: Job,
     manifest: Manifest,
     slices: Iterator[ShardSlice],
-    books: Bookkeeper,
+    run_totals: RunTotals,
     disk: Disk,
     progress: Progress,
 ) -> Manifest:
-    """Write slices to shards and enter each finished one in the ledger."""
+    """Write slices to shards and enter each finished one in the manifest."""
     begins_shard = True
-    with Output(job.output, manifest, disk, books.sign) as output:
+    with Output(job.output, manifest, disk, run_totals.add_to) as output:
         for part in slices:
             if begins_shard:  # not before something comes: the last shard may have been the last
                 wait_for_room(disk, progress, 2 * job.config.shard_tokens)
@@ -268,7 +268,7 @@ def wait_for_room(disk: Disk, progress: Progress, shard_bytes: int) -> None:
         disk.wait_for(min(2 * left, shard_bytes))
 
 
-def open_ledger(job: Job, *, same_source: bool) -> Manifest:
+def open_manifest(job: Job, *, same_source: bool) -> Manifest:
     """The folder's manifest, checked against this job, or a new one. Where nothing is finished, nothing can
     become wrong by another setting."""
     manifest = load_manifest(job.folder)

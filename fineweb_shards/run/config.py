@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.errors import UsageError
-from fineweb_shards.system.suggestions import closest, suggest
+from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
 
 
@@ -147,7 +146,7 @@ class Config:
         metavar="COMMAND",
     )  # fmt: skip
 
-    def told(self) -> dict[str, Any]:
+    def non_default_settings(self) -> dict[str, Any]:
         """The settings that were set, for the log. A command may hold a secret."""
         fields = (field for field in dataclasses.fields(self) if field.name != "on_finish")
         return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}

@@ -76,14 +76,14 @@ def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFil
 
 def _facts(layout: Layout, manifest: Manifest, files: list[CardFile]) -> list[tuple[str, str]]:
     train, val = tokens_of(manifest.shards, "train"), tokens_of(manifest.shards, "val")
-    side = "before" if layout.eot_first else "after"
+    position = "before" if layout.eot_first else "after"
     size = show_bytes(sum(file.size_bytes for file in files))
     versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
     return [
         *_source_facts(manifest),
         ("tokenizer", f"GPT-2 BPE, {VOCABULARY_SIZE:,} ids; SHA-256 of the ranks `{RANKS_SHA256}`"),
         ("tokens", f"{manifest.tokens:,}: {train:,} for training, {val:,} for validation"),
-        ("documents", f"{manifest.documents:,}, the EOT token {EOT} {side} each"),
+        ("documents", f"{manifest.documents:,}, the EOT token {EOT} {position} each"),
         ("format", f"uint16, little-endian, {layout.header_bytes} bytes of header in front"),
         ("files", f"{len(files):,}, {size}"),
         ("made with", versions),

@@ -2,7 +2,7 @@
 
 The stream with EOT before each document and the one with EOT after it differ at their two ends only:
 `EOT S` and `S EOT`. So the stream is read in its order, shifted by one token where the side of EOT
-changes, and goes through the same packer, writer and ledger as a build.
+changes, and goes through the same packer, writer and manifest as a build.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.manifest import Manifest, check_settings, load_manifest, nothing_built, trim
 from fineweb_shards.store.output import Output, OutputSpec, open_folder
 from fineweb_shards.stream.packer import Packer
-from fineweb_shards.stream.split import Split
+from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.machine import free_disk_bytes
@@ -59,7 +59,7 @@ class Origin:
     folder: Path
     layout: Layout
     manifest: Manifest
-    split: Split
+    split_rule: SplitRule
 
     @property
     def is_cut(self) -> bool:
@@ -104,12 +104,12 @@ def open_origin(folder: Path) -> Origin:
         raise InputError(nothing.message, nothing.hint)
     if not manifest.complete:
         raise InputError(f"{folder}: the build is not finished.", "Finish it first: run its command again.")
-    if manifest.split.val_ratio and manifest.totals["dropped_tokens"]:
+    if manifest.split_rule.val_ratio and manifest.totals["dropped_tokens"]:
         raise InputError(
             f"{folder}: made with --val-ratio and --last-shard drop; the order of its documents is lost.",
             "Build it again without --last-shard drop.",
         )
-    return Origin(folder, manifest.layout, manifest, manifest.split)
+    return Origin(folder, manifest.layout, manifest, manifest.split_rule)
 
 
 def export(
@@ -131,7 +131,7 @@ def export(
     with FolderLock(spec.folder):
         if fresh:
             start_over(spec.folder, layout, say, yes=yes)
-        manifest = _open_ledger(origin, config, spec)
+        manifest = _open_manifest(origin, config, spec)
         if manifest.complete:
             tidy_finished(spec.folder, manifest)
             return Exported(spec, manifest, 0, 0.0)
@@ -165,7 +165,7 @@ def export_lines(result: Exported) -> list[str]:
     ]
 
 
-def _open_ledger(origin: Origin, config: Config, spec: OutputSpec) -> Manifest:
+def _open_manifest(origin: Origin, config: Config, spec: OutputSpec) -> Manifest:
     source = origin.manifest
     ours = {name: value for name, value in config.fingerprint().items() if name in OUTPUT_SETTINGS}
     settings = {**source.settings, **ours, "exported_from": origin.digest}
@@ -186,7 +186,7 @@ def _copy(
     limit = origin.limit_tokens
     packer = Packer(
         spec.shard_tokens,
-        split=spec.split,
+        split_rule=spec.split_rule,
         one_file=spec.layout.one_file,
         eot_first=spec.layout.eot_first,
         done=manifest.done,
@@ -213,7 +213,7 @@ def _blocks(origin: Origin, start: int, *, eot_first: bool) -> Iterator[TokenBlo
 
 def _moved(origin: Origin, start: int, *, eot_first: bool) -> Iterator[Tokens]:
     def read(first: int) -> Iterator[Tokens]:
-        return read_stream(origin.folder, origin.layout, origin.manifest, origin.split, first)
+        return read_stream(origin.folder, origin.layout, origin.manifest, origin.split_rule, first)
 
     total = origin.manifest.tokens
     if eot_first == origin.layout.eot_first or not total:

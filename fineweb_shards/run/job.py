@@ -23,10 +23,10 @@ from fineweb_shards.sources.hub.quiet import quiet_clients
 from fineweb_shards.store.fresh import holds_shards
 from fineweb_shards.store.manifest import FILE_NAME, load_manifest
 from fineweb_shards.store.output import OutputSpec
-from fineweb_shards.stream.split import make_split
+from fineweb_shards.stream.split import make_split_rule
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.memory_guard import Budget, plan_budget
-from fineweb_shards.system.retry import Patience
+from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine
 
@@ -104,9 +104,9 @@ def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
             f"--shard-tokens {shard_tokens}: {layout.name} can't read a file of 2 GiB or more.",
             f"Choose at most {layout.most_tokens:,}.",
         )
-    default = layout.default_split(shard_tokens)
-    split = make_split(config.val_tokens, config.val_ratio, config.val_seed, default)
-    return OutputSpec(folder, layout, shard_tokens, split, drop)
+    default = layout.default_split_rule(shard_tokens)
+    split_rule = make_split_rule(config.val_tokens, config.val_ratio, config.val_seed, default)
+    return OutputSpec(folder, layout, shard_tokens, split_rule, drop)
 
 
 def pinned_commit(config: Config) -> str | None:
@@ -139,21 +139,21 @@ def _open_hub(
     quiet_clients()  # before the clients are imported, which happens now
     from fineweb_shards.sources.hub.parquet import list_dataset
 
-    patience = Patience(config.max_outage)
-    patience.observer = observer
+    retrier = Retrier(config.max_outage)
+    retrier.observer = observer
     downloads = folder / WORK_FOLDER / "downloads"
     listing = list_dataset(
         config.dataset,
         config.name,
         config.split,
         commit or config.revision,
-        patience,
+        retrier,
         download=downloads if config.download else None,
     )
     hub = HubRef(
         dataset=config.dataset,
         name=config.name,
-        split=config.split,
+        hub_split=config.split,
         commit=listing.commit,
         max_outage_seconds=config.max_outage,
         download_folder=str(downloads),

@@ -14,7 +14,7 @@ from itertools import islice
 
 from fineweb_shards.errors import BadFileError, DiskFullError
 from fineweb_shards.run.job import Job
-from fineweb_shards.run.separator_preview import Splitting
+from fineweb_shards.run.separator_preview import SeparatorPreview
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.parquet import ParquetFormat
@@ -56,7 +56,7 @@ class Plan:
 
     job: Job
     extent: Extent
-    splitting: Splitting | None  # of the text files, if there are any
+    separator_preview: SeparatorPreview | None  # of the text files, if there are any
     first_documents: tuple[str, ...]
     tokens_per_second: float | None
     free_bytes: int
@@ -101,7 +101,7 @@ def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
     return Plan(
         job,
         limited,
-        sample.splitting(),
+        sample.separator_preview(),
         tuple(sample.texts[:_SHOWN_DOCUMENTS]),
         _predict_speed(job, sample, measured) if trial_seconds else None,
         free_disk_bytes(job.folder),
@@ -136,11 +136,11 @@ class _Sample:
     text_bytes: int
     read_seconds: float
 
-    def splitting(self) -> Splitting | None:
+    def separator_preview(self) -> SeparatorPreview | None:
         if not self.separators:
             return None
         separators, first = tuple(sorted(self.separators)), tuple(self.texts[:_SHOWN_DOCUMENTS])
-        return Splitting(separators, self.text_documents, self.text_bytes, first)
+        return SeparatorPreview(separators, self.text_documents, self.text_bytes, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,9 @@ def _take_sample(job: Job, limit_bytes: int, start: Cursor) -> _Sample:
                     chunk_bytes = sum(len(text.encode("utf-8", "replace")) for text in chunk.documents)
                     content_bytes += chunk_bytes
                     if batch.separator:
-                        text_documents += len(chunk.documents) - chunk.inside  # not the rest of one
+                        text_documents += (
+                            len(chunk.documents) - chunk.starts_mid_document
+                        )  # not the rest of one
                         text_bytes += chunk_bytes
                     read_bytes += chunk.counts.text_bytes
                     taken += chunk.counts.text_bytes
@@ -284,7 +286,7 @@ def _parquet_extent(job: Job, measured: _Measured, start: Cursor, *, every_foote
         try:
             footer = parquet.footer(file)
             cheap = not job.commit or (every_footer and len(footer.group_rows) <= _CHEAP_ROW_GROUPS)
-            count = parquet.claimed_tokens(file) if cheap else None
+            count = parquet.stated_tokens(file) if cheap else None
         except BadFileError:
             if not job.source.settings.skip_bad:
                 raise

@@ -22,7 +22,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
         rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
     if verdict:
         rows.append(("build", verdict))
-    rows += plan.splitting.rows() if plan.splitting else document_rows(plan.first_documents)
+    rows += plan.separator_preview.rows() if plan.separator_preview else document_rows(plan.first_documents)
     lines = [f"{name:<10} {text}" for name, text in rows]
     if config.input and any(file.is_pipe for file in plan.job.source.files):
         lines.append("           (standard input can only be read once: its content is not looked at)")
@@ -30,7 +30,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
 
 
 def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
-    """What a build would do in a folder with this ledger; None: it would be refused."""
+    """What a build would do in a folder with this manifest; None: it would be refused."""
     if held:
         return "a run is at work in this folder: another one would be refused (exit code 6)"
     if manifest is None:
@@ -45,7 +45,7 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
 def short_lines(plan: Plan) -> list[str]:
     """The plan in a few lines, for the beginning of a build, and what can be foreseen to go wrong. How a text
     is split can only be seen there."""
-    rows = [*_short_rows(plan), *(plan.splitting.rows() if plan.splitting else [])]
+    rows = [*_short_rows(plan), *(plan.separator_preview.rows() if plan.separator_preview else [])]
     return [f"{name:<10} {text}" for name, text in rows] + warning_lines(plan)
 
 

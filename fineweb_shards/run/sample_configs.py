@@ -10,8 +10,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from fineweb_shards.errors import UsageError
-from fineweb_shards.system.suggestions import suggest
+from fineweb_shards.errors import UsageError, suggest
 
 _PACKAGE = Path(__file__).parent
 

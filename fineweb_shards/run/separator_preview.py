@@ -18,7 +18,7 @@ _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
 
 
 @dataclass(frozen=True, slots=True)
-class Splitting:
+class SeparatorPreview:
     """What was seen of the text files of an input."""
 
     separators: tuple[str, ...]
@@ -49,14 +49,14 @@ def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _warning(splitting: Splitting) -> list[tuple[str, str]]:
+def _warning(separator_preview: SeparatorPreview) -> list[tuple[str, str]]:
     """In lines that fit 80 columns."""
-    average = f"{splitting.average_bytes:.0f}"
+    average = f"{separator_preview.average_bytes:.0f}"
     lines = [
         ("WARNING", f"a document has {average} bytes on average: less than a sentence."),
         ("", "If that is not what you want, stop and choose another --separator:"),
     ]
-    if "line" in splitting.separators:
+    if "line" in separator_preview.separators:
         lines.append(("", "  --separator blank            where blank lines separate them"))
     return [
         *lines,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.store.output import OutputSpec
-from fineweb_shards.stream.split import SIDES, Side
+from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import show_number_of
 
 _MOST_EXPECTED_FILES = 20_000
@@ -23,7 +23,7 @@ class ExpectedFile:
     """A file that a plan expects."""
 
     name: str
-    side: Side
+    split: Split
     tokens: int
     documents: int
 
@@ -32,18 +32,18 @@ def expect_files(spec: OutputSpec, tokens: int, documents: int, *, exact: bool) 
     """What a stream of so many tokens will become; of an estimate, without the shards nobody can foresee."""
     if not spec.layout.one_file and tokens // spec.shard_tokens > _MOST_EXPECTED_FILES:
         return []
-    ratio = spec.split.val_ratio
+    ratio = spec.split_rule.val_ratio
     val = round(tokens * ratio) if round(documents * ratio) else 0
-    val = val if ratio else min(tokens, spec.split.val_tokens)
+    val = val if ratio else min(tokens, spec.split_rule.val_tokens)
     files = []
-    for side, size in zip(SIDES, (val, tokens - val), strict=True):
-        first = spec.split.first_index(side, spec.shard_tokens)
+    for split, size in zip(SPLITS, (val, tokens - val), strict=True):
+        first = spec.split_rule.first_index(split, spec.shard_tokens)
         sizes = _cut(size, size or 1 if spec.layout.one_file else spec.shard_tokens)
-        if side == "train" and len(sizes) > 1 and (not exact or spec.drop_short):
+        if split == "train" and len(sizes) > 1 and (not exact or spec.drop_short):
             sizes = [each for each in sizes if each == spec.shard_tokens]
         for number, each in enumerate(sizes):
-            name = spec.layout.shard_name(side, first + number)
-            files.append(ExpectedFile(name, side, each, round(documents * each / tokens)))
+            name = spec.layout.shard_name(split, first + number)
+            files.append(ExpectedFile(name, split, each, round(documents * each / tokens)))
     return files
 
 
@@ -55,11 +55,11 @@ def reader_warnings(
     if not files and not dropped_tokens:
         return []
     next_step = "Run it again with --fresh and" if made else "Choose"
-    sides = {file.side for file in files}
+    splits = {file.split for file in files}
     found = []
-    if "train" not in sides:
+    if "train" not in splits:
         found.append(_missing_training(spec, files, dropped_tokens, next_step))
-    if "val" not in sides and "val" in spec.layout.without_split:  # else it splits by itself, or never asks
+    if "val" not in splits and "val" in spec.layout.without_split:  # else it splits by itself, or never asks
         found.append(_missing_validation(spec, files, next_step))
     return found + spec.layout.warnings(files)
 
@@ -90,12 +90,14 @@ def _missing_training(
     if dropped_tokens:
         cause = f"its {dropped_tokens:,} tokens do not fill a shard and --last-shard drop leaves them out"
         remedy = f"--last-shard keep, or --shard-tokens {part}"
-    elif spec.split.val_ratio:
+    elif spec.split_rule.val_ratio:
         cause, remedy = f"all {tokens:,} tokens are for validation", f"--val-tokens {part}"
     else:
-        cause = f"all {tokens:,} tokens are for validation, which takes the first {spec.split.val_tokens:,}"
+        cause = (
+            f"all {tokens:,} tokens are for validation, which takes the first {spec.split_rule.val_tokens:,}"
+        )
         remedy = f"--val-tokens {part}"
-        if spec.split == spec.layout.default_split(spec.shard_tokens):
+        if spec.split_rule == spec.layout.default_split_rule(spec.shard_tokens):
             remedy = f"--shard-tokens {part} or {remedy}"
     if tokens < 2:
         return f"There is nothing to train on: {cause}{failure}. The input is too small to be split."
@@ -106,11 +108,11 @@ def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step:
     tokens, documents = sum(file.tokens for file in files), sum(file.documents for file in files)
     failure = f'{spec.layout.name} would stop: "{spec.layout.without_split["val"]}"'
     remedy = f"--val-tokens {_tenth(tokens)}"
-    if not spec.split.val_ratio:
+    if not spec.split_rule.val_ratio:
         return f"There is nothing for validation, as was asked; {failure}. If it needs some: {remedy}."
     if documents > 1:
         remedy = f"--val-ratio {_ratio_for(documents)} or {remedy}"
-    share = f"one in {float(1 / spec.split.val_ratio):,.0f} of {show_number_of(documents, 'document')}"
+    share = f"one in {float(1 / spec.split_rule.val_ratio):,.0f} of {show_number_of(documents, 'document')}"
     return f"There is nothing for validation: {share} is none; {failure}. {next_step} {remedy}."
 
 

@@ -23,7 +23,7 @@ from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.manifest import FILE_NAME, Manifest
 from fineweb_shards.store.megatron_index import index_path
-from fineweb_shards.system.retry import Patience
+from fineweb_shards.system.retry import Retrier
 from fineweb_shards.units import show_bytes, show_number_of
 
 CARD_NAME = "README.md"
@@ -48,8 +48,8 @@ class Uploaded:
 class Uploader:
     """One folder on its way to one dataset."""
 
-    def __init__(self, repo: str, patience: Patience, say: Say) -> None:
-        # Without patience of its own: a commit whose answer was lost must not simply be sent again.
+    def __init__(self, repo: str, retrier: Retrier, say: Say) -> None:
+        # Without a retrier of its own: a commit whose answer was lost must not simply be sent again.
         open_session(None, _ANSWER_SECONDS)
         if get_token() is None:
             raise HubError(
@@ -58,7 +58,7 @@ class Uploader:
             )
         self._api = HfApi()
         self._repo = repo
-        self._patience = patience
+        self._retrier = retrier
         self._say = say
 
     def upload(self, folder: Path, manifest: Manifest, *, private: bool) -> Uploaded:
@@ -162,7 +162,7 @@ class Uploader:
         self._ask(commit)
 
     def _ask(self, action: Callable[[], Result]) -> Result:
-        """With patience; a refusal is told with the next step, and never with the token."""
+        """With retries; a refusal is told with the next step, and never with the token."""
 
         def ask() -> Result:
             with translated_errors(f"dataset {self._repo}"):
@@ -177,7 +177,7 @@ class Uploader:
                         ) from None
                     raise
 
-        return self._patience.call(ask)
+        return self._retrier.call(ask)
 
 
 def _describe(folder: Path, manifest: Manifest) -> Iterator[CardFile]:
@@ -186,16 +186,16 @@ def _describe(folder: Path, manifest: Manifest) -> Iterator[CardFile]:
     for file in list_files(manifest.shards):
         path = folder / file.name
         size = path.stat().st_size
-        yield CardFile(file.name, file.side, file.tokens, file.documents, size, _hash_of(path, file, size))
+        yield CardFile(file.name, file.split, file.tokens, file.documents, size, _hash_of(path, file, size))
         if layout.has_index:
             index = index_path(path)
             size = index.stat().st_size
-            yield CardFile(index.name, file.side, 0, file.documents, size, _hash_file(index))
+            yield CardFile(index.name, file.split, 0, file.documents, size, _hash_file(index))
 
 
 def _hash_of(path: Path, file: OutputFile, size: int) -> str:
-    """The ledger has it, unless the file grew over several checkpoints."""
-    first = file.stretches[0]
+    """The manifest has it, unless the file grew over several checkpoints."""
+    first = file.segments[0]
     return first.sha256 if (first.offset, first.bytes) == (0, size) else _hash_file(path)
 
 

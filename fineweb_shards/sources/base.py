@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.events import Observer
-from fineweb_shards.system.retry import Patience
+from fineweb_shards.system.retry import Retrier
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 STANDARD_INPUT = "-"
@@ -25,7 +25,7 @@ class HubRef:
 
     dataset: str
     name: str
-    split: str
+    hub_split: str
     commit: str
     max_outage_seconds: int
     download_folder: str
@@ -69,13 +69,13 @@ class Format(ABC):
 
     def __init__(self, settings: ReadSettings) -> None:
         self.settings = settings
-        self.patience = Patience(settings.hub.max_outage_seconds if settings.hub else 0)
+        self.retrier = Retrier(settings.hub.max_outage_seconds if settings.hub else 0)
 
     def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings]]:
         return type(self), (self.settings,)  # open files and connections stay in their process
 
     @abstractmethod
-    def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         """References to the file's documents from `position` on, in order."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Format(ABC):
 
     def report_to(self, observer: Observer) -> None:
         """Who is told that the network is being waited for."""
-        self.patience.observer = observer
+        self.retrier.observer = observer
 
     def expect(self, files: Sequence[InputFile]) -> None:
         """In the parent: these files come next."""
@@ -116,11 +116,13 @@ class Source:
         """All batches from the cursor's place on."""
         for file in self.files[start.file :]:
             first = file.index == start.file
-            position, inside = (start.position, start.inside) if first else (0, False)
+            position, starts_mid_document = (
+                (start.position, start.starts_mid_document) if first else (0, False)
+            )
             done = position
             self.formats[file.format].expect(self.files[file.index : file.index + _EXPECTED_FILES])
             try:
-                for batch in self._batches_of(file, position, inside):
+                for batch in self._batches_of(file, position, starts_mid_document):
                     yield batch
                     done = batch.end
             except BadFileError as error:
@@ -128,10 +130,10 @@ class Source:
                     raise
                 yield Batch(file.index, done, done, 0, problem=f"left out: {error.message}")
 
-    def _batches_of(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
+    def _batches_of(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         if file.problem is not None:
             raise BadFileError(file.problem)
-        return self.formats[file.format].batches(file, position, inside)
+        return self.formats[file.format].batches(file, position, starts_mid_document)
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
         """The documents of a batch, read here and now."""

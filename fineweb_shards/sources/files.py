@@ -199,7 +199,7 @@ def _describe_pipe(index: int, path: str, name: str, kind: str, compression: str
 
 
 def _sample(path: str, size: int) -> str:
-    """SHA-256 of a few stretches of the file, its beginning and end among them."""
+    """SHA-256 of a few segments of the file, its beginning and end among them."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         last = max(0, size - _SAMPLE_BYTES)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile
-from fineweb_shards.sources.rows import CLAIM_COLUMNS, is_text
+from fineweb_shards.sources.rows import TOKEN_COUNT_COLUMNS, is_text
 
 # What pyarrow raises over damaged bytes; ValueError over a name that is no UTF-8.
 _PYARROW_ERRORS = (OSError, pa.ArrowException, ValueError, OverflowError)
@@ -89,11 +89,11 @@ def _check_text_column(file: InputFile, schema: pa.Schema, wanted: str) -> None:
 def _claims(file: InputFile, schema: pa.Schema, text_column: str) -> tuple[tuple[str, ...], str | None]:
     """FineWeb's columns about the tokens of `text`, and a note where they can't be used."""
     names = schema.names
-    unique = all(names.count(name) == 1 for name in CLAIM_COLUMNS)
+    unique = all(names.count(name) == 1 for name in TOKEN_COUNT_COLUMNS)
     if text_column != "text" or not unique or not set(names) >= _FINEWEB_COLUMNS:
         return (), None
-    count, name = (schema.field(column).type for column in CLAIM_COLUMNS)
+    count, name = (schema.field(column).type for column in TOKEN_COUNT_COLUMNS)
     if not pa.types.is_integer(count):
         return (), f"{file.path}: token_count holds {count}, not whole numbers, and is not compared with ours"
     readable = is_text(name) or pa.types.is_integer(name)
-    return (CLAIM_COLUMNS if readable else CLAIM_COLUMNS[:1]), None
+    return (TOKEN_COUNT_COLUMNS if readable else TOKEN_COUNT_COLUMNS[:1]), None

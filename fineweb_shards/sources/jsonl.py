@@ -14,7 +14,7 @@ from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, decode_text
 from fineweb_shards.sources.byte_view import FileView, StreamView, open_view
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
-from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_legible
+from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
 # Longer lines would have to be parsed in pieces; such a document belongs in a text file.
@@ -33,11 +33,11 @@ _DECODER = json.JSONDecoder(parse_int=_Number)  # one for all lines: making it t
 
 
 class JsonLinesFormat(TextFormat):
-    def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         view = open_view(file)
         try:
             head = view.read_at(0, SAMPLE_BYTES)
-            check_legible(file, head)
+            check_is_text(file, head)
             if _is_array(head.removeprefix(_BOM)):
                 raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", _unwrap(file))
             go_to(file, view, position)

@@ -23,7 +23,7 @@ from fineweb_shards.sources.footer import Footer, read_footer, told_as_damage
 from fineweb_shards.sources.rows import append_chunk, split_rows, unwrap
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
-# Rows are decoded a stretch at a time and encoded a chunk at a time: both small enough for a worker's
+# Rows are decoded a slice at a time and encoded a chunk at a time: both small enough for a worker's
 # share of memory, whatever the row groups are like.
 _STRETCH_ROWS = 128
 _STRETCH_BYTES = 512 * 1024
@@ -44,7 +44,7 @@ class ParquetFormat(Format):
         self._footer: tuple[str, Footer] | None = None
         self._group_counts: dict[int, int] = {}
 
-    def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         footer = self.footer(file)
         groups = self._group_counts[file.index] = len(footer.group_rows)
         first, size = position, 0
@@ -85,7 +85,7 @@ class ParquetFormat(Format):
                         yield chunk
                         chunk = TextChunk([], None, None)
                     chunk = append_chunk(chunk, part)
-                    if part.unfinished:  # its rest comes in a chunk of its own
+                    if part.ends_mid_document:  # its rest comes in a chunk of its own
                         yield chunk
                         chunk = TextChunk([], None, None)
             except BadFileError as error:
@@ -136,7 +136,7 @@ class ParquetFormat(Format):
             self._file[1].close(force=True)
         self._file = self._rows = None
 
-    def claimed_tokens(self, file: InputFile) -> int | None:
+    def stated_tokens(self, file: InputFile) -> int | None:
         """How many tokens the texts have by the file's own account, without EOT; None if it gives none."""
         opened, schema = self.open(file), self.open(file).schema_arrow
         if self.settings.text_column != "text" or schema.names.count("token_count") != 1:
@@ -162,7 +162,7 @@ class ParquetFormat(Format):
         return list(self.footer(file).columns)
 
     def _read_group(self, file: InputFile, group: int, rows: tuple[int, int] | None) -> Iterator[TextChunk]:
-        """The texts of a row group, or of some of its rows, a stretch at a time.
+        """The texts of a row group, or of some of its rows, a slice at a time.
 
         A row group can only be read from its start. So the place reached is kept for the next stripe:
         every worker reads a large row group once, whichever stripes it gets.
@@ -176,8 +176,8 @@ class ParquetFormat(Format):
             reader = _RowReader(place, self.open(file), group, self.columns(file), stretch_rows)
             self._rows = reader
         try:
-            for row, stretch in reader.read(first, end):
-                yield from split_rows(stretch, footer.first_rows[group] + row)
+            for row, row_slice in reader.read(first, end):
+                yield from split_rows(row_slice, footer.first_rows[group] + row)
         except BadFileError:
             self._rows = None
             if reader.next_row >= first:  # else the stripe in which it breaks reports it
@@ -187,7 +187,7 @@ class ParquetFormat(Format):
 class _RowReader:
     """Reads one row group from front to back.
 
-    Where it breaks off must depend on nothing but the file: whole stretches are decoded, whatever rows are
+    Where it breaks off must depend on nothing but the file: whole row slices are decoded, whatever rows are
     asked for, and where the columns beside the text can't be read, the text goes on without them.
     """
 
@@ -202,7 +202,7 @@ class _RowReader:
         self._stretches: Iterator[Any] | None = None
 
     def read(self, first: int, end: int) -> Iterator[tuple[int, Any]]:
-        """The rows from `first` to `end`, a stretch at a time, each with its first row."""
+        """The rows from `first` to `end`, a slice at a time, each with its first row."""
         while self.next_row < end:
             rows = self._next_stretch() if self._rest is None else self._rest
             begin, used = max(0, first - self.next_row), min(len(rows), end - self.next_row)
@@ -242,7 +242,7 @@ class _RowReader:
 
 
 def _stretch_rows(rows: int, text_bytes: int) -> int:
-    """So many rows of a row group that a stretch stays small, by what the footer says of their length.
+    """So many rows of a row group that a slice stays small, by what the footer says of their length.
 
     It must not depend on a setting: where a damaged row group breaks off depends on it.
     """

@@ -16,7 +16,7 @@ from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Counts, Origin, TextChunk
 
 # FineWeb says of every document how many GPT-2 tokens it has, EOT not counted.
-CLAIM_COLUMNS = ("token_count", "id")
+TOKEN_COUNT_COLUMNS = ("token_count", "id")
 _LONG_CELL_BYTES = 4 * 2**20
 _CUT_WINDOW_BYTES = 64 * 1024
 _LARGEST_INT64 = 2**63 - 1
@@ -61,9 +61,9 @@ def unwrap(column: Any) -> Any:
 
 
 def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
-    """A stretch of unwrapped rows as chunks without cursors: one for all, or several where a cell is huge.
+    """A slice of unwrapped rows as chunks without cursors: one for all, or several where a cell is huge.
 
-    The text is the first column; `first_row` is where in the file the stretch begins.
+    The text is the first column; `first_row` is where in the file the slice begins.
     """
     column = rows.column(0)
     size_bytes = pc.sum(pc.binary_length(column)).as_py() or 0
@@ -74,7 +74,7 @@ def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
         return
     claims = dict(zip(rows.schema.names[1:], rows.columns[1:], strict=True))
     ids = claims.get("id")
-    tokens = _claimed_tokens(claims["token_count"]) if claims else None
+    tokens = _stated_tokens(claims["token_count"]) if claims else None
     skipped, places = column.null_count, np.arange(first_row, first_row + len(rows))
     if skipped:
         valid = column.is_valid()
@@ -87,7 +87,7 @@ def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
     yield TextChunk(texts, None, None, counts=counts, origins=(origin,))
 
 
-def _claimed_tokens(column: Any) -> NDArray[np.int64]:
+def _stated_tokens(column: Any) -> NDArray[np.int64]:
     """Whole numbers of any width; -1 where there is none."""
     if not column.null_count and not pa.types.is_uint64(column.type):
         whole: NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
@@ -115,7 +115,7 @@ def _split_cell(cell: Any, row: int) -> Iterator[TextChunk]:
         yield TextChunk([], None, None, counts=Counts(skipped_documents=1))
         return
     data = memoryview(cell.as_buffer())
-    position, inside, seam = 0, False, False
+    position, starts_mid_document, seam = 0, False, False
     while True:
         end = position + _LONG_CELL_BYTES
         if end + CONTEXT_BYTES >= len(data):
@@ -131,15 +131,15 @@ def _split_cell(cell: Any, row: int) -> Iterator[TextChunk]:
             [text],
             None,
             None,
-            inside=inside,
-            unfinished=not last,
+            starts_mid_document=starts_mid_document,
+            ends_mid_document=not last,
             seam=seam,
             counts=Counts(end - position, 0, replaced),
             origins=(Origin(0, 1, np.array([row])),),
         )
         if last:
             return
-        position, inside, seam = end, True, next_seam
+        position, starts_mid_document, seam = end, True, next_seam
 
 
 def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:
@@ -148,9 +148,9 @@ def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:
     return replace(
         chunk,
         documents=chunk.documents + part.documents if chunk.documents else part.documents,
-        inside=part.inside if empty else chunk.inside,
+        starts_mid_document=part.starts_mid_document if empty else chunk.starts_mid_document,
         seam=part.seam if empty else chunk.seam,
-        unfinished=part.unfinished,
+        ends_mid_document=part.ends_mid_document,
         counts=chunk.counts + part.counts,
         origins=chunk.origins + tuple(replace(o, first=o.first + len(chunk.documents)) for o in part.origins),
     )

@@ -20,15 +20,15 @@ class Separator(ABC):
         """The offset just behind the first separator that ends after `lookback` bytes."""
 
     @abstractmethod
-    def split(self, data: bytes, inside: bool) -> list[bytes]:
-        """The pieces of a range that begins at a border or (`inside`) within a document."""
+    def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
+        """The pieces of a range that begins at a border or (`starts_mid_document`) within a document."""
 
 
 class Line(Separator):
     def find_border(self, window: bytes) -> int | None:
         return window.find(b"\n") + 1 or None
 
-    def split(self, data: bytes, inside: bool) -> list[bytes]:
+    def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
         *lines, last = data.split(b"\n")
         return [*(line.removesuffix(b"\r") for line in lines), last]
 
@@ -43,9 +43,9 @@ class BlankLine(Separator):
         match = self._BORDER.search(window)
         return match.end() if match else None
 
-    def split(self, data: bytes, inside: bool) -> list[bytes]:
+    def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
         # A border may lie in the middle of several empty lines, so the rest of them comes first here.
-        if not inside and (leading := self._LEADING.match(data)):
+        if not starts_mid_document and (leading := self._LEADING.match(data)):
             data = data[leading.end() :]
         return self._BLANK.split(data)
 
@@ -85,7 +85,7 @@ class Literal(Separator):
         """Not where the byte behind it is in the next window only."""
         return not self._looks_ahead or match.end() < len(window)
 
-    def split(self, data: bytes, inside: bool) -> list[bytes]:
+    def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
         return self._pattern.split(data)
 
 
@@ -93,7 +93,7 @@ class WholeFile(Separator):
     def find_border(self, window: bytes) -> int | None:
         return None
 
-    def split(self, data: bytes, inside: bool) -> list[bytes]:
+    def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
         return [data]
 
 

@@ -19,7 +19,7 @@ from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text
 from fineweb_shards.sources.byte_view import ByteView, FileView, StreamView, open_view
 from fineweb_shards.sources.separators import Literal, Separator, make_separator
-from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_legible
+from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
@@ -31,12 +31,12 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A stretch of the file, and how it begins and ends."""
+    """A segment of the file, and how it begins and ends."""
 
     start: int
     end: int
-    inside: bool = False
-    ends_inside: bool = False
+    starts_mid_document: bool = False
+    ends_mid_document: bool = False
     seam: bool = False
     problem: str | None = None  # why it is left out
 
@@ -46,15 +46,15 @@ class TextFormat(Format):
         super().__init__(settings)
         self._view: tuple[str, FileView | StreamView] | None = None
 
-    def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         view = open_view(file)
         try:
-            check_legible(file, view.read_at(0, SAMPLE_BYTES))
+            check_is_text(file, view.read_at(0, SAMPLE_BYTES))
             name = self.find_separator(file, view)
             go_to(file, view, position)
             start = len(_BOM) if position == 0 and view.read_at(0, len(_BOM)) == _BOM else position
             separator, batch_bytes = make_separator(name), self.settings.batch_bytes
-            ranges = find_ranges(view, separator, start, inside, batch_bytes)
+            ranges = find_ranges(view, separator, start, starts_mid_document, batch_bytes)
             with Scout(file, separator, batch_bytes) as scout:
                 yield from batches_of(file, view, ranges, name, scout)
         finally:
@@ -65,22 +65,24 @@ class TextFormat(Format):
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         data = self.read_range(file, batch)
-        pieces = make_separator(batch.separator).split(data, batch.inside)
+        pieces = make_separator(batch.separator).split(data, batch.starts_mid_document)
         if batch.broken_off:
             pieces.pop()
         documents, replaced = [], 0
         for i, piece in enumerate(pieces):
             # The end of a document counts even where nothing is left of it; an empty one does not.
-            if piece or (i == 0 and batch.inside):
+            if piece or (i == 0 and batch.starts_mid_document):
                 text, bad = decode_text(piece.replace(b"\r\n", b"\n"))
                 documents.append(text)
                 replaced += bad
         yield TextChunk(
             documents,
-            None if batch.seam else Cursor(batch.file, batch.position, inside=batch.inside),
-            Cursor(batch.file, batch.end, inside=batch.ends_inside),
-            inside=batch.inside,
-            unfinished=batch.ends_inside,
+            None
+            if batch.seam
+            else Cursor(batch.file, batch.position, starts_mid_document=batch.starts_mid_document),
+            Cursor(batch.file, batch.end, starts_mid_document=batch.ends_mid_document),
+            starts_mid_document=batch.starts_mid_document,
+            ends_mid_document=batch.ends_mid_document,
             seam=batch.seam,
             counts=Counts(len(data), replaced_characters=replaced),
         )
@@ -136,7 +138,7 @@ class Scout:
         start = end = offset
         for part in find_ranges(view, self._separator, offset, True, self._batch_bytes):
             start, end = part.start, part.end
-            if not part.ends_inside:
+            if not part.ends_mid_document:
                 break
             view.forget(end)
         if not view.is_cut_off_at(end):
@@ -159,7 +161,7 @@ def batches_of(
             yield Batch(file.index, part.start, part.end, 0, problem=part.problem)
             continue
         size = part.end - part.start
-        damage = scout.find_damage(part.end) if scout and part.ends_inside else None
+        damage = scout.find_damage(part.end) if scout and part.ends_mid_document else None
         payload, broken_off = None, False
         if isinstance(view, StreamView):
             payload = view.read_at(part.start, size)
@@ -170,8 +172,8 @@ def batches_of(
             part.start,
             damage.size_bytes if damage else part.end,
             size,
-            inside=part.inside,
-            ends_inside=part.ends_inside and damage is None,
+            starts_mid_document=part.starts_mid_document,
+            ends_mid_document=part.ends_mid_document and damage is None,
             seam=part.seam,
             separator=separator,
             payload=payload,
@@ -192,14 +194,14 @@ def go_to(file: InputFile, view: FileView | StreamView, position: int) -> None:
 
 
 def find_ranges(
-    view: ByteView, separator: Separator, start: int, inside: bool, batch_bytes: int
+    view: ByteView, separator: Separator, start: int, starts_mid_document: bool, batch_bytes: int
 ) -> Iterator[Range]:
     """Ranges of about `batch_bytes` from `start` to the end of the text."""
     seam = False
     while view.read_at(start, 1):
-        end, ends_inside, next_seam = _find_end(view, separator, start, batch_bytes)
-        yield Range(start, end, inside, ends_inside, seam)
-        start, inside, seam = end, ends_inside, next_seam
+        end, ends_mid_document, next_seam = _find_end(view, separator, start, batch_bytes)
+        yield Range(start, end, starts_mid_document, ends_mid_document, seam)
+        start, starts_mid_document, seam = end, ends_mid_document, next_seam
 
 
 def _find_end(view: ByteView, separator: Separator, start: int, batch_bytes: int) -> tuple[int, bool, bool]:

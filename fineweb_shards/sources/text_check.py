@@ -47,7 +47,7 @@ _KINDS = {
 }
 
 
-def check_legible(file: InputFile, head: bytes) -> None:
+def check_is_text(file: InputFile, head: bytes) -> None:
     """Refuse a file that is no text; `head` are its first SAMPLE_BYTES, or all of it."""
     if (encoding := _find_wide_encoding(head)) is not None:
         raise _refuse(file, f"this text is {encoding}", _convert(file, encoding))

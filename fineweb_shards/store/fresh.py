@@ -108,12 +108,12 @@ def holds_shards(folder: Path, manifest: Manifest) -> bool:
 def refuse_untracked_shards(folder: Path, layout: Layout, ours: set[str]) -> None:
     """A reader would take them for a part of what is built here, and they may be somebody's only copy."""
     names = os.listdir(folder) if folder.is_dir() else []
-    strangers = sorted(name for name in names if layout.owns(name) and name not in ours)
-    if strangers:
-        are = "is" if len(strangers) == 1 else "are"
+    untracked = sorted(name for name in names if layout.owns(name) and name not in ours)
+    if untracked:
+        are = "is" if len(untracked) == 1 else "are"
         raise OutputError(
-            f"{folder}: {_name_some(strangers)} {are} here, but no {FILE_NAME} of this folder lists "
-            f"{'it' if len(strangers) == 1 else 'them'}: fineweb-shards neither replaces nor deletes what it "
+            f"{folder}: {_name_some(untracked)} {are} here, but no {FILE_NAME} of this folder lists "
+            f"{'it' if len(untracked) == 1 else 'them'}: fineweb-shards neither replaces nor deletes what it "
             "may not have made.",
             "Choose another --out, or move them away.",
         )

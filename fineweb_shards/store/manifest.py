@@ -1,6 +1,6 @@
-"""The ledger, `manifest.json`: what is finished, what it was made from, and where to go on.
+"""The manifest, `manifest.json`: what is finished, what it was made from, and where to go on.
 
-It is the only checkpoint. A shard is durable before its record is, so the ledger never names a shard
+It is the only checkpoint. A shard is durable before its record is, so the manifest never names a shard
 that might be missing; a shard it does not name is made again. It never holds a path or a token of this
 machine: a folder may be carried elsewhere and finished there.
 """
@@ -22,13 +22,16 @@ from fineweb_shards.store.files import OutputFile, find_file, list_files
 from fineweb_shards.store.manifest_checks import check_manifest
 from fineweb_shards.store.megatron_index import index_bytes, index_path
 from fineweb_shards.stream.packer import Done
-from fineweb_shards.stream.split import Split, make_split
+from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, read_file, write_file
 from fineweb_shards.system.json_values import expect, get, make, parse_object
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
 FILE_NAME = "manifest.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+# Manifests of these formats are read for good; a folder begun with one goes on, and is saved as the newest.
+_READABLE_FORMATS = (2, FORMAT_VERSION)
+_RENAMED_SINCE_2 = {"inside": "starts_mid_document", "wrong_claims": "token_count_mismatches"}
 _FIELDS = (
     "checksum", "tokenizer", "settings", "commit", "versions", "totals", "effort", "quarantined", "shards",
     "files", "complete",
@@ -68,14 +71,14 @@ class Manifest:
         return get_layout(self.settings["layout"])
 
     @property
-    def split(self) -> Split:
+    def split_rule(self) -> SplitRule:
         settings = self.settings
-        default = self.layout.default_split(settings["shard_tokens"])
-        return make_split(settings["val_tokens"], settings["val_ratio"], settings["val_seed"], default)
+        default = self.layout.default_split_rule(settings["shard_tokens"])
+        return make_split_rule(settings["val_tokens"], settings["val_ratio"], settings["val_seed"], default)
 
     @property
     def numbering(self) -> Numbering:
-        return Numbering(self.layout, self.settings["shard_tokens"], self.split, self.digits)
+        return Numbering(self.layout, self.settings["shard_tokens"], self.split_rule, self.digits)
 
     @property
     def done(self) -> Done:
@@ -177,14 +180,17 @@ def _is_ours(folder: Path, data: bytes) -> bool:
 
 
 def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
-    if (found := get(data, "format", int)) != FORMAT_VERSION:
+    found = get(data, "format", int)
+    if found not in _READABLE_FORMATS:
         raise ChangedError(
-            f"{path}: format {found}; this version of fineweb-shards reads {FORMAT_VERSION}.",
+            f"{path}: format {found}; this version of fineweb-shards reads up to {FORMAT_VERSION}.",
             "Use the version that made it, or another --out.",
         )
     recorded = data.pop("checksum", None)  # not in manifests of the first versions
     if recorded is not None and recorded != _checksum(data):
         raise ValueError("its checksum does not fit; it was changed after it was written")
+    if found == 2:
+        data = _with_new_names(data)
     effort = expect("effort", data.get("effort", {}), dict)
     commit = data.get("commit")
     manifest = Manifest(
@@ -204,6 +210,15 @@ def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
     )
     check_manifest(manifest)
     return manifest
+
+
+def _with_new_names(value: Any) -> Any:
+    """What a manifest of format 2 says, in the words of today."""
+    if isinstance(value, list):
+        return [_with_new_names(one) for one in value]
+    if isinstance(value, dict):
+        return {_RENAMED_SINCE_2.get(name, name): _with_new_names(one) for name, one in value.items()}
+    return value
 
 
 def _checksum(data: dict[str, Any]) -> str:
@@ -230,15 +245,15 @@ def _show(value: Any) -> str:
 
 
 def trim(manifest: Manifest, folder: Path) -> Manifest:
-    """The ledger up to the last checkpoint whose files are all there: the rest is made again."""
+    """The manifest up to the last checkpoint whose files are all there: the rest is made again."""
     whole = manifest.complete
     lost: list[ShardRecord] = []
     for file in list_files(manifest.shards):
         path = find_file(folder, file.name)
         size = path.stat().st_size if path else 0
-        lost += [record for record in file.stretches if record.offset + record.bytes > size]
+        lost += [record for record in file.segments if record.offset + record.bytes > size]
         if size > file.end_bytes and not may_be_longer(manifest, file):
-            lost.append(file.stretches[-1])
+            lost.append(file.segments[-1])
         whole = whole and path == folder / file.name and _has_index(manifest, path, file.documents)
     # Records of one checkpoint have the same end: a cursor holds for all of them or for none.
     ends = [record.end for record in manifest.shards]
@@ -251,7 +266,7 @@ def trim(manifest: Manifest, folder: Path) -> Manifest:
 
 
 def may_be_longer(manifest: Manifest, file: OutputFile) -> bool:
-    """Whether the run may have written more of a file than the ledger knows of."""
+    """Whether the run may have written more of a file than the manifest knows of."""
     one_file = manifest.layout.one_file
     return not manifest.complete and (one_file or file.tokens % manifest.settings["shard_tokens"] != 0)
 

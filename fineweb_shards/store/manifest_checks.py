@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fineweb_shards.errors import UsageError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.numbering import Numbering
-from fineweb_shards.stream.split import SIDES
 from fineweb_shards.system.json_values import expect, get
-from fineweb_shards.types import Cursor, Quarantined, ShardRecord
+from fineweb_shards.types import SPLITS, Cursor, Quarantined, ShardRecord
 
 if TYPE_CHECKING:
     from fineweb_shards.store.manifest import Manifest
@@ -61,7 +60,7 @@ def check_files(files: Sequence[Any]) -> None:
 
 def check_records(records: Sequence[ShardRecord], numbering: Numbering) -> None:
     """Each is where the one before it ends, in the file that it must be in."""
-    done = dict.fromkeys(SIDES, 0)
+    done = dict.fromkeys(SPLITS, 0)
     for record in records:
         check_place(record, numbering, done[record.split])
         if not 0 <= record.documents <= record.tokens:
@@ -71,7 +70,7 @@ def check_records(records: Sequence[ShardRecord], numbering: Numbering) -> None:
         if min(dataclasses.astuple(record.counts)) < 0:
             raise ValueError(f"{record.name}: a count is negative")
         done[record.split] += record.tokens
-    val, limit = done["val"], numbering.split.val_tokens
+    val, limit = done["val"], numbering.split_rule.val_tokens
     if limit and (val > limit or (done["train"] and val < limit)):
         raise ValueError(f"there are {val:,} tokens for validation, where there should be {limit:,}")
 

@@ -1,6 +1,6 @@
-"""The output folder while it is filled: the open file of each split, and the ledger.
+"""The output folder while it is filled: the open file of each split, and the manifest.
 
-A checkpoint syncs what is written of both splits, then enters it in the ledger with one cursor. So after a
+A checkpoint syncs what is written of both splits, then enters it in the manifest with one cursor. So after a
 crash both go on from the same place in the stream, and whatever was written behind it is cut off.
 """
 
@@ -18,9 +18,9 @@ from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_fil
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.megatron_index import write_index
 from fineweb_shards.store.writer import ShardWriter
-from fineweb_shards.stream.split import SIDES, Side, Split
+from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.types import Counts, ShardRecord, ShardSlice
+from fineweb_shards.types import SPLITS, Counts, ShardRecord, ShardSlice, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class OutputSpec:
     folder: Path
     layout: Layout
     shard_tokens: int
-    split: Split
+    split_rule: SplitRule
     drop_short: bool = False  # leave out a last training shard that is not full
 
 
@@ -49,13 +49,13 @@ class Output:
         spec: OutputSpec,
         manifest: Manifest,
         disk: Disk,
-        sign: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest,
     ) -> None:
         self.manifest = manifest
         self._spec = spec
         self._disk = disk
-        self._sign = sign  # adds what a ledger says besides its records, before it is saved
-        self._writers: dict[Side, ShardWriter] = {}
+        self._add_totals = add_totals  # adds what a manifest says besides its records, before it is saved
+        self._writers: dict[Split, ShardWriter] = {}
         self._counts = Counts()  # since the last checkpoint
         self._end = manifest.end
 
@@ -67,17 +67,17 @@ class Output:
             writer.close()
 
     def add(self, part: ShardSlice) -> None:
-        """Write a slice; at a checkpoint, save the ledger."""
+        """Write a slice; at a checkpoint, save the manifest."""
         self._counts += part.counts
         self._end = part.end
         if len(part.tokens):
-            self._writer(part.side).write(part.tokens)
+            self._writer(part.split).write(part.tokens)
         if part.checkpoint:
-            self._enter(self._commit({part.side} if part.fills_shard else set()))
+            self._enter(self._commit({part.split} if part.fills_shard else set()))
             self._save(self.manifest)
 
     def finish(self) -> Manifest:
-        """Give every file its name and save the ledger as complete."""
+        """Give every file its name and save the manifest as complete."""
         self._reopen_growing()
         dropped = self._writers.pop("train", None) if self._spec.drop_short else None
         if dropped is not None:
@@ -86,7 +86,7 @@ class Output:
             lost = (record.counts for record in records if record.name == dropped.final.name)
             self._counts = sum(lost, self._counts)  # they tell of the input, which was read all the same
             self.manifest = replace(self.manifest, shards=kept)
-        self._enter(self._commit(set(SIDES)))
+        self._enter(self._commit(set(SPLITS)))
         if self._spec.layout.has_index:
             for file in list_files(self.manifest.shards):
                 self._disk.attempt(partial(write_index, self._spec.folder / file.name, file.documents))
@@ -99,13 +99,13 @@ class Output:
             **asdict(manifest.counts + self._counts),  # those of a rest that holds no token, too
         }
         self._save(replace(manifest, complete=True, totals=totals))
-        if dropped is not None:  # not before: the ledger may still have named a part of it
+        if dropped is not None:  # not before: the manifest may still have named a part of it
             dropped.close()
             dropped.discard()
         return self.manifest
 
     def _save(self, manifest: Manifest) -> None:
-        self.manifest = self._sign(manifest)
+        self.manifest = self._add_totals(manifest)
         self._disk.attempt(lambda: self.manifest.save(self._spec.folder))
 
     def _enter(self, records: list[ShardRecord]) -> None:
@@ -114,41 +114,41 @@ class Output:
             self._counts = Counts()
             self.manifest = self.manifest.append(*records)
 
-    def _commit(self, whole: set[Side]) -> list[ShardRecord]:
+    def _commit(self, whole: set[Split]) -> list[ShardRecord]:
         """Sync what is new in all open files; those that are `whole` get their name."""
         records = []
-        for side in SIDES:
-            writer = self._writers.get(side)
+        for split in SPLITS:
+            writer = self._writers.get(split)
             if writer is None:
                 continue
-            if writer.has_news or side in whole:
-                record = writer.commit(self._end, whole=side in whole)
+            if writer.has_news or split in whole:
+                record = writer.commit(self._end, whole=split in whole)
                 records += [record] if record.tokens else []
-            if side in whole:
-                self._writers.pop(side).close()
+            if split in whole:
+                self._writers.pop(split).close()
         return records
 
-    def _writer(self, side: Side) -> ShardWriter:
-        if side not in self._writers:
+    def _writer(self, split: Split) -> ShardWriter:
+        if split not in self._writers:
             spec = self._spec
-            tokens = tokens_of(self.manifest.shards, side)
-            numbering = Numbering(spec.layout, spec.shard_tokens, spec.split, self.manifest.digits)
-            numbering.check_width(side, tokens)
+            tokens = tokens_of(self.manifest.shards, split)
+            numbering = Numbering(spec.layout, spec.shard_tokens, spec.split_rule, self.manifest.digits)
+            numbering.check_width(split, tokens)
             writer = ShardWriter(
                 spec.folder,
                 spec.layout,
-                side,
-                numbering.index(side, tokens),
+                split,
+                numbering.index(split, tokens),
                 spec.shard_tokens,
                 self._disk,
                 kept_tokens=numbering.begin(tokens),
                 digits=numbering.digits,
             )
-            self._writers[side] = writer.__enter__()
-        return self._writers[side]
+            self._writers[split] = writer.__enter__()
+        return self._writers[split]
 
     def _reopen_growing(self) -> None:
         """A run that stopped just before its end has files to finish to which nothing is added."""
         for file in list_files(self.manifest.shards):
             if growing_path(self._spec.folder / file.name).is_file():
-                self._writer(file.side)
+                self._writer(file.split)

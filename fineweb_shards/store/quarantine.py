@@ -1,6 +1,6 @@
 """`.fineweb-shards/quarantine.jsonl`: the documents that a run had to leave out, one a line.
 
-For people: the ledger is what a resume goes by.
+For people: the manifest is what a resume goes by.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fineweb_shards.types import ShardRecord
 
 
 def move_limit(manifest: Manifest, limit: int | None, folder: Path) -> Manifest:
-    """The ledger of the folder for another limit: without what must be made again."""
+    """The manifest of the folder for another limit: without what must be made again."""
     old = manifest.settings["max_tokens"]
     if limit == old:
         return manifest
@@ -50,14 +50,14 @@ def _check_nothing_behind(manifest: Manifest, folder: Path, limit: int) -> None:
 
 def _before_the_cut(manifest: Manifest) -> tuple[ShardRecord, ...]:
     """The records that are the same under any larger limit."""
-    records, split = manifest.shards, manifest.split
-    if split.val_ratio:
+    records, rule = manifest.shards, manifest.split_rule
+    if rule.val_ratio:
         if manifest.totals.get("dropped_tokens"):
             return ()  # what was dropped was in checkpoints, together with what was not
         return tuple(record for record in records if record.end != manifest.end)
     last = records[-1:]
     tokens = sum(record.tokens for record in records if last and record.split == last[0].split)
-    fills_validation = bool(last) and last[0].split == "val" and tokens == split.val_tokens
+    fills_validation = bool(last) and last[0].split == "val" and tokens == rule.val_tokens
     if tokens % manifest.settings["shard_tokens"] == 0 or fills_validation:
         return records
     return records[:-1]

@@ -1,7 +1,7 @@
 """One file on its way to disk: streamed to a temporary file, synced, recorded, and named when it is whole.
 
-Most files are a shard of one stretch: they are recorded once, when they have their name. A file that grows
-over several checkpoints is recorded a stretch at a time, and goes on behind the last one after a crash.
+Most files are a shard of one segment: they are recorded once, when they have their name. A file that grows
+over several checkpoints is recorded a segment at a time, and goes on behind the last one after a crash.
 
 The header holds the number of tokens, and only the last shard of a stream is shorter than the others.
 So the header of a full shard is written (and hashed) first, and a short shard is hashed once more.
@@ -19,10 +19,9 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.store.files import growing_path
-from fineweb_shards.stream.split import Side
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error, publish, sync_folder
-from fineweb_shards.types import Counts, Cursor, ShardRecord, Tokens, count_eots
+from fineweb_shards.types import Counts, Cursor, ShardRecord, Split, Tokens, count_eots
 
 # Written data goes to the disk in the background a little at a time. The fsync at the end is then
 # short, and the machine's page cache is not filled with a whole shard of unwritten data.
@@ -37,7 +36,7 @@ class ShardWriter:
         self,
         folder: Path,
         layout: Layout,
-        side: Side,
+        split: Split,
         index: int,
         shard_tokens: int,
         disk: Disk,
@@ -45,9 +44,9 @@ class ShardWriter:
         kept_tokens: int = 0,
         digits: int = 0,
     ) -> None:
-        self.side = side
-        self.tokens = kept_tokens  # those before it are in the ledger
-        self.final = folder / layout.shard_name(side, index, digits)
+        self.split = split
+        self.tokens = kept_tokens  # those before it are in the manifest
+        self.final = folder / layout.shard_name(split, index, digits)
         self._layout = layout
         self._disk = disk
         self._expected_tokens = shard_tokens
@@ -56,7 +55,7 @@ class ShardWriter:
         self._syncer = ThreadPoolExecutor(1, "sync")
         self._syncing: Future[None] | None = None
         self._unsynced_bytes = 0
-        self._start_stretch()
+        self._start_segment()
 
     def __enter__(self) -> ShardWriter:
         try:
@@ -74,7 +73,7 @@ class ShardWriter:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file, and of what was written if the ledger needs nothing of it."""
+        """Let go of the file, and of what was written if the manifest needs nothing of it."""
         self._hasher.shutdown(wait=True)
         self._syncer.shutdown(wait=True)
         self._file.close()
@@ -100,8 +99,8 @@ class ShardWriter:
         self._sync_in_background(len(data))
 
     def commit(self, end: Cursor, *, whole: bool = True) -> ShardRecord:
-        """Make the stretch durable, and the file under its name if it is `whole`; the caller then
-        enters the record in the ledger."""
+        """Make the segment durable, and the file under its name if it is `whole`; the caller then
+        enters the record in the manifest."""
         offset = self._offset(self._begin) if self._begin or not whole else 0
         try:
             # A file that goes on may have been whole once, with a header for fewer tokens.
@@ -119,12 +118,12 @@ class ShardWriter:
                 self._file.close()
                 publish(self._temporary, self.final)
             else:
-                sync_folder(self._temporary.parent)  # the ledger will rely on the file being there
+                sync_folder(self._temporary.parent)  # the manifest will rely on the file being there
         except OSError as error:
             raise output_error(self.final, error) from error
         record = ShardRecord(
             name=self.final.name,
-            split=self.side,
+            split=self.split,
             offset=offset,
             tokens=self.tokens - self._begin,
             documents=self._documents,
@@ -133,7 +132,7 @@ class ShardWriter:
             end=end,
             counts=Counts(),
         )
-        self._start_stretch()
+        self._start_segment()
         return record
 
     @property
@@ -144,13 +143,13 @@ class ShardWriter:
     def _offset(self, tokens: int) -> int:
         return self._layout.header_bytes + 2 * tokens
 
-    def _start_stretch(self) -> None:
+    def _start_segment(self) -> None:
         self._begin = self.tokens
         self._documents = 0
         self._digest = hashlib.sha256()
 
     def _hash_again(self, offset: int) -> None:
-        """The header in the hash was not the right one, or does not belong to the stretch."""
+        """The header in the hash was not the right one, or does not belong to the segment."""
         self._file.seek(offset)
         self._digest = hashlib.sha256()
         while data := self._file.read(_READ_BYTES):

@@ -1,6 +1,6 @@
 """Pure, no I/O: token blocks in order in, slices of shards out.
 
-A *checkpoint* is a place in the stream at which the ledger is written. It is due wherever a stretch of
+A *checkpoint* is a place in the stream at which the manifest is written. It is due wherever a segment of
 `shard_tokens` tokens is full, in either split; both splits then stand at the same place, so that one
 cursor holds for them.
 """
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.stream.split import SIDES, Side, Split
-from fineweb_shards.types import Counts, ShardSlice, TokenBlock, Tokens, count_eots
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.types import SPLITS, Counts, ShardSlice, Split, TokenBlock, Tokens, count_eots
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What is in the ledger already: tokens of each split, and EOTs of both."""
+    """What is in the manifest already: tokens of each split, and EOTs of both."""
 
     val_tokens: int = 0
     train_tokens: int = 0
@@ -28,10 +28,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The next tokens of the stream, on their sides; the one that fills a stretch comes last."""
+    """The next tokens of the stream, each with its split; the one that fills a segment comes last."""
 
     length: int
-    parts: tuple[tuple[Side, Tokens], ...]
+    parts: tuple[tuple[Split, Tokens], ...]
     full: bool = False
 
 
@@ -45,7 +45,7 @@ class Packer:
         self,
         shard_tokens: int,
         *,
-        split: Split | None = None,
+        split_rule: SplitRule | None = None,
         one_file: bool = False,
         eot_first: bool = True,
         done: Done | None = None,
@@ -54,12 +54,12 @@ class Packer:
     ) -> None:
         done = done or Done()
         self._shard_tokens = shard_tokens
-        self._split = split or Split()
+        self._split_rule = split_rule or SplitRule()
         self._one_file = one_file
         self._eot_first = eot_first
-        self._tokens: dict[Side, int] = {"val": done.val_tokens, "train": done.train_tokens}
+        self._tokens: dict[Split, int] = {"val": done.val_tokens, "train": done.train_tokens}
         self._documents = done.documents
-        self._skip_tokens = skip_tokens  # already in the ledger
+        self._skip_tokens = skip_tokens  # already in the manifest
         self._left_tokens = max_tokens  # of the whole stream
 
     @property
@@ -79,44 +79,46 @@ class Packer:
             if self._left_tokens is not None:
                 self._left_tokens -= piece.length
             end = block.end if position == len(block.tokens) else block.start.after(position)
-            for number, (side, tokens) in enumerate(piece.parts, 1):
-                self._tokens[side] += len(tokens)
+            for number, (split, tokens) in enumerate(piece.parts, 1):
+                self._tokens[split] += len(tokens)
                 last = number == len(piece.parts)
                 counted = last and position == len(block.tokens)
                 yield ShardSlice(
                     tokens,
                     block.counts if counted else Counts(),
                     end,
-                    side=side,
+                    split=split,
                     checkpoint=last and piece.full,
-                    fills_shard=last and piece.full and self._is_final(side),
+                    fills_shard=last and piece.full and self._is_final(split),
                 )
 
-    def _is_final(self, side: Side) -> bool:
-        return not self._one_file or (side == "val" and self._tokens["val"] == self._split.val_tokens)
+    def _is_final(self, split: Split) -> bool:
+        return not self._one_file or (split == "val" and self._tokens["val"] == self._split_rule.val_tokens)
 
-    def _room(self, side: Side) -> int:
-        """How many tokens the current stretch of a split can still take."""
-        room = self._shard_tokens - self._tokens[side] % self._shard_tokens
-        if side == "val" and self._split.val_tokens:
-            room = min(room, self._split.val_tokens - self._tokens["val"])
+    def _room(self, split: Split) -> int:
+        """How many tokens the current segment of a split can still take."""
+        room = self._shard_tokens - self._tokens[split] % self._shard_tokens
+        if split == "val" and self._split_rule.val_tokens:
+            room = min(room, self._split_rule.val_tokens - self._tokens["val"])
         return room
 
     def _next_piece(self, tokens: Tokens) -> _Piece:
-        """As much as fits, up to the end of the first stretch that is full."""
-        if self._split.val_ratio:
-            ranges = self._split.ranges(tokens, self._documents, eot_first=self._eot_first)
-            piece = self._both_sides(tokens, ranges) if len(ranges) else self._one_side("train", tokens)
+        """As much as fits, up to the end of the first segment that is full."""
+        if self._split_rule.val_ratio:
+            ranges = self._split_rule.ranges(tokens, self._documents, eot_first=self._eot_first)
+            piece = self._both_splits(tokens, ranges) if len(ranges) else self._one_split("train", tokens)
             self._documents += count_eots(tokens[: piece.length])
             return piece
-        return self._one_side("val" if self._tokens["val"] < self._split.val_tokens else "train", tokens)
+        return self._one_split(
+            "val" if self._tokens["val"] < self._split_rule.val_tokens else "train", tokens
+        )
 
-    def _one_side(self, side: Side, tokens: Tokens) -> _Piece:
-        room = self._room(side)
+    def _one_split(self, split: Split, tokens: Tokens) -> _Piece:
+        room = self._room(split)
         part = tokens[:room]
-        return _Piece(len(part), ((side, part),), full=len(part) == room)
+        return _Piece(len(part), ((split, part),), full=len(part) == room)
 
-    def _both_sides(self, tokens: Tokens, ranges: NDArray[np.int64]) -> _Piece:
+    def _both_splits(self, tokens: Tokens, ranges: NDArray[np.int64]) -> _Piece:
         """`ranges` are for validation, what is between them for training."""
         starts, ends = ranges.T
         val_until = np.cumsum(ends - starts)  # validation tokens up to the end of each range
@@ -132,11 +134,11 @@ class Packer:
                 length, full = place, "train"
         # In turns for training and for validation.
         pieces = np.split(tokens[:length], ranges.ravel().clip(max=length))
-        parts: dict[Side, Tokens] = {
+        parts: dict[Split, Tokens] = {
             "val": np.concatenate(pieces[1::2]),
             "train": np.concatenate(pieces[::2]),
         }
-        order = sorted(SIDES, key=lambda side: side == full)
+        order = sorted(SPLITS, key=lambda split: split == full)
         return _Piece(
-            length, tuple((side, parts[side]) for side in order if len(parts[side])), full is not None
+            length, tuple((split, parts[split]) for split in order if len(parts[split])), full is not None
         )

@@ -1,7 +1,7 @@
 """Which part of the stream is for validation: its first tokens, or a share of its documents.
 
 The share is exact and streams: the documents are taken in groups of 1/ratio, and of every group exactly
-one is for validation, chosen by the group's number and a seed. So a document's side is a pure function of
+one is for validation, chosen by the group's number and a seed. So a document's split is a pure function of
 its number; nothing has to be known of the documents that follow, and neither workers nor crashes matter.
 """
 
@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.types import EOT, Tokens
+from fineweb_shards.types import EOT, Split, Tokens
 
-Side = Literal["val", "train"]
-SIDES: tuple[Side, Side] = ("val", "train")
 _MOST_DECIMALS = 9  # document numbers times the ratio's numerator must fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitRule:
     """The first `val_tokens` tokens, or `val_ratio` of the documents; neither: all is for training."""
 
     val_tokens: int = 0
@@ -35,10 +32,10 @@ class Split:
         """Whether the files hold the stream in its order, validation first."""
         return not self.val_ratio
 
-    def first_index(self, side: Side, shard_tokens: int) -> int:
+    def first_index(self, split: Split, shard_tokens: int) -> int:
         """The number of a split's first shard: training goes on where validation ended. Where both
         grow side by side, each counts for itself."""
-        return -(-self.val_tokens // shard_tokens) if side == "train" else 0
+        return -(-self.val_tokens // shard_tokens) if split == "train" else 0
 
     def chooses(self, documents: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the documents, given by their numbers in the stream, are for validation."""
@@ -66,15 +63,17 @@ class Split:
         return np.stack([borders[numbers], borders[numbers + 1]], axis=1)
 
 
-def make_split(val_tokens: int | None, val_ratio: float | None, val_seed: int, default: Split) -> Split:
+def make_split_rule(
+    val_tokens: int | None, val_ratio: float | None, val_seed: int, default: SplitRule
+) -> SplitRule:
     """The split that the settings ask for, or the layout's own."""
     if val_tokens is not None and val_ratio is not None:
         raise UsageError("--val-tokens and --val-ratio exclude each other.", "Name one of the two.")
     if val_tokens is not None:
-        return Split(val_tokens=val_tokens)
+        return SplitRule(val_tokens=val_tokens)
     if val_ratio is not None:
-        return Split(val_ratio=_exact(val_ratio), seed=val_seed)
-    return Split(default.val_tokens, default.val_ratio, val_seed)
+        return SplitRule(val_ratio=_exact(val_ratio), seed=val_seed)
+    return SplitRule(default.val_tokens, default.val_ratio, val_seed)
 
 
 def _exact(ratio: float) -> Fraction:

@@ -43,7 +43,7 @@ def mend_seams(
             if held is not None:
                 yield held
             held = block
-            if block.end is not None and not block.end.inside:
+            if block.end is not None and not block.end.starts_mid_document:
                 yield held
                 held = None
             continue

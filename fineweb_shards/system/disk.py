@@ -9,7 +9,7 @@ from typing import TypeVar
 from fineweb_shards.errors import DiskFullError
 from fineweb_shards.events import Observer
 from fineweb_shards.system.machine import free_disk_bytes
-from fineweb_shards.system.retry import Clock, Patience, Trouble
+from fineweb_shards.system.retry import Clock, Retrier, TransientError
 from fineweb_shards.units import show_bytes
 
 Result = TypeVar("Result")
@@ -24,7 +24,7 @@ class Disk:
         self, folder: Path, max_wait_seconds: float, observer: Observer, clock: Clock | None = None
     ) -> None:
         self._folder = folder
-        self._patience = Patience(
+        self._patience = Retrier(
             max_wait_seconds,
             clock,
             cause="disk",
@@ -40,7 +40,7 @@ class Disk:
             try:
                 return action()
             except DiskFullError as error:
-                raise Trouble(error.message.rstrip(".")) from error
+                raise TransientError(error.message.rstrip(".")) from error
 
         return self._patience.call(once)
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 
-# Everything but finished shards and the ledger lives here. build-nanogpt's loader opens whatever has
+# Everything but finished shards and the manifest lives here. build-nanogpt's loader opens whatever has
 # `train` or `val` in its name, so no name in this program may have.
 WORK_FOLDER = ".fineweb-shards"
 LOCK_NAME = "lock"

@@ -20,7 +20,7 @@ _IOPRIO_CLASS_IDLE = 3 << 13
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryLimit:
     """A place that memory is taken from: the machine, or a control group with a limit."""
 
     name: str
@@ -35,18 +35,18 @@ def usable_cores() -> int:
     return max(1, min(cores, int(quota))) if quota else cores
 
 
-def memory_rooms() -> list[Room]:
+def memory_limits() -> list[MemoryLimit]:
     """The machine, and every control group around this process that has a limit."""
     total = _physical_memory_bytes()
     available = _meminfo("MemAvailable")
     # Not Linux: half of what is built in is a cautious guess.
-    machine = Room("the machine", total // 2 if available is None else available, total)
-    return [machine, *(room for room in _limited_groups() if room.total_bytes < total)]
+    machine = MemoryLimit("the machine", total // 2 if available is None else available, total)
+    return [machine, *(limit for limit in _limited_groups() if limit.total_bytes < total)]
 
 
 def available_memory_bytes() -> int:
     """Memory that can be had without swapping, inside every limit."""
-    return max(0, min(room.available_bytes for room in memory_rooms()))
+    return max(0, min(limit.available_bytes for limit in memory_limits()))
 
 
 def memory_stall_percent() -> float:
@@ -66,7 +66,7 @@ def free_disk_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def be_nice() -> None:
+def lower_priority() -> None:
     """Leave the machine to the person who uses it: lowest priority for cores, and idle for disks."""
     if hasattr(os, "nice"):
         os.nice(19)
@@ -148,7 +148,7 @@ def _cgroup_cores() -> float | None:
     return min(cores, default=None)
 
 
-def _limited_groups() -> list[Room]:
+def _limited_groups() -> list[MemoryLimit]:
     """Control groups with a memory limit, versions 2 and 1."""
     found = []
     for folder in _cgroup_folders("memory"):
@@ -159,7 +159,7 @@ def _limited_groups() -> list[Room]:
             limit, used = _read_words(folder / limit_name), _read_words(folder / used_name)
             if limit and used and limit[0] != "max":
                 taken = max(0, int(used[0]) - _cached_bytes(folder))
-                found.append(Room("the control group", int(limit[0]) - taken, int(limit[0])))
+                found.append(MemoryLimit("the control group", int(limit[0]) - taken, int(limit[0])))
     return found
 
 

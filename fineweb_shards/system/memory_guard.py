@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.system.machine import (
-    Room,
+    MemoryLimit,
     available_memory_bytes,
-    memory_rooms,
+    memory_limits,
     memory_stall_percent,
     process_memory_bytes,
     usable_cores,
@@ -85,7 +85,7 @@ def _memory_budget_bytes(max_memory: int | None) -> int:
     """What was asked for, which must exist, or a share of what is available."""
     if max_memory is None:
         return min(available_memory_bytes() // BUDGET_SHARE, MAXIMUM_BUDGET_BYTES)
-    smallest = min(memory_rooms(), key=lambda room: room.total_bytes)
+    smallest = min(memory_limits(), key=lambda limit: limit.total_bytes)
     if max_memory > smallest.total_bytes:
         raise UsageError(
             f"--max-memory {show_bytes(max_memory)}: {smallest.name} has {show_bytes(smallest.total_bytes)}.",
@@ -107,12 +107,12 @@ class Advice(enum.Enum):
 class Reading:
     """What the guard looks at."""
 
-    rooms: Sequence[Room]
+    limits: Sequence[MemoryLimit]
     stall_percent: float
 
 
 def read_memory() -> Reading:
-    return Reading(memory_rooms(), memory_stall_percent())
+    return Reading(memory_limits(), memory_stall_percent())
 
 
 class MemoryGuard:
@@ -169,9 +169,9 @@ class MemoryGuard:
     def _find_shortage(self) -> str | None:
         reading = self._read()
         factor = RELIEF if self.shortage else 1
-        for room in reading.rooms:
-            if room.available_bytes < factor * min(SHORT_BYTES, room.total_bytes // SHORT_SHARE):
-                return f"{room.name} has {show_bytes(max(0, room.available_bytes))} of memory left"
+        for limit in reading.limits:
+            if limit.available_bytes < factor * min(SHORT_BYTES, limit.total_bytes // SHORT_SHARE):
+                return f"{limit.name} has {show_bytes(max(0, limit.available_bytes))} of memory left"
         if reading.stall_percent > (STALL_RELIEF_PERCENT if self.shortage else STALL_PERCENT):
             return f"programs wait for memory {reading.stall_percent:.0f} % of the time"
         return None

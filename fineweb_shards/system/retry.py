@@ -1,7 +1,7 @@
-"""Patience with a network or a full disk: what to do again, when, and for how long.
+"""Retries for a network or a full disk: what to do again, when, and for how long.
 
-Nothing here knows HTTP or files. An action that fails in a way that may pass raises `Trouble`; everything
-else it raises is final.
+Nothing here knows HTTP or files. An action that fails in a way that may pass raises `TransientError`;
+everything else it raises is final.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Result = TypeVar("Result")
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 120.0
-# Shorter troubles are nobody's business.
+# Shorter failures are nobody's business.
 TELL_AFTER_SECONDS = 3.0
 # Who waits that long wants to know when it goes on.
 _LONG_WAIT_SECONDS = 60.0
 _SHOW_DAY_SECONDS = 12 * 3600.0
 
 
-class Trouble(Exception):  # noqa: N818 - it is raised to be waited out
+class TransientError(Exception):
     """Something that may pass. The server asks for `retry_after_seconds`; `advice` is what would help."""
 
     def __init__(self, reason: str, retry_after_seconds: float = 0.0, advice: str = "") -> None:
@@ -51,7 +51,7 @@ class Clock:
         return time.strftime(form, time.localtime(time.time() + ahead_seconds))
 
 
-class Patience:
+class Retrier:
     """Does an action again until it succeeds, with growing pauses, up to an outage's length."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Patience:
         self._chooser = random.Random()
 
     def call(self, action: Callable[[], Result]) -> Result:
-        """The action's result; an error once it has been in trouble for too long."""
+        """The action's result; an error once it has failed for too long."""
         began: float | None = None
         since = ""
         tries = 0
@@ -80,7 +80,7 @@ class Patience:
         while True:
             try:
                 result = action()
-            except Trouble as trouble:
+            except TransientError as failure:
                 now = self._clock.now()
                 if began is None:
                     began, since = now, self._clock.wall()
@@ -88,13 +88,13 @@ class Patience:
                 if left <= 0:
                     raise self._error(
                         f"Gave up waiting for the {self._cause} after {show_seconds(now - began)}, "
-                        f"since {since}: {trouble.reason}."
+                        f"since {since}: {failure.reason}."
                     ) from None
-                wait = min(left, self._pause(tries, trouble.retry_after_seconds))
-                self.observer.tell(Event("retry", f"{trouble.reason}; again in {wait:.1f} s", loud=False))
+                wait = min(left, self._pause(tries, failure.retry_after_seconds))
+                self.observer.tell(Event("retry", f"{failure.reason}; again in {wait:.1f} s", loud=False))
                 if now - began + wait >= TELL_AFTER_SECONDS:
                     told = True
-                    self.observer.wait(self._cause, self._words(trouble, since, wait, left))
+                    self.observer.wait(self._cause, self._words(failure, since, wait, left))
                 self._clock.sleep(wait)
                 tries += 1
             else:
@@ -102,13 +102,13 @@ class Patience:
                     self.observer.wait(self._cause, None)
                 return result
 
-    def _words(self, trouble: Trouble, since: str, wait_seconds: float, left_seconds: float) -> str:
+    def _words(self, failure: TransientError, since: str, wait_seconds: float, left_seconds: float) -> str:
         """For whom, since when, and until when."""
-        words = [f"waiting for the {self._cause} since {since} ({trouble.reason})"]
+        words = [f"waiting for the {self._cause} since {since} ({failure.reason})"]
         if wait_seconds >= _LONG_WAIT_SECONDS:
             words.append(f"next try at {self._clock.wall(wait_seconds)}")
         words.append(f"giving up at {self._clock.wall(left_seconds)}")
-        return ", ".join(words) + (f"; {trouble.advice}" if trouble.advice else "")
+        return ", ".join(words) + (f"; {failure.advice}" if failure.advice else "")
 
     def _pause(self, tries: int, asked_seconds: float) -> float:
         """Doubling, with jitter, so that many workers don't come back at once."""

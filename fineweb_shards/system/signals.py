@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 
 from fineweb_shards.errors import Interrupted
-from fineweb_shards.system.standard_streams import hurry, say_last
+from fineweb_shards.system.standard_streams import limit_output_waits, write_final_message
 from fineweb_shards.system.terminal import shown_on
 from fineweb_shards.watching.screen import Screen
 
@@ -37,12 +37,14 @@ class Interrupts:
             self._end_at_once(number)
         if not self._stopping:
             self._stopping = True
-            hurry()
+            limit_output_waits()
             closed = number == _HANGUP
             raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
 
     def _end_at_once(self, number: int) -> None:
         wipe = self.screen.abandon() if self.screen is not None else ""
         resume = shown_on(sys.stderr, f"resume with: {self._resume}")
-        say_last(f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n")
+        write_final_message(
+            f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n"
+        )
         os._exit(128 + number)

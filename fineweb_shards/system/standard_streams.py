@@ -83,19 +83,19 @@ def prepare_streams() -> None:
     sys.stderr = _wrap(sys.stderr, sys.__stderr__, Sink(2, strict=False))
 
 
-def tolerate_onlookers() -> None:
+def ignore_closed_output() -> None:
     """From now on the work is what counts: nobody who reads standard output can end it."""
     for sink in _sinks():
         sink.strict = False
 
 
-def hurry() -> None:
+def limit_output_waits() -> None:
     """From now on a reader that does not read is waited for no longer than a moment."""
     for sink in _sinks():
         sink.longest_wait_seconds = _HURRY_SECONDS
 
 
-def say_last(text: str) -> None:
+def write_final_message(text: str) -> None:
     """On standard error, right before the end: nothing that another thread writes comes behind it."""
     for sink in _sinks():
         sink.silent = True

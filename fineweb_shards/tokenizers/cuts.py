@@ -50,7 +50,7 @@ class Cut:
 def find_cut(data: bytes, low: int, high: int) -> Cut | None:
     """The last good place to cut in `data[low:high]`, safe if there is one, else a seam.
 
-    None only where the stretch is shorter than a few characters. `data` should hold CONTEXT_BYTES
+    None only where the segment is shorter than a few characters. `data` should hold CONTEXT_BYTES
     more on both sides, where the text goes on there.
     """
     stop = high

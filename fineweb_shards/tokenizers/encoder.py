@@ -92,13 +92,13 @@ class Encoder:
         """
         tokens, offsets = self.encode_documents(chunk.documents)
         self._check_sample(chunk, tokens, offsets, where)
-        wrong = list(_wrong_claims(chunk, offsets, where))
+        wrong = list(_token_count_mismatches(chunk, offsets, where))
         return EncodedBlock(
             start=chunk.start,
             end=chunk.end,
             tokens=self._with_eot(chunk, tokens, offsets),
             seam=chunk.seam,
-            counts=chunk.counts + Counts(wrong_claims=len(wrong)),
+            counts=chunk.counts + Counts(token_count_mismatches=len(wrong)),
             problems=(*chunk.problems, *wrong),
         )
 
@@ -153,9 +153,9 @@ class Encoder:
         documents = len(chunk.documents)
         starts, ends = offsets[:-1], offsets[1:]
         if self._eot_first:
-            places = starts[1:] if chunk.inside and documents else starts
+            places = starts[1:] if chunk.starts_mid_document and documents else starts
         else:
-            places = ends[:-1] if chunk.unfinished and documents else ends
+            places = ends[:-1] if chunk.ends_mid_document and documents else ends
         # Tokens move right by the number of EOTs before them: copy run by run, not token by token.
         block = np.empty(len(tokens) + len(places), np.uint16)
         previous = 0
@@ -186,7 +186,7 @@ class Encoder:
                 )
 
 
-def _wrong_claims(chunk: TextChunk, offsets: Offsets, where: str) -> Iterator[str]:
+def _token_count_mismatches(chunk: TextChunk, offsets: Offsets, where: str) -> Iterator[str]:
     """The documents of which the source says another number of tokens, by their id."""
     lengths = np.diff(offsets)
     for origin in chunk.origins:

@@ -19,8 +19,8 @@ from fineweb_shards.events import Event
 from fineweb_shards.system.terminal import cells, clip, printable, shown_on, terminal_size, wrap
 from fineweb_shards.units import show_count, show_seconds
 from fineweb_shards.watching.screen import (
-    JsonLines,
-    Lines,
+    JsonScreen,
+    LineScreen,
     Screen,
     describe_machine,
     describe_state,
@@ -38,13 +38,13 @@ _YELLOW, _PLAIN = "\x1b[33m", "\x1b[0m"
 def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
     """What fits the flags and what standard error is."""
     if as_json:
-        return JsonLines()
+        return JsonScreen()
     if quiet:
         return Screen()
-    return Bars() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else Lines()
+    return BarScreen() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else LineScreen()
 
 
-class Bars(Screen):
+class BarScreen(Screen):
     """A few lines at the bottom of the terminal, drawn again in place.
 
     The cursor rests below them, so that whoever writes next, be it the shell after a kill, writes into an

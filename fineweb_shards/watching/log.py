@@ -23,7 +23,7 @@ _LINE_CHARACTERS = 2000
 _KEPT_LINES = 1000  # while the disk is full
 
 
-class Journal:
+class EventLog:
     """The log of one output folder. From any thread."""
 
     def __init__(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.events import Event
-from fineweb_shards.reading.folder_statistics import Survey, complete_survey
+from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.run.job import Job
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.watching.estimate import Speedometer, seconds_left
@@ -63,7 +63,7 @@ class Monitor:
         self._invocation = invocation
         self._speed = Speedometer()  # in tokens
         self._fetch_speed = Speedometer()  # in bytes
-        self._survey: Survey | None = None
+        self._statistics: FolderStatistics | None = None
         self._began = self._last_look = time.monotonic()
         self._last_tokens = progress.tokens
         self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}
@@ -191,19 +191,21 @@ class Monitor:
     def _count_shard(self) -> None:
         """One at a time: there is always another second, and the last report counts what is missing."""
         records, job = self._progress.records, self._job
-        in_order = job.output.split.is_in_order
-        if self._survey is None:
-            self._survey = complete_survey(job.folder, job.layout, records[:], in_order=in_order)
-        elif self._survey.shards < len(records):
-            record = records[self._survey.shards]
-            self._survey = self._survey.add(job.folder, job.layout, record, in_order=in_order)
+        in_order = job.output.split_rule.is_in_order
+        if self._statistics is None:
+            self._statistics = complete_folder_statistics(
+                job.folder, job.layout, records[:], in_order=in_order
+            )
+        elif self._statistics.shards < len(records):
+            record = records[self._statistics.shards]
+            self._statistics = self._statistics.add(job.folder, job.layout, record, in_order=in_order)
 
     def _write_report(self, *, alive: bool) -> None:
         # Imported when it is first needed: the run should not wait for a chart library.
         from fineweb_shards.report import write_report
 
-        if self._survey is not None:
-            self._survey.save(self._job.folder)
+        if self._statistics is not None:
+            self._statistics.save(self._job.folder)
         write_report(self._job.folder, alive=alive)
 
     def _say_last_words(self) -> None:

@@ -10,7 +10,7 @@ from fineweb_shards.types import Cursor, ShardRecord
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.history import History
-from fineweb_shards.watching.log import Journal
+from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.screen import Screen
 
 ReadShare = Callable[[Cursor], float | None]
@@ -21,7 +21,7 @@ class Progress(Observer):
 
     def __init__(
         self,
-        journal: Journal,
+        log: EventLog,
         screen: Screen | None = None,
         history: History | None = None,
         *,
@@ -37,7 +37,7 @@ class Progress(Observer):
         self.fetched_bytes = 0  # over the network, in this run
         self.waited_seconds = 0.0  # in which nothing was made: the monitor counts them
         self.total = Total(None)
-        self._journal = journal
+        self._log = log
         self._place = Cursor(0, 0)
         self._read_share: ReadShare = lambda place: None
         self._waits: dict[str, str] = {}  # cause to reason
@@ -56,7 +56,7 @@ class Progress(Observer):
         self._place = place
 
     def finish_shards(self, records: Iterable[ShardRecord]) -> None:
-        """They are in the ledger."""
+        """They are in the manifest."""
         for record in records:
             self.records.append(record)
             counted = f"{record.tokens:,} tokens, {show_number_of(record.documents, 'document')}"
@@ -94,7 +94,7 @@ class Progress(Observer):
             self.fetched_bytes += size_bytes
 
     def tell(self, event: Event) -> None:
-        self._journal.write(event)
+        self._log.write(event)
         self.history.note(event)
         if event.loud:
             self.screen.tell(event)

@@ -46,7 +46,7 @@ class Screen:
         return ""
 
 
-class Lines(Screen):
+class LineScreen(Screen):
     """A line a minute and one for each event, on standard error; no control characters."""
 
     shows_waits = False
@@ -66,7 +66,7 @@ class Lines(Screen):
             self.say(f"{time.strftime('%H:%M')} {describe(snapshot)}")
 
 
-class JsonLines(Screen):
+class JsonScreen(Screen):
     """--json: objects, one a line, on standard output; the README tells what is in them."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """`status`: how far a run is, whether it is alive, and how to go on when it is not.
 
-Reads the ledger, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from any
-terminal. The lock tells who is alive: a heartbeat may be left over from a run that was killed.
+Reads the manifest, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from
+any terminal. The lock tells who is alive: a heartbeat may be left over from a run that was killed.
 """
 
 from __future__ import annotations

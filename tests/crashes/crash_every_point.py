@@ -69,11 +69,11 @@ def forked(action: Callable[[], None]) -> int:
 
 
 def check_ledger() -> None:
-    """Whatever the ledger names is on the disk, whole, and no file with a name is half."""
+    """Whatever the manifest names is on the disk, whole, and no file with a name is half."""
     from fineweb_shards.reading.verify import verify_folder
 
-    ledger = OUT / "manifest.json"
-    if ledger.exists():
+    manifest = OUT / "manifest.json"
+    if manifest.exists():
         damages = verify_folder(OUT).damages
         assert not damages, damages
     found = reference.digests(runs.outputs_in(OUT)) if OUT.exists() else {}
@@ -82,8 +82,8 @@ def check_ledger() -> None:
 
 def resume() -> None:
     check_ledger()
-    ledger = OUT / "manifest.json"
-    complete = ledger.exists() and json.loads(ledger.read_text())["complete"]
+    manifest = OUT / "manifest.json"
+    complete = manifest.exists() and json.loads(manifest.read_text())["complete"]
     make(**JOB["resumed"])
     found = reference.digests(runs.outputs_in(OUT))
     assert found == JOB["expected"], (found, JOB["expected"])

@@ -23,7 +23,7 @@ DRIVER = Path(__file__).parent / "crash_driver.py"
 
 
 def finished_shards(out: Path) -> dict[str, str]:
-    """What the ledger names, checked against the disk: a shard must be durable before it is named."""
+    """What the manifest names, checked against the disk: a shard must be durable before it is named."""
     try:
         shards = json.loads((out / "manifest.json").read_text())["shards"]
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def three_shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[s
 def test_a_kill_before_and_after_every_file_operation(
     tmp_path: Path, three_shards: tuple[Path, dict[str, bytes], int], tries: Tries, soak: bool
 ) -> None:
-    """Of a run over several shards: whatever the ledger names is whole, and the next run completes."""
+    """Of a run over several shards: whatever the manifest names is whole, and the next run completes."""
     path, expected, operations = three_shards
     points = [(number, when) for number in range(1, operations + 1) for when in ("before", "after")]
     points = points if soak else points[::5]  # by turns before and after; crash_every_point.py has them all

@@ -29,7 +29,7 @@ DOCUMENTS = make_documents(36, seed=95)
     ids=lambda wanted: wanted.layout,
 )
 def test_a_kill_at_every_file_operation(tmp_path: Path, wanted: Wanted) -> None:
-    """Nothing the ledger names is lost, no reader sees half a file, and the next run has the same bytes."""
+    """Nothing the manifest names is lost, no reader sees half a file, and the next run has the same bytes."""
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     tries = runs.crash_everywhere(
         {

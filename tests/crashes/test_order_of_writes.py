@@ -21,8 +21,8 @@ DOCUMENTS = make_documents(40, seed=35)
 def test_a_shard_is_durable_before_the_ledger_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes synced, then its name given, then the folder synced; only then does a ledger name it, and
-    that ledger is synced before it gets its own name."""
+    """Its bytes synced, then its name given, then the folder synced; only then does a manifest name it, and
+    that manifest is synced before it gets its own name."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     out = tmp_path / "out"
     trace: list[tuple[str, str]] = []
@@ -45,12 +45,12 @@ def test_a_shard_is_durable_before_the_ledger_names_it(
     runs.build_inline(out, path, shard_tokens=8000)
     assert sorted(named_at) == sorted(runs.shards_in(out))
     assert len(named_at) >= 3
-    for shard, ledger in named_at.items():
+    for shard, manifest in named_at.items():
         given = trace.index(("name", shard))
         assert trace[given - 1] == ("sync", growing_path(out / shard).name)
         assert trace[given + 1] == ("sync", "out")
-        assert given + 1 < ledger
-        assert trace[ledger - 1] == ("sync", "manifest.json.tmp")
+        assert given + 1 < manifest
+        assert trace[manifest - 1] == ("sync", "manifest.json.tmp")
 
 
 @pytest.mark.promise(3)

@@ -11,7 +11,7 @@ from multiprocessing import connection, current_process
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.executors.local.executor import worker
+from fineweb_shards.executors.local import worker
 from fineweb_shards.sources.base import InputFile, ReadSettings, Source
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.types import Batch, TextChunk

@@ -18,13 +18,13 @@ from inputs import write_parquet
 
 from fineweb_shards.errors import BadFileError, WorkerError
 from fineweb_shards.events import Event
+from fineweb_shards.executors.local import executor as local
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.local.executor import executor as local
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.system import memory_guard as guard
-from fineweb_shards.system.machine import Room
+from fineweb_shards.system.machine import MemoryLimit
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch, EncodedBlock, TextChunk
 
@@ -170,7 +170,7 @@ def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
     room = {"available": 2**40}
 
     def read() -> guard.Reading:
-        return guard.Reading([Room("the machine", room["available"], 2**40)], 0.0)
+        return guard.Reading([MemoryLimit("the machine", room["available"], 2**40)], 0.0)
 
     class Relief(Listener):
         """Memory comes back when both workers are gone."""

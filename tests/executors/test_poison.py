@@ -20,8 +20,9 @@ import poison
 
 from fineweb_shards.errors import ChangedError, WorkerError
 from fineweb_shards.executors import task
-from fineweb_shards.executors.local.executor import LocalExecutor, process
-from fineweb_shards.executors.local.executor import executor as local
+from fineweb_shards.executors.local import executor as local
+from fineweb_shards.executors.local import process
+from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store.quarantine import check_batch_bytes
@@ -217,7 +218,7 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
     assert "killed by signal 11" in record["cause"]
     log = (out / ".fineweb-shards" / "log.txt").read_text()
     assert "quarantined: a.parquet: a document of 24 bytes at row 17" in log
-    for name in sorted(expected)[1:]:  # the shards after the first again, from the ledger's cursor
+    for name in sorted(expected)[1:]:  # the shards after the first again, from the manifest's cursor
         (out / name).unlink()
     # With the real engine the document is harmless, but the shards that are kept were cut without it.
     again = runs.run_command("build", "--input", path, "--out", out, "--shard-tokens", "4000")

@@ -24,7 +24,8 @@ import faulty
 import fineweb_shards
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
-from fineweb_shards.executors.local.executor import LocalExecutor, watchdog
+from fineweb_shards.executors.local import watchdog
+from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.base import Source
@@ -160,7 +161,7 @@ def _fail_sync(*arguments: object) -> None:
 def test_a_writer_whose_thread_fails_ends_the_run(
     tmp_path: Path, thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that was not hashed and synced gets into the ledger."""
+    """Nothing that was not hashed and synced gets into the manifest."""
     path = write_text(tmp_path / "a.txt", [text for text in DOCUMENTS if text])
     out = tmp_path / "out"
     with monkeypatch.context() as broken:
@@ -195,8 +196,8 @@ def test_a_check_that_fails_ends_its_verb(tmp_path: Path, verb: str, monkeypatch
     def fail(*arguments: object, **settings: object) -> None:
         raise ZeroDivisionError("check")
 
-    monkeypatch.setattr(verify, "check_stretch", fail)
-    monkeypatch.setattr(token_stream, "check_stretch", fail)
+    monkeypatch.setattr(verify, "check_segment", fail)
+    monkeypatch.setattr(token_stream, "check_segment", fail)
     check: Callable[[], object] = partial(verify.verify_folder, tmp_path / "out")
     if verb == "export":
         check = partial(runs.export, tmp_path / "out", tmp_path / "copy", layout="llm.c", shard_tokens=4000)

@@ -20,8 +20,9 @@ import faulty
 
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.executors import task
-from fineweb_shards.executors.local.executor import LocalExecutor, watchdog
-from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Pulse, Watchdog
+from fineweb_shards.executors.local import watchdog
+from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Watchdog, WorkerActivity
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.machine import process_life
@@ -33,10 +34,10 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 def watch(lives: list[tuple[str, float] | None], messages: list[int] | None = None) -> str | None:
     """A look a second, and what is found in the end."""
-    pulse = Pulse()
+    activity = WorkerActivity()
     found = None
     for number, life in enumerate(lives):
-        found = found or pulse.look(messages[number] if messages else 0, life, 1.0)
+        found = found or activity.look(messages[number] if messages else 0, life, 1.0)
     return found
 
 
@@ -75,7 +76,7 @@ class _Sleeper:
     messages = 0
     fault: str | None = None
 
-    def put_down(self, fault: str, *, blameless: bool) -> None:
+    def kill_stuck(self, fault: str, *, blameless: bool) -> None:
         self.fault = fault
 
 

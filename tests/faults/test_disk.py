@@ -75,7 +75,7 @@ def test_a_disk_that_is_full_at_every_write(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.promise(13)
 @pytest.mark.parametrize("layout", ["nanogpt", "llm.c"])
 def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
-    """Two splits side by side: each try keeps what the ledger names and goes on from there."""
+    """Two splits side by side: each try keeps what the manifest names and goes on from there."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     wanted = Wanted(layout, 2000, val_ratio=Fraction(1, 4))
     expected = layout_reference.files(DOCUMENTS, wanted)

@@ -18,7 +18,7 @@ from layout_reference import Wanted
 from fineweb_shards.errors import UsageError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.stream.split import Split
+from fineweb_shards.stream.split import SplitRule
 
 DOCUMENTS = make_documents(90, seed=91)
 LONG = ["word " * 3000, "", "的一是不了人我在有他" * 700, "", "z" * 9000, "end"]
@@ -102,14 +102,14 @@ def test_the_share_is_exact_and_a_function_of_the_number(ratio: str) -> None:
     chooses others; and it does not matter how the numbers are asked for."""
     exact = Fraction(ratio)
     numbers = np.arange(20_000)
-    split = Split(val_ratio=exact, seed=7)
-    chosen = split.chooses(numbers)
+    split_rule = SplitRule(val_ratio=exact, seed=7)
+    chosen = split_rule.chooses(numbers)
     counted = np.cumsum(chosen)
     assert all(abs(int(counted[n - 1]) - exact * n) <= 1 for n in range(1, 20_001, 7))
     assert chosen.tolist() == [layout_reference.is_chosen(n, exact, 7) for n in range(20_000)]
-    parts = [split.chooses(numbers[i : i + 77]) for i in range(0, 20_000, 77)]
+    parts = [split_rule.chooses(numbers[i : i + 77]) for i in range(0, 20_000, 77)]
     assert np.array_equal(np.concatenate(parts), chosen)
-    assert not np.array_equal(Split(val_ratio=exact, seed=8).chooses(numbers), chosen)
+    assert not np.array_equal(SplitRule(val_ratio=exact, seed=8).chooses(numbers), chosen)
 
 
 def test_a_lost_file_is_made_again(tmp_path: Path) -> None:

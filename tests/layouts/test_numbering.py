@@ -16,12 +16,12 @@ from fineweb_shards.errors import OutputError
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.numbering import Numbering, choose_digits
 from fineweb_shards.layouts.plain import Plain
-from fineweb_shards.run.build import open_ledger, run
-from fineweb_shards.stream.split import Split
+from fineweb_shards.run.build import open_manifest, run
+from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.log import Journal
+from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
 
 
@@ -34,7 +34,7 @@ def test_names_sort_as_the_stream(name: str) -> None:
         return
     for shards in (10, 9_990, 10_050, 1_000_100):
         digits = choose_digits(layout, 7, 7 * shards, exact=True)
-        numbering = Numbering(layout, 7, Split(val_tokens=20), digits)
+        numbering = Numbering(layout, 7, SplitRule(val_tokens=20), digits)
         step = max(1, shards // 1000)
         names = [numbering.name("train", 7 * index) for index in [*range(0, shards - 3, step), shards - 4]]
         assert names == sorted(names)
@@ -55,9 +55,9 @@ def build_with(out: Path, path: Path, digits: int) -> None:
     job = runs.job_of(out, path, shard_tokens=1, layout="plain")
     executor = InlineExecutor(job.source, runs.encoder(eot_first=False))
     with FolderLock(out):
-        manifest = open_ledger(job, same_source=False)
+        manifest = open_manifest(job, same_source=False)
         manifest = replace(manifest, digits=manifest.digits or digits)
-        run(job, manifest, executor, MemoryGuard(2**40), Progress(Journal(out)))  # type: ignore[arg-type]
+        run(job, manifest, executor, MemoryGuard(2**40), Progress(EventLog(out)))  # type: ignore[arg-type]
 
 
 def test_a_run_that_outgrows_its_numbers_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from layout_reference import Wanted
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts import reader_limits as limits
-from fineweb_shards.stream.split import Side
+from fineweb_shards.types import Split
 
 DOCUMENTS = make_documents(80, seed=93)
 ENCODED = [reference.encode(text) for text in DOCUMENTS]
@@ -59,16 +59,16 @@ class File(NamedTuple):
     """As much of a file as the rules look at."""
 
     name: str
-    side: Side
+    split: Split
     tokens: int
     documents: int
 
 
 def name_files(layout: str, val: list[int], train: list[int], average: int = 800) -> list[File]:
-    sizes: list[tuple[Side, int]] = [*(("val", n) for n in val), *(("train", n) for n in train)]
+    sizes: list[tuple[Split, int]] = [*(("val", n) for n in val), *(("train", n) for n in train)]
     return [
-        File(LAYOUTS[layout].shard_name(side, number), side, tokens, tokens // average)
-        for number, (side, tokens) in enumerate(sizes)
+        File(LAYOUTS[layout].shard_name(split, number), split, tokens, tokens // average)
+        for number, (split, tokens) in enumerate(sizes)
     ]
 
 

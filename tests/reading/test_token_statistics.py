@@ -1,4 +1,4 @@
-"""Statistics of tokens: what a plain loop counts, however the stream is cut."""
+"""TokenStatistics of tokens: what a plain loop counts, however the stream is cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fineweb_shards.reading.token_statistics import (
     NOTHING,
-    Statistics,
+    TokenStatistics,
     bucket_range,
     count_blocks,
     count_tokens,
@@ -54,7 +54,7 @@ def test_adding_does_not_depend_on_the_order_of_adding(parts: list[list[int]]) -
     """(a + b) + c is a + (b + c), and nothing changes by adding nothing."""
     a, b, c = (count_tokens(np.array(part, np.uint16)) for part in parts)
 
-    def values(one: Statistics) -> tuple[object, ...]:
+    def values(one: TokenStatistics) -> tuple[object, ...]:
         return (one.tokens, one.borders, one.head_tokens, one.tail_tokens, one.lengths.tolist(), one.longest)
 
     assert values((a + b) + c) == values(a + (b + c))

@@ -27,7 +27,7 @@ from fineweb_shards import report
 from fineweb_shards.events import Event
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.reading import folder_statistics as shard_statistics
-from fineweb_shards.reading.folder_statistics import complete_survey, load_survey
+from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
 from fineweb_shards.reading.samples import spell, take_samples
 from fineweb_shards.reading.token_statistics import bucket_range
 from fineweb_shards.report import gather_report, write_report
@@ -155,7 +155,7 @@ def test_the_figures_are_those_of_the_documents(finished: Path) -> None:
     """Lengths, frequencies and bytes a token, counted here once more from the texts."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    survey = complete_survey(finished, LAYOUT, manifest.shards, in_order=True)
+    survey = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
     figures = survey.statistics.closed(eot_first=True)
     encoded = [reference.encode(text) for text in DOCUMENTS]
     lengths = Counter(len(tokens).bit_length() for tokens in encoded)
@@ -165,7 +165,7 @@ def test_the_figures_are_those_of_the_documents(finished: Path) -> None:
     assert figures.most_frequent(5)[0] == frequencies.most_common(1)[0]
     text_bytes = sum(len(reference.encoding().decode_bytes(tokens)) for tokens in encoded)
     assert figures.bytes_per_token == pytest.approx(text_bytes / sum(map(len, encoded)))
-    assert load_survey(finished).fits(manifest.shards)
+    assert load_folder_statistics(finished).fits(manifest.shards)
 
 
 def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: p
     manifest = load_manifest(finished)
     assert manifest is not None
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).unlink(missing_ok=True)
-    survey = complete_survey(finished, LAYOUT, manifest.shards, in_order=True)
+    survey = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
     assert not survey.whole
     assert survey.statistics.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
     whole_documents = sum(
@@ -190,14 +190,16 @@ def test_a_shard_that_was_made_again_is_counted_again(finished: Path) -> None:
     """The figures know what they were counted from; a damaged file is counted anew, too."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    survey = complete_survey(finished, LAYOUT, manifest.shards, in_order=True)
+    survey = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
     assert survey.fits(manifest.shards)
     other = (replace(manifest.shards[0], sha256="0" * 64), *manifest.shards[1:])
     assert not survey.fits(other)
     assert not survey.fits(manifest.shards[:1])
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).write_bytes(b"PK\x03\x04 broken")
-    assert load_survey(finished).shards == 0
-    assert complete_survey(finished, LAYOUT, manifest.shards, in_order=True).digest == survey.digest
+    assert load_folder_statistics(finished).shards == 0
+    assert (
+        complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True).digest == survey.digest
+    )
 
 
 def told_runs() -> History:
@@ -220,7 +222,7 @@ def told_runs() -> History:
 
 
 @pytest.fixture
-def told(finished: Path, tmp_path: Path) -> Path:
+def non_default_settings(finished: Path, tmp_path: Path) -> Path:
     """The finished folder with an eventful history."""
     shutil.copytree(finished, tmp_path / "out")
     told_runs().save(tmp_path / "out")

@@ -12,7 +12,7 @@ import runs
 from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_parquet, write_text
 
-from fineweb_shards.run.build import open_ledger
+from fineweb_shards.run.build import open_manifest
 from fineweb_shards.run.plan import _take_sample, make_plan
 from fineweb_shards.run.plan_text import plan_lines, short_lines, verdict_on
 
@@ -97,8 +97,10 @@ def test_it_says_what_a_build_would_do_in_this_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def verdict(limit: int | None) -> str:
-        ledger = open_ledger(runs.job_of(out, path, shard_tokens=1000, max_tokens=limit), same_source=False)
-        return verdict_on(ledger, held=False)
+        manifest = open_manifest(
+            runs.job_of(out, path, shard_tokens=1000, max_tokens=limit), same_source=False
+        )
+        return verdict_on(manifest, held=False)
 
     assert verdict(2500) == "would begin"
     assert not out.exists()

@@ -18,7 +18,7 @@ from fineweb_shards.run.result_text import output_notes, output_warnings
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.output import OutputSpec
-from fineweb_shards.stream.split import Split
+from fineweb_shards.stream.split import SplitRule
 
 DOCUMENTS = make_documents(60, seed=7)
 TOKENS = len(reference.stream(DOCUMENTS))
@@ -83,34 +83,36 @@ def test_a_reader_that_needs_no_validation_gets_no_warning(source: Path, tmp_pat
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("split", [Split(), Split(val_tokens=1500), Split(val_ratio=Fraction(1, 8))])
+@pytest.mark.parametrize(
+    "split_rule", [SplitRule(), SplitRule(val_tokens=1500), SplitRule(val_ratio=Fraction(1, 8))]
+)
 @pytest.mark.parametrize("shard_tokens", [700, 10**6])
 def test_what_is_expected_is_what_comes(
-    source: Path, tmp_path: Path, layout: str, split: Split, shard_tokens: int
+    source: Path, tmp_path: Path, layout: str, split_rule: SplitRule, shard_tokens: int
 ) -> None:
     """The same files and tokens where the number of tokens is known; by a share, about as many."""
-    chosen: dict[str, object] = {"val_tokens": split.val_tokens}
-    if split.val_ratio:
-        chosen = {"val_ratio": float(split.val_ratio)}
+    chosen: dict[str, object] = {"val_tokens": split_rule.val_tokens}
+    if split_rule.val_ratio:
+        chosen = {"val_ratio": float(split_rule.val_ratio)}
     manifest = runs.build_inline(tmp_path, source, layout=layout, shard_tokens=shard_tokens, **chosen)
     found = list_files(manifest.shards)
-    spec = OutputSpec(tmp_path, LAYOUTS[layout], shard_tokens, split)
+    spec = OutputSpec(tmp_path, LAYOUTS[layout], shard_tokens, split_rule)
     expected = expect_files(spec, TOKENS, len(DOCUMENTS), exact=True)
-    if split.val_ratio:
+    if split_rule.val_ratio:
         assert sum(file.tokens for file in expected) == TOKENS
-        assert {file.side for file in expected} == {"val", "train"}
+        assert {file.split for file in expected} == {"val", "train"}
     else:
-        sizes = [(file.name, file.side, file.tokens) for file in expected]
-        assert sizes == [(file.name, file.side, file.tokens) for file in found]
+        sizes = [(file.name, file.split, file.tokens) for file in expected]
+        assert sizes == [(file.name, file.split, file.tokens) for file in found]
 
 
 def test_a_forecast_says_nothing_about_what_it_can_not_know(tmp_path: Path) -> None:
     """Where the last shard ends, where tokens are only estimated; and no list of a billion shards."""
-    spec = OutputSpec(tmp_path, LAYOUTS["build-nanogpt"], 10**6, Split(val_tokens=10**6))
+    spec = OutputSpec(tmp_path, LAYOUTS["build-nanogpt"], 10**6, SplitRule(val_tokens=10**6))
     for tokens in (3_000_001, 3_900_000):
         assert reader_warnings(spec, expect_files(spec, tokens, 5000, exact=False)) == []
     assert len(reader_warnings(spec, expect_files(spec, 3_000_001, 5000, exact=True))) == 1
-    tiny = OutputSpec(tmp_path, LAYOUTS["plain"], 1, Split())
+    tiny = OutputSpec(tmp_path, LAYOUTS["plain"], 1, SplitRule())
     assert expect_files(tiny, 10**10, 10**7, exact=True) == []
 
 

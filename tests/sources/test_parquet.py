@@ -260,7 +260,7 @@ def test_stripes_of_several_files_in_one_worker(tmp_path: Path) -> None:
 
 
 def test_rows_are_decoded_a_little_at_a_time(tmp_path: Path) -> None:
-    """However long the rows are: a stretch is chosen by their average length."""
+    """However long the rows are: a segment is chosen by their average length."""
     path = write_parquet(
         tmp_path / "a.parquet", ["long " * 100_000] * 20, 20, compression="zstd", use_dictionary=False
     )
@@ -346,7 +346,7 @@ def test_token_counts_of_any_type(
     assert make_plan(job, trial_seconds=0).extent.exact == exact
     manifest = runs.build_inline(tmp_path / "out", path)
     assert runs.shards_in(tmp_path / "out") == shards_of(DOCUMENTS[:20])
-    assert manifest.totals["wrong_claims"] == (wrong or 0)
+    assert manifest.totals["token_count_mismatches"] == (wrong or 0)
 
 
 @pytest.mark.parametrize("column", ["id", "token_count", "url"])
@@ -355,7 +355,7 @@ def test_any_of_finewebs_columns_may_be_the_text(tmp_path: Path, column: str) ->
     path = write_fineweb(tmp_path / "a.parquet", pa.array([f"token_count {i}" for i in range(20)]))
     manifest = runs.build_inline(tmp_path / "out", path, text_column=column)
     assert runs.shards_in(tmp_path / "out") == shards_of([f"{column} {i}" for i in range(20)])
-    assert manifest.totals["wrong_claims"] == 0
+    assert manifest.totals["token_count_mismatches"] == 0
 
 
 def test_damage_beside_the_text_costs_no_text(tmp_path: Path) -> None:

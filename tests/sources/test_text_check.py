@@ -15,7 +15,7 @@ from inputs import write_text
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile
-from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_legible
+from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 
 RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива.\n" * 50
 CHINESE = "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。\n" * 100
@@ -74,7 +74,7 @@ def test_what_is_no_text_is_refused_or_left_out(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("data", TEXT, ids=range(len(TEXT)))
 def test_a_text_with_some_bad_bytes_is_a_text(data: bytes) -> None:
     """Also in Latin-1 or Latin-2; every other language in UTF-8; and one that is cut by the sample's end."""
-    check_legible(InputFile(0, "a.txt", "a.txt", "text", None, len(data), 0, ""), data[:SAMPLE_BYTES])
+    check_is_text(InputFile(0, "a.txt", "a.txt", "text", None, len(data), 0, ""), data[:SAMPLE_BYTES])
 
 
 @pytest.mark.promise(19)
@@ -99,5 +99,5 @@ def test_bad_bytes_of_a_text_are_replaced(tmp_path: Path) -> None:
 def test_the_way_to_convert_it_can_be_pasted(path: str, compression: str | None, command: str) -> None:
     """Whatever the file is called and however it is packed."""
     with pytest.raises(BadFileError) as error:
-        check_legible(InputFile(0, path, path, "text", compression, 9, 0, ""), "text".encode("utf-16"))
+        check_is_text(InputFile(0, path, path, "text", compression, 9, 0, ""), "text".encode("utf-16"))
     assert command in error.value.hint

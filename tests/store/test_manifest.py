@@ -1,4 +1,4 @@
-"""The ledger: what it says is what it reads back, and it refuses what does not fit."""
+"""The manifest: what it says is what it reads back, and it refuses what does not fit."""
 
 from __future__ import annotations
 

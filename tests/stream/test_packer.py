@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.stream.packer import Done, Packer
-from fineweb_shards.stream.split import Split
+from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Counts, Cursor, ShardSlice, TokenBlock
 
 
@@ -75,7 +75,7 @@ RATIOS = st.sampled_from([Fraction(1, 10), Fraction(1, 2), Fraction(2, 3), Fract
 def test_a_share_of_the_documents_goes_to_validation(
     lengths: list[int], n: int, ratio: Fraction, eot_first: bool, block: int, seed: int
 ) -> None:
-    """Each document whole, by its number; a checkpoint wherever a stretch of either split is full; and
+    """Each document whole, by its number; a checkpoint wherever a segment of either split is full; and
     from every checkpoint the rest is the same."""
     expected: dict[str, list[int]] = {"val": [], "train": []}
     stream: list[int] = []
@@ -87,19 +87,19 @@ def test_a_share_of_the_documents_goes_to_validation(
     array = np.array(stream, np.uint16)
 
     def pack_from(start: int, done: Done) -> tuple[dict[str, list[int]], list[tuple[int, Done]]]:
-        packer = Packer(n, split=Split(val_ratio=ratio, seed=seed), eot_first=eot_first, done=done)
+        packer = Packer(n, split_rule=SplitRule(val_ratio=ratio, seed=seed), eot_first=eot_first, done=done)
         found: dict[str, list[int]] = {"val": [], "train": []}
         checkpoints = []
         for first in range(start, len(stream), block):
             part = array[first : first + block]
             whole = TokenBlock(Cursor(0, first), Cursor(0, first + len(part)), part)
             for one in packer.pack(whole):
-                found[one.side] += one.tokens.tolist()
+                found[one.split] += one.tokens.tolist()
                 if one.checkpoint:
                     sizes = done.val_tokens + len(found["val"]), done.train_tokens + len(found["train"])
                     place = one.end.position + one.end.skip_tokens
                     assert sum(sizes) == place
-                    assert sizes[one.side == "train"] % n == 0
+                    assert sizes[one.split == "train"] % n == 0
                     eots = stream[:place].count(reference.EOT)
                     checkpoints.append((place, Done(*sizes, eots)))
         return found, checkpoints

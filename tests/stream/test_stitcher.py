@@ -30,9 +30,9 @@ def test_a_run_cut_at_seams_is_the_run() -> None:
     text = "a" * 101
     parts = [text[:40], text[40:61], text[61:62], text[62:]]
     blocks = [
-        encoded(parts[0], eot=True, start=Cursor(0, 0), end=Cursor(0, 40, inside=True)),
-        encoded(parts[1], start=None, end=Cursor(0, 61, inside=True), seam=True),
-        encoded(parts[2], start=None, end=Cursor(0, 62, inside=True), seam=True),
+        encoded(parts[0], eot=True, start=Cursor(0, 0), end=Cursor(0, 40, starts_mid_document=True)),
+        encoded(parts[1], start=None, end=Cursor(0, 61, starts_mid_document=True), seam=True),
+        encoded(parts[2], start=None, end=Cursor(0, 62, starts_mid_document=True), seam=True),
         encoded(parts[3], start=None, end=Cursor(0, 101), seam=True),
     ]
     found = stitched(*blocks)
@@ -49,7 +49,7 @@ def test_a_seam_touches_only_its_own_document() -> None:
     """Documents before and after the one that was cut stay as they are."""
     left = EncodedBlock(
         Cursor(0, 0),
-        Cursor(0, 9, inside=True),
+        Cursor(0, 9, starts_mid_document=True),
         np.array([*EOT, 1, 2, *EOT, *reference.encode("bbb")], np.uint16),
     )
     right = EncodedBlock(

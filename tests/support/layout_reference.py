@@ -98,36 +98,36 @@ def files_of_tokens(encoded: Sequence[Sequence[int]], wanted: Wanted) -> dict[st
         return {f"{k}.bin": raw(v) for k, v in (("val", val), ("train", train)) if v}
     if wanted.layout == "megatron":
         found = {}
-        for side, tokens in (("val", val), ("train", train)):
+        for split, tokens in (("val", val), ("train", train)):
             if tokens:
-                found[f"fineweb_{side}_text_document.bin"] = raw(tokens)
-                found[f"fineweb_{side}_text_document.idx"] = megatron_index(tokens)
+                found[f"fineweb_{split}_text_document.bin"] = raw(tokens)
+                found[f"fineweb_{split}_text_document.idx"] = megatron_index(tokens)
         return found
     found = {}
     side_by_side = wanted.val_ratio is not None
     number = 0
-    for side, tokens in (("val", val), ("train", train)):
+    for split, tokens in (("val", val), ("train", train)):
         number = 0 if side_by_side else number
         for start in range(0, len(tokens), n):
             shard = tokens[start : start + n]
-            if side == "train" and wanted.drop and len(shard) < n:
+            if split == "train" and wanted.drop and len(shard) < n:
                 continue
-            name, data = shard_file(wanted.layout, side, number, shard)
+            name, data = shard_file(wanted.layout, split, number, shard)
             found[name] = data
             number += 1
     return found
 
 
-def shard_file(layout: str, side: str, number: int, tokens: list[int]) -> tuple[str, bytes]:
+def shard_file(layout: str, split: str, number: int, tokens: list[int]) -> tuple[str, bytes]:
     if layout == "build-nanogpt":
         buffer = io.BytesIO()
         np.save(buffer, np.array(tokens, np.uint16))
-        return f"edufineweb_{side}_{number:06d}.npy", buffer.getvalue()
+        return f"edufineweb_{split}_{number:06d}.npy", buffer.getvalue()
     if layout == "plain":
-        return f"{side}_shard_{number:04d}.bin", raw(tokens)
+        return f"{split}_shard_{number:04d}.bin", raw(tokens)
     stem = "edu_fineweb" if layout == "llm.c" else "fineweb"
     header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
-    return f"{stem}_{side}_{number:06d}.bin", header + raw(tokens)
+    return f"{stem}_{split}_{number:06d}.bin", header + raw(tokens)
 
 
 def raw(tokens: list[int]) -> bytes:

@@ -17,7 +17,7 @@ import pytest
 PROMISES = {
     1: "kill -9 at any moment costs the unfinished shard",
     2: "resumes can be chained",
-    3: "a shard is durable before the ledger names it",
+    3: "a shard is durable before the manifest names it",
     4: "a reader never sees half a shard",
     5: "output is independent of workers, batches, engine, executor",
     6: "a changed source or setting is refused by name",

@@ -14,7 +14,7 @@ import reference
 from doubles import InlineExecutor
 
 from fineweb_shards.events import Observer
-from fineweb_shards.run.build import open_ledger, run
+from fineweb_shards.run.build import open_manifest, run
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.export import export as export_shards
 from fineweb_shards.run.export import open_origin
@@ -27,7 +27,7 @@ from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, make_mender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Counts, Cursor
-from fineweb_shards.watching.log import Journal
+from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
 
 START = Cursor(0, 0)
@@ -47,9 +47,9 @@ def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
 def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
     """A build without worker processes; everything else is the real thing."""
     job = job_of(out, *inputs, **settings)
-    progress = Progress(Journal(job.folder))
+    progress = Progress(EventLog(job.folder))
     with FolderLock(job.folder):
-        manifest = open_ledger(job, same_source=False)
+        manifest = open_manifest(job, same_source=False)
         if manifest.complete:
             return manifest
         executor = InlineExecutor(
@@ -111,7 +111,7 @@ def run_command(
 
 
 def forget_after(out: Path, records: int) -> None:
-    """The folder as a crash leaves it that comes after so many records were in the ledger."""
+    """The folder as a crash leaves it that comes after so many records were in the manifest."""
     data = json.loads((out / "manifest.json").read_text())
     ends = [record["end"] for record in data["shards"]]
     while 0 < records < len(ends) and ends[records] == ends[records - 1]:

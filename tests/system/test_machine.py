@@ -74,7 +74,8 @@ def test_a_process_can_be_weighed() -> None:
 def test_manners() -> None:
     """Lowest priority for cores, idle for the disk, first for the OOM killer: what a worker does."""
     code = (
-        "import os; from fineweb_shards import machine; machine.be_nice(); machine.offer_to_oom_killer();"
+        "import os; from fineweb_shards.system import machine;"
+        "machine.lower_priority(); machine.offer_to_oom_killer();"
         "print(os.nice(0), open('/proc/self/oom_score_adj').read().strip(), flush=True);"
         "os.execvp('ionice', ['ionice', '-p', str(os.getpid())])"
     )

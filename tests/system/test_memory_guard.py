@@ -7,7 +7,7 @@ from doubles import FakeClock
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.system import memory_guard as guard
-from fineweb_shards.system.machine import Room
+from fineweb_shards.system.machine import MemoryLimit
 from fineweb_shards.system.memory_guard import Advice
 
 MIB = 2**20
@@ -53,7 +53,7 @@ class Machine:
         self.guard = guard.MemoryGuard(300 * MIB, self.read, lambda pid: self.sizes.get(pid), self.clock)
 
     def read(self) -> guard.Reading:
-        return guard.Reading([Room("the machine", self.available, self.total)], self.stall)
+        return guard.Reading([MemoryLimit("the machine", self.available, self.total)], self.stall)
 
     def look(self, *workers: int, after: float = guard.LOOK_EVERY_SECONDS) -> Advice:
         self.clock.seconds += after

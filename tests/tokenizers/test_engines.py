@@ -162,7 +162,7 @@ def test_eot_on_either_side() -> None:
     first = Encoder(reference_engine, reference_engine, eot_first=True, seed=0)
     last = Encoder(reference_engine, reference_engine, eot_first=False, seed=0)
     whole = TextChunk(texts, Cursor(0, 0), None)
-    middle = TextChunk(texts, Cursor(0, 0), None, inside=True, unfinished=True)
+    middle = TextChunk(texts, Cursor(0, 0), None, starts_mid_document=True, ends_mid_document=True)
     assert first.encode(whole, "").tokens.tolist() == [*eot, *parts[0], *eot, *parts[1], *eot, *parts[2]]
     assert last.encode(whole, "").tokens.tolist() == [*parts[0], *eot, *parts[1], *eot, *parts[2], *eot]
     assert first.encode(middle, "").tokens.tolist() == [*parts[0], *eot, *parts[1], *eot, *parts[2]]

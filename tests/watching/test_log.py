@@ -9,7 +9,7 @@ import pytest
 
 from fineweb_shards.events import Event
 from fineweb_shards.watching import log as journal
-from fineweb_shards.watching.log import Journal, last_lines
+from fineweb_shards.watching.log import EventLog, last_lines
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_one_line_an_event(folder: Path) -> None:
     """With date, time and kind; nothing in a text can make a second line or an escape sequence."""
-    log = Journal(folder)
+    log = EventLog(folder)
     log.write(Event("start", "first"))
     log.write(Event("note", "two\nlines \x1b[31mred\x1b[0m \u202e"))
     lines = last_lines(folder, 10)
@@ -33,7 +33,7 @@ def test_one_line_an_event(folder: Path) -> None:
 def test_its_size_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a run, two files of a certain size; the newest lines are always there."""
     monkeypatch.setattr(journal, "MAXIMUM_BYTES", 1000)
-    log = Journal(folder)
+    log = EventLog(folder)
     for number in range(500):
         log.write(Event("note", f"event {number} " + "x" * (5000 if number == 250 else 20)))
     files = sorted((folder / ".fineweb-shards").iterdir())
@@ -44,7 +44,7 @@ def test_its_size_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_line_that_the_disk_cannot_take_comes_later(folder: Path) -> None:
     """An account with a gap would be read wrongly the next morning."""
-    log = Journal(folder)
+    log = EventLog(folder)
     work = folder / ".fineweb-shards"
     work.rename(folder / "away")
     log.write(Event("disk", "full"))

@@ -22,7 +22,7 @@ from fineweb_shards.watching import monitor as monitor_module
 from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import Heartbeat, invoke, load_heartbeat
 from fineweb_shards.watching.history import History, load_history
-from fineweb_shards.watching.log import Journal, last_lines
+from fineweb_shards.watching.log import EventLog, last_lines
 from fineweb_shards.watching.monitor import Monitor
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.watching.screen import Screen
@@ -42,7 +42,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, P
     (job.folder / WORK_FOLDER).mkdir(parents=True)
     history = History()
     history.begin_run()
-    progress = Progress(Journal(job.folder), None, history)
+    progress = Progress(EventLog(job.folder), None, history)
     progress.expect(Total(1000, exact=True), job.source.share_before)
     return Monitor(job, progress, MemoryGuard(2**40), NoWorkers(), invoke("build it")), progress, job.folder
 
@@ -61,7 +61,7 @@ def test_every_state_reaches_the_heartbeat(watched: tuple[Monitor, Progress, Pat
         monitor._look()
         return beat_of(folder).snapshot.words()
 
-    runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a ledger
+    runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a manifest
     with FolderLock(folder), monitor:
         assert beat_of(folder).snapshot.state == "starting"
         assert seen() == "starting"
@@ -151,7 +151,7 @@ def test_the_last_words_name_the_report_and_the_waits(
     """After an interruption or an error; the summary does it otherwise."""
     monitor, progress, folder = watched
     progress.screen = heard = Heard()
-    runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a ledger
+    runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a manifest
     with contextlib.suppress(BaseException), FolderLock(folder), monitor:
         progress.wait("network", "waiting for the network since 02:13")
         if error is not None:
@@ -178,7 +178,7 @@ def test_the_end_is_told_however_it_comes(
     assert (last.snapshot.state, last.exit_code) == ("stopped", code)
     assert str(error) in last.snapshot.reason
     page = (folder / WORK_FOLDER / REPORT).read_text()
-    assert 'class="state complete"' in page  # the ledger was, before
+    assert 'class="state complete"' in page  # the manifest was, before
     assert str(error) in page
     assert 'http-equiv="refresh"' not in page
 
@@ -264,7 +264,7 @@ def test_the_total_is_corrected_by_what_was_read(tmp_path: Path, kind: str) -> N
     job = runs.job_of(tmp_path / "out", *inputs, batch_bytes=4096)
     truth = len(reference.stream(documents)) * 3
     (job.folder / WORK_FOLDER).mkdir(parents=True)
-    progress = Progress(Journal(job.folder))
+    progress = Progress(EventLog(job.folder))
     progress.expect(Total(truth // 2), job.source.share_before)
     for batch in job.source.batches(Cursor(0, 0)):
         share = job.source.share_before(Cursor(batch.file, batch.end))

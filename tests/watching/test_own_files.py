@@ -21,7 +21,7 @@ from promises import Tries
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
-from fineweb_shards.reading.folder_statistics import complete_survey, load_survey
+from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
 from fineweb_shards.report import gather_report
 from fineweb_shards.report_page import render_page
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
@@ -50,11 +50,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     history.begin_wait("network", "waiting for the network")
     history._interval_seconds = 1.0
     history.save(out)
-    complete_survey(out, manifest.layout, manifest.shards, in_order=True)
+    complete_folder_statistics(out, manifest.layout, manifest.shards, in_order=True)
     (out / WORK_FOLDER / "quarantine.jsonl").write_text("{}\n")
     assert {path.name for path in (out / WORK_FOLDER).iterdir()} == set(NAMES)
     assert len(load_history(out).marks) == 2
-    assert load_survey(out).shards == len(manifest.shards)
+    assert load_folder_statistics(out).shards == len(manifest.shards)
     return out
 
 
@@ -66,7 +66,7 @@ def out(made: Path, tmp_path: Path) -> Path:
 
 def look(out: Path, *, page: bool = False) -> None:
     """Everything that reads these files, as a run at work and as nobody."""
-    load_survey(out)
+    load_folder_statistics(out)
     load_history(out).begin_run()
     with contextlib.suppress(ShardError):  # a sentence; anything else fails the test
         for alive in (True, False):

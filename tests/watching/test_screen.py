@@ -39,7 +39,7 @@ def test_in_a_pipe_there_are_lines_and_no_control_characters(
     """One a minute, however often it is shown, and one for each event."""
     now = [1000.0]
     monkeypatch.setattr(screen.time, "monotonic", lambda: now[0])
-    lines = screen.Lines()
+    lines = screen.LineScreen()
     for _ in range(150):
         now[0] += 1
         lines.show(replace(SNAPSHOT, state=WAITING, reason="waiting \x1b[31mfor the network\r"))

@@ -35,7 +35,7 @@ NO_TOTALS = dict.fromkeys(("shards", "tokens", "documents", "dropped_tokens"), 0
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a ledger, and no run at work."""
+    """A folder with a manifest, and no run at work."""
     (tmp_path / WORK_FOLDER).mkdir()
     Manifest(Config().fingerprint(), [], {}).save(tmp_path)
     return tmp_path
@@ -132,7 +132,7 @@ def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
 
 
 def test_verifying(folder: Path) -> None:
-    """The run is not over while shards are read back, although the ledger is complete."""
+    """The run is not over while shards are read back, although the manifest is complete."""
     Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS).save(folder)
     beat(folder, replace(SNAPSHOT, state=VERIFYING, verified_shards=2))
     with another_run(folder):
@@ -188,7 +188,7 @@ def test_complete(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', '{"format": 1, "written": 1}', "\xff"])
 def test_a_damaged_heartbeat_is_none(folder: Path, text: str) -> None:
-    """The ledger and the lock still tell the state."""
+    """The manifest and the lock still tell the state."""
     (folder / WORK_FOLDER / FILE_NAME).write_text(text, "latin-1")
     assert load_heartbeat(folder) is None
     assert shown(folder)[0] == "stopped"

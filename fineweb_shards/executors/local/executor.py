@@ -23,7 +23,7 @@ from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.death import Death
 from fineweb_shards.executors.local.messages import Alive, Done, Ready, Trying, Waiting, receive
-from fineweb_shards.executors.local.pool import Crew
+from fineweb_shards.executors.local.pool import WorkerPool
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.executors.local.producer import Producer
 from fineweb_shards.executors.local.watchdog import Watchdog
@@ -54,14 +54,14 @@ class LocalExecutor:
         self._spec = spec
         self._count = workers
         self._window_bytes = window_bytes
-        self._crew = Crew(spec, guard)
+        self._pool = WorkerPool(spec, guard)
         self._watchdog = Watchdog(lambda: self._awaited)
         self._awaited: list[WorkerProcess] = []  # whom we wait for; nobody while the caller is busy
         self._observer = Observer()
         self._tasks: deque[Task] = deque()  # in order; the first is the one to come out next
         self._again: deque[Task] = deque()  # their worker is gone; in order, too
         self._batches = 0  # begun
-        self._left_out: dict[int, frozenset[str]] = {}  # documents in quarantine, by file
+        self._skip_digests: dict[int, frozenset[str]] = {}  # documents in quarantine, by file
         for document in quarantined:
             self._leave_out(document)
         self._lost = 0  # documents, in this run
@@ -69,17 +69,17 @@ class LocalExecutor:
         self._depth = _QUEUED_TEXTS if by_value else _QUEUED_REFERENCES
 
     def __enter__(self) -> LocalExecutor:
-        self._crew.fill(self._count)
+        self._pool.fill(self._count)
         self._watchdog.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._watchdog.__exit__()
-        self._crew.stop()
+        self._pool.stop()
 
     def observe(self, observer: Observer) -> None:
         """Who is told of accidents and waits from now on."""
-        self._observer = self._crew.observer = self._watchdog.observer = observer
+        self._observer = self._pool.observer = self._watchdog.observer = observer
 
     @property
     def workers(self) -> int:
@@ -88,15 +88,15 @@ class LocalExecutor:
 
     @property
     def _workers(self) -> list[WorkerProcess]:
-        return self._crew.workers
+        return self._pool.workers
 
     def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
         """The blocks of all batches, in the batches' order."""
         producer = Producer(batches, ahead=2 * self._count)
         try:
             while True:
-                self._heed_memory()
-                hungry = self._dispatch(producer)
+                self._apply_memory_advice()
+                needs_batch = self._dispatch(producer)
                 if self._tasks and (self._tasks[0].blocks or self._tasks[0].done):
                     self._awaited = []
                     yield from self._take_first()
@@ -105,16 +105,16 @@ class LocalExecutor:
                         raise producer.failure
                     return
                 else:
-                    self._wait([producer.wakeup] if hungry else [])
+                    self._wait([producer.wakeup] if needs_batch else [])
         finally:
             self._awaited = []
             producer.stop()
 
-    def _heed_memory(self) -> None:
+    def _apply_memory_advice(self) -> None:
         """Do what the guard says; start the workers that are missing once memory allows it."""
-        for worker in self._crew.heed_memory():
+        for worker in self._pool.apply_memory_advice():
             self._end(worker)
-        self._crew.fill(1 if any(task.alone and not task.done for task in self._tasks) else self._count)
+        self._pool.fill(1 if any(task.alone and not task.done for task in self._tasks) else self._count)
 
     def _take_first(self) -> Iterator[EncodedBlock]:
         """What has come of the first batch. Its error, if it has one, is raised in its turn, so that
@@ -129,7 +129,7 @@ class LocalExecutor:
 
     def _dispatch(self, producer: Producer) -> bool:
         """Give work to every worker that has room for it; whether only a batch to give was missing."""
-        while not self._crew.paused and (worker := self._crew.idlest(self._depth)) is not None:
+        while not self._pool.paused and (worker := self._pool.least_busy(self._depth)) is not None:
             if self._again:
                 if self._must_wait(self._again[0]):
                     return False
@@ -159,27 +159,27 @@ class LocalExecutor:
 
     def _assign(self, worker: WorkerProcess, task: Task) -> None:
         worker.tasks.append(task)
-        if task.careful:
+        if task.one_by_one:
             worker.note_order()
         self._awaited = [worker]  # a worker that does not listen would keep us here
         try:
-            worker.pipe.send(task.order(self._left_out.get(task.batch.file, frozenset())))
+            worker.pipe.send(task.order(self._skip_digests.get(task.batch.file, frozenset())))
         except OSError:  # it has died; _wait will find out and see to the task
             return
 
-    def _wait(self, bells: list[connection.Connection]) -> None:
+    def _wait(self, wakeups: list[connection.Connection]) -> None:
         """Until something happens, then see to it. A bell only has to end the wait, and so has the guard."""
         pipes = {worker.pipe: worker for worker in self._workers if self._may_receive(worker)}
         deaths = {worker.sentinel: worker for worker in self._workers}
         self._awaited = [worker for worker in pipes.values() if worker.owes_us_something]
-        for happened in connection.wait([*pipes, *deaths, *bells], timeout=LOOK_EVERY_SECONDS):
+        for happened in connection.wait([*pipes, *deaths, *wakeups], timeout=LOOK_EVERY_SECONDS):
             if isinstance(happened, connection.Connection) and happened in pipes:
                 if pipes[happened] in self._workers:  # not ended meanwhile
                     self._receive(pipes[happened])
             elif isinstance(happened, int) and deaths[happened] in self._workers:
                 worker = deaths[happened]
                 if worker.pipe not in pipes or not worker.pipe.poll():  # its last words come first
-                    self._bury(worker)
+                    self._handle_death(worker)
 
     def _may_receive(self, worker: WorkerProcess) -> bool:
         """Not from a worker that is ahead of the others, once enough is waiting already."""
@@ -193,7 +193,7 @@ class LocalExecutor:
         try:
             message = receive(worker.pipe)
         except (EOFError, OSError):
-            self._bury(worker)
+            self._handle_death(worker)
             return
         finally:
             self._awaited = []  # whoever is told now may take their time
@@ -202,14 +202,14 @@ class LocalExecutor:
             return
         if isinstance(message, Waiting):
             worker.waiting = message.reason
-            self._crew.tell_wait()
+            self._pool.tell_wait()
         elif isinstance(message, Event):
             self._observer.tell(message)
         elif isinstance(message, Trying):
             worker.tasks[0].trying = message.document
         elif isinstance(message, Ready):
             worker.ready = True
-            self._crew.note_ready()
+            self._pool.note_ready()
         elif isinstance(message, EncodedBlock):
             worker.tasks[0].receive_block(message)
         elif isinstance(message, Done):
@@ -221,11 +221,11 @@ class LocalExecutor:
             task = worker.tasks.popleft()
             task.error, task.done = message.error, True
 
-    def _bury(self, worker: WorkerProcess) -> None:
+    def _handle_death(self, worker: WorkerProcess) -> None:
         """See to what a worker that has died leaves behind. Its successor comes with the next round."""
         death = worker.explain_end()
         if not worker.ready:
-            self._crew.note_early_death(death)
+            self._pool.note_early_death(death)
         self._observer.tell(Event("worker", f"worker {worker.pid} {death.words}; replaced"))
         culprit = worker.tasks[0] if worker.tasks else None
         self._end(worker)
@@ -241,10 +241,10 @@ class LocalExecutor:
 
     def _end(self, worker: WorkerProcess) -> None:
         """Take a worker away; its batches are done again, without what has arrived of them."""
-        self._crew.remove(worker)
+        self._pool.remove(worker)
         self._do_again(worker.tasks)
         if worker.waiting is not None:
-            self._crew.tell_wait()
+            self._pool.tell_wait()
 
     def _end_all(self) -> None:
         for worker in list(self._workers):
@@ -269,8 +269,8 @@ class LocalExecutor:
         self._do_again(later)
 
     def _leave_out(self, document: Quarantined) -> None:
-        known = self._left_out.get(document.file, frozenset())
-        self._left_out[document.file] = known | {document.sha256}
+        known = self._skip_digests.get(document.file, frozenset())
+        self._skip_digests[document.file] = known | {document.sha256}
 
     def _give_up(self, task: Task, death: Death) -> None:
         """Workers end over a batch before it comes to any document: it can't be read."""
@@ -282,11 +282,13 @@ class LocalExecutor:
         self._again.remove(task)
         task.done = True
         # Only where a resume can begin behind it: it might find the batch readable.
-        whole = batch.rows is None and not (batch.inside or batch.ends_inside or batch.seam or task.received)
+        whole = batch.rows is None and not (
+            batch.starts_mid_document or batch.ends_mid_document or batch.seam or task.received
+        )
         if task.stuck or not (self._spec.source.settings.skip_bad and whole):  # a disk may have been away
             task.error = WorkerError(sentence)
             return
         nothing = np.empty(0, np.uint16)
         start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
-        left_out = (f"left out: {sentence}",)
-        task.blocks.append(EncodedBlock(start, end, nothing, counts=Counts(bad_parts=1), problems=left_out))
+        note = (f"left out: {sentence}",)
+        task.blocks.append(EncodedBlock(start, end, nothing, counts=Counts(bad_parts=1), problems=note))

@@ -23,9 +23,9 @@ class Order:
 
     batch: Batch
     first_block: int = 0  # the ones before it have arrived already
-    left_out: frozenset[str] = frozenset()  # documents in quarantine, by the SHA-256 of their text
-    careful: bool = False  # one document at a time: something in here ends workers
-    spared: frozenset[str] = frozenset()  # documents to be tried with the other engine
+    skip_digests: frozenset[str] = frozenset()  # documents in quarantine, by the SHA-256 of their text
+    one_by_one: bool = False  # one document at a time: something in here ends workers
+    use_fallback_for: frozenset[str] = frozenset()  # documents to be tried with the other engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from fineweb_shards.system.memory_guard import Advice, MemoryGuard
 from fineweb_shards.units import show_bytes
 
 
-class Crew:
+class WorkerPool:
     """Follows the memory guard's advice. What becomes of a worker's batches is the supervisor's business."""
 
     def __init__(self, spec: WorkerSpec, guard: MemoryGuard) -> None:
@@ -43,13 +43,13 @@ class Crew:
         for worker in self.workers:
             worker.join()
 
-    def idlest(self, depth: int) -> WorkerProcess | None:
+    def least_busy(self, depth: int) -> WorkerProcess | None:
         """Who has the least to do, if that is less than `depth` batches."""
         ready = [worker for worker in self.workers if worker.ready and not worker.leaving]
         worker = min(ready, key=lambda one: len(one.tasks), default=None)
         return worker if worker is not None and len(worker.tasks) < depth else None
 
-    def heed_memory(self) -> Iterator[WorkerProcess]:
+    def apply_memory_advice(self) -> Iterator[WorkerProcess]:
         """Do what the guard says; yields those who have to go."""
         was_paused = self.paused
         advice = self._guard.look([worker.pid for worker in self.workers])

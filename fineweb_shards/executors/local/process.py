@@ -58,7 +58,7 @@ class WorkerProcess:
         self._process.join()
         self.pipe.close()
 
-    def put_down(self, fault: str, *, blameless: bool) -> None:
+    def kill_stuck(self, fault: str, *, blameless: bool) -> None:
         """Kill it because it does nothing any more. From any thread."""
         self._fault = Death(Kind.KILLED if blameless else Kind.STUCK, f"{fault} and was killed")
         self._process.kill()

@@ -17,7 +17,7 @@ class Producer:
     def __init__(self, batches: Iterator[Batch], ahead: int) -> None:
         self._batches = batches
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(ahead)
-        self.wakeup, self._bell = Pipe(duplex=False)
+        self.wakeup, self._wakeup_sender = Pipe(duplex=False)
         self.ended = False  # every batch has been taken
         self.failure: Exception | None = None  # ... and then the listing failed
         self._stopped = False
@@ -64,4 +64,4 @@ class Producer:
 
     def _put(self, item: Batch | BaseException | None) -> None:
         self._queue.put(item)
-        self._bell.send_bytes(b"!")
+        self._wakeup_sender.send_bytes(b"!")

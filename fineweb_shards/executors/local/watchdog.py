@@ -31,7 +31,7 @@ _EXCUSED_STATES = "DRt"
 Suspects = Callable[[], Sequence[WorkerProcess]]
 
 
-class Pulse:
+class WorkerActivity:
     """What is known of one worker's last sign of life."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Watchdog:
         self.observer = Observer()
         self._suspects = suspects
         self._clock = clock or Clock()
-        self._pulses: dict[WorkerProcess, Pulse] = {}
+        self._activities: dict[WorkerProcess, WorkerActivity] = {}
         self._last_look = self._clock.now()
         self._complaints: set[str] = set()
         self._ended = threading.Event()
@@ -105,10 +105,10 @@ class Watchdog:
         passed = min(now - self._last_look, 2 * LOOK_EVERY_SECONDS)
         self._last_look = now
         suspects = list(self._suspects())
-        self._pulses = {worker: self._pulses.get(worker) or Pulse() for worker in suspects}
-        for worker, pulse in self._pulses.items():
+        self._activities = {worker: self._activities.get(worker) or WorkerActivity() for worker in suspects}
+        for worker, activity in self._activities.items():
             life = process_life(worker.pid)
-            fault = pulse.look(worker.messages, life, passed)
+            fault = activity.look(worker.messages, life, passed)
             if fault is not None:
                 stopped = life is not None and life[0] == "T"  # somebody else's doing
-                worker.put_down(fault, blameless=stopped)
+                worker.kill_stuck(fault, blameless=stopped)

@@ -21,9 +21,9 @@ from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
 from fineweb_shards.executors.death import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
 from fineweb_shards.executors.local.messages import Failed, Order, Outbox, Ready, Trying
-from fineweb_shards.executors.one_by_one import encode_carefully, holds_any
+from fineweb_shards.executors.one_by_one import encode_one_by_one, holds_any
 from fineweb_shards.sources.base import Source
-from fineweb_shards.system.machine import be_nice, offer_to_oom_killer
+from fineweb_shards.system.machine import lower_priority, offer_to_oom_killer
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.selftest import check_engine
@@ -55,7 +55,7 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # held back while it was started
-    be_nice()
+    lower_priority()
     offer_to_oom_killer()
     outbox = Outbox(pipe)
     in_thread = partial(_run_thread, outbox)
@@ -129,11 +129,11 @@ def encode_batch(
         if number < order.first_block:
             continue
         block = None
-        if not order.careful and not holds_any(chunk, order.left_out):
+        if not order.one_by_one and not holds_any(chunk, order.skip_digests):
             with contextlib.suppress(UnencodableError):  # a document at a time will show which one it is
                 block = encoder.encode(chunk, name)
         if block is None:
-            block = encode_carefully(chunk, name, encoder, order, announce, source.settings.batch_bytes)
+            block = encode_one_by_one(chunk, name, encoder, order, announce, source.settings.batch_bytes)
         yield block
 
 

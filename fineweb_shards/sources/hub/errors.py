@@ -1,4 +1,4 @@
-"""What the hub's clients raise, in our words: `Trouble` where waiting may help, HubError where it won't.
+"""What the hub's clients raise, in our words: TransientError where waiting may help, HubError where not.
 
 The clients' own exceptions hold the request, and with it the token: none of them leaves here.
 """
@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 from fineweb_shards.errors import HubError, ShardError
 from fineweb_shards.sources.hub.environment import proxy_of
 from fineweb_shards.sources.hub.rate_limit import asked_seconds, describe_limit
-from fineweb_shards.system.retry import Trouble
+from fineweb_shards.system.retry import TransientError
 
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REASONS = {
@@ -46,7 +46,7 @@ class translated_errors:  # noqa: N801 - reads like a statement
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, (Trouble, ShardError)):
+        if error is None or isinstance(error, (TransientError, ShardError)):
             return
         cause = error.__cause__
         if isinstance(error, LocalEntryNotFoundError) and isinstance(cause, Exception):
@@ -55,7 +55,7 @@ class translated_errors:  # noqa: N801 - reads like a statement
         if translated is not None:
             raise translated from None
 
-    def _translate(self, error: BaseException) -> Trouble | HubError | None:
+    def _translate(self, error: BaseException) -> TransientError | HubError | None:
         """None: a mistake of this program, which shows a traceback."""
         if isinstance(error, OfflineModeIsEnabled):
             return HubError(
@@ -64,29 +64,29 @@ class translated_errors:  # noqa: N801 - reads like a statement
             )
         if isinstance(error, HfHubHTTPError):
             if error.response.status_code in PASSING_STATUSES:
-                return status_trouble(error.response)
+                return status_error(error.response)
             return HubError(f"{self._what}: {_refusal(error, error.response.status_code)}.")
         if isinstance(error, httpx2.RequestError):
             return request_error(error)
         if isinstance(error, (ConnectionError, TimeoutError)):
-            return Trouble(f"{hub_host()}: {_reason(error)}")
+            return TransientError(f"{hub_host()}: {_reason(error)}")
         if isinstance(error, FileMetadataError):
-            return Trouble(f"{hub_host()}: an answer without a file's size or hash")
+            return TransientError(f"{hub_host()}: an answer without a file's size or hash")
         if _is_broken_transfer(error):
-            return Trouble(f"{hub_host()}: the transfer broke off")
+            return TransientError(f"{hub_host()}: the transfer broke off")
         return None
 
 
-def status_trouble(response: httpx2.Response) -> Trouble:
+def status_error(response: httpx2.Response) -> TransientError:
     """An answer with a status that may pass."""
     host, status = response.request.url.netloc.decode("ascii", "replace"), response.status_code
     reason, advice = f"status {status}", ""
     if status == 429:
         reason, advice = describe_limit(response.headers, has_token=get_token() is not None)
-    return Trouble(f"{host}: {reason}", asked_seconds(response.headers, status), advice)
+    return TransientError(f"{host}: {reason}", asked_seconds(response.headers, status), advice)
 
 
-def request_error(error: httpx2.RequestError) -> Trouble | HubError:
+def request_error(error: httpx2.RequestError) -> TransientError | HubError:
     """A request that got no answer, or not all of it."""
     url = error.request.url
     host = url.netloc.decode("ascii", "replace")
@@ -100,14 +100,14 @@ def request_error(error: httpx2.RequestError) -> Trouble | HubError:
                 "them with SSL_CERT_FILE.",
             )
         if isinstance(cause, socket.gaierror):
-            return Trouble(f"{where}: no such host, or no network")
+            return TransientError(f"{where}: no such host, or no network")
     if isinstance(error, httpx2.UnsupportedProtocol):
         return HubError(f"{url.scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
     if isinstance(error, httpx2.ProxyError) and "407" in str(error):
         return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
     if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error):
         return HubError(f"{where}: the request can't be sent.", "Check HF_TOKEN: it holds odd characters.")
-    return Trouble(f"{where}: {_reason(error)}")
+    return TransientError(f"{where}: {_reason(error)}")
 
 
 def hub_host() -> str:

@@ -26,7 +26,7 @@ from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error
-from fineweb_shards.system.retry import Patience, Trouble
+from fineweb_shards.system.retry import Retrier, TransientError
 from fineweb_shards.types import Batch
 
 _PATHS_AT_ONCE = 500
@@ -46,10 +46,10 @@ class Listing:
 
 
 def list_dataset(
-    dataset: str, name: str, split: str, revision: str, patience: Patience, *, download: Path | None
+    dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, *, download: Path | None
 ) -> Listing:
     """The files of a config and split, resolved by `datasets` itself."""
-    open_session(patience)
+    open_session(retrier)
     api = HfApi()
 
     def commit_of() -> str:
@@ -57,13 +57,13 @@ def list_dataset(
             return str(api.dataset_info(dataset, revision=revision or None).sha)
 
     # First, because its errors are clean: `datasets` tells an outage as a missing file.
-    commit = patience.call(commit_of)
-    urls = patience.call(lambda: _resolve(dataset, name, split, commit))
+    commit = retrier.call(commit_of)
+    urls = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
     prefix = f"hf://datasets/{dataset}@{commit}/"
     paths = [url.removeprefix(prefix) for url in urls]
     if not all(path.endswith(".parquet") for path in paths):
         whole = InputFile(
-            0, f"{prefix}{name}/{split}", f"{name or dataset}/{split}", "hub-rows", None, 0, 0, ""
+            0, f"{prefix}{name}/{hub_split}", f"{name or dataset}/{hub_split}", "hub-rows", None, 0, 0, ""
         )
         return Listing(commit, (whole,))
 
@@ -74,7 +74,7 @@ def list_dataset(
     infos: dict[str, Any] = {}
     for first in range(0, len(paths), _PATHS_AT_ONCE):
         some = paths[first : first + _PATHS_AT_ONCE]
-        infos |= {info.path: info for info in patience.call(lambda some=some: describe(some))}  # type: ignore[misc]
+        infos |= {info.path: info for info in retrier.call(lambda some=some: describe(some))}  # type: ignore[misc]
     missing = [path for path in paths if path not in infos]
     if missing:
         raise HubError(f"dataset {dataset}: {missing[0]} is listed but not there.")
@@ -88,7 +88,7 @@ def list_dataset(
     return Listing(commit, tuple(files))
 
 
-def _resolve(dataset: str, name: str, split: str, commit: str) -> list[str]:
+def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> list[str]:
     import datasets  # heavy, and only needed here
 
     try:
@@ -102,13 +102,13 @@ def _resolve(dataset: str, name: str, split: str, commit: str) -> list[str]:
         raise HubError(f"dataset {dataset}: {str(error).splitlines()[0]}") from None
     except FileNotFoundError as error:
         if type(error) is FileNotFoundError:  # how `datasets` tells an outage
-            raise Trouble(f"{hub_host()}: the listing could not be read") from None
+            raise TransientError(f"{hub_host()}: the listing could not be read") from None
         raise HubError(f"dataset {dataset}: {str(error).splitlines()[0]}") from None
     found = builder.config.data_files or {}
-    if split not in found:
+    if hub_split not in found:
         known = ", ".join(map(str, found)) or "none"
-        raise HubError(f"dataset {dataset}: there is no split {split!r}.", f"Its splits are: {known}.")
-    return [str(url) for url in found[split]]
+        raise HubError(f"dataset {dataset}: there is no split {hub_split!r}.", f"Its splits are: {known}.")
+    return [str(url) for url in found[hub_split]]
 
 
 class HubParquetFormat(ParquetFormat):
@@ -119,7 +119,7 @@ class HubParquetFormat(ParquetFormat):
 
     def __init__(self, settings: ReadSettings) -> None:
         super().__init__(settings)
-        open_session(self.patience)
+        open_session(self.retrier)
         self._open_files: dict[str, tuple[Any, RangeFile]] = {}
         self._nearly_all_text: dict[str, bool] = {}
 
@@ -140,7 +140,7 @@ class HubParquetFormat(ParquetFormat):
         hub = self.settings.hub
         assert hub is not None
         url = hf_hub_url(hub.dataset, file.name, repo_type="dataset", revision=hub.commit)
-        return RangeFile(url, file.size_bytes, file.content_hash, self.patience)
+        return RangeFile(url, file.size_bytes, file.content_hash, self.retrier)
 
     def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Any:
         """A large row group stays whole: in stripes every worker would fetch all of it."""
@@ -207,7 +207,7 @@ class DownloadedFormat(ParquetFormat):
 
     def __init__(self, settings: ReadSettings) -> None:
         super().__init__(settings)
-        open_session(self.patience)
+        open_session(self.retrier)
         self._downloads: dict[str, Future[None]] = {}
 
     def expect(self, files: Sequence[InputFile]) -> None:
@@ -226,9 +226,9 @@ class DownloadedFormat(ParquetFormat):
             return
         hub = self.settings.hub
         assert hub is not None
-        disk = Disk(path.parent, hub.max_outage_seconds, self.patience.observer)
-        disk.attempt(lambda: self.patience.call(partial(self._download_once, file, hub)))
-        self.patience.observer.fetch(file.size_bytes)
+        disk = Disk(path.parent, hub.max_outage_seconds, self.retrier.observer)
+        disk.attempt(lambda: self.retrier.call(partial(self._download_once, file, hub)))
+        self.retrier.observer.fetch(file.size_bytes)
 
     def _download_once(self, file: InputFile, hub: HubRef) -> None:
         url = hf_hub_url(hub.dataset, file.name, repo_type="dataset", revision=hub.commit)

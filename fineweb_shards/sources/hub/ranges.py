@@ -18,7 +18,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.sources.hub.errors import hub_host, short_name, translated_errors
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.retry import Patience, Trouble
+from fineweb_shards.system.retry import Retrier, TransientError
 
 # A connection that trickles never runs into a timeout.
 _SLOWEST_BYTES_PER_SECOND = 4096
@@ -27,13 +27,13 @@ _SLOWEST_BYTES_PER_SECOND = 4096
 class RangeFile(io.RawIOBase):
     """Seekable and readable, for pyarrow. Reads inside a prefetched range don't go to the network."""
 
-    def __init__(self, url: str, size_bytes: int, content_hash: str, patience: Patience) -> None:
+    def __init__(self, url: str, size_bytes: int, content_hash: str, retrier: Retrier) -> None:
         super().__init__()
         self._url = url
         self._size_bytes = size_bytes
         self._hash = content_hash
         self._etag: str | None = None
-        self._patience = patience
+        self._retrier = retrier
         self._position = 0
         self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
 
@@ -49,7 +49,7 @@ class RangeFile(io.RawIOBase):
 
     def fetch(self, start: int, stop: int) -> memoryview:
         """The bytes of a range, however often it takes."""
-        return self._patience.call(lambda: self._fetch_once(start, stop))
+        return self._retrier.call(lambda: self._fetch_once(start, stop))
 
     def _fetch_once(self, start: int, stop: int) -> memoryview:
         wanted = f"bytes {start}-{stop - 1}/{self._size_bytes}"
@@ -67,18 +67,18 @@ class RangeFile(io.RawIOBase):
             hf_raise_for_status(response)
             if response.status_code != 206 or response.headers.get("Content-Range") != wanted:
                 status, name = response.status_code, short_name(self._url)
-                raise Trouble(f"{hub_host()}: status {status} for a range of {name}")
+                raise TransientError(f"{hub_host()}: status {status} for a range of {name}")
             self._check_same(response)
             buffer, received, begin = bytearray(stop - start), 0, time.monotonic()
             for chunk in response.iter_raw():
                 buffer[received : received + len(chunk)] = chunk
                 received += len(chunk)
-                self._patience.observer.fetch(len(chunk))
+                self._retrier.observer.fetch(len(chunk))
                 seconds = time.monotonic() - begin
                 if seconds > timeout and received < _SLOWEST_BYTES_PER_SECOND * seconds:
-                    raise Trouble(f"{hub_host()}: only {received:,} bytes in {seconds:.0f} s")
+                    raise TransientError(f"{hub_host()}: only {received:,} bytes in {seconds:.0f} s")
         if received != stop - start:
-            raise Trouble(f"{hub_host()}: {received:,} of {stop - start:,} bytes")
+            raise TransientError(f"{hub_host()}: {received:,} of {stop - start:,} bytes")
         return memoryview(buffer)
 
     def _check_same(self, response: Any) -> None:
@@ -93,7 +93,7 @@ class RangeFile(io.RawIOBase):
         now = get_hf_file_metadata(self._url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).etag
         if now != self._hash:
             raise ChangedError(f"{short_name(self._url)}: the file on the hub was {self._hash} and is {now}.")
-        raise Trouble(f"{hub_host()}: an answer with another ETag for {short_name(self._url)}")
+        raise TransientError(f"{hub_host()}: an answer with another ETag for {short_name(self._url)}")
 
     def readable(self) -> bool:
         return True

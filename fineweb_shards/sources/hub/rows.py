@@ -18,7 +18,7 @@ from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text
 from fineweb_shards.sources.hub.errors import hub_host, translated_errors
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.sources.jsonl import JsonLinesFormat
-from fineweb_shards.system.retry import Trouble
+from fineweb_shards.system.retry import TransientError
 from fineweb_shards.types import Batch
 
 _END = object()
@@ -27,9 +27,9 @@ _END = object()
 class HubRowsFormat(JsonLinesFormat):
     def __init__(self, settings: ReadSettings) -> None:
         super().__init__(settings)
-        open_session(self.patience)
+        open_session(self.retrier)
 
-    def batches(self, file: InputFile, position: int, inside: bool) -> Iterator[Batch]:
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         lines: list[str] = []
         size, first = 0, position
         rows, failure = self._rows(position), None
@@ -70,7 +70,7 @@ class HubRowsFormat(JsonLinesFormat):
                     if rows is None:
                         rows = iter(self._open(position))
                     return next(rows, _END)
-            except Trouble:
+            except TransientError:
                 rows = None  # open it again, at the row that is due
                 raise
             except Exception as error:
@@ -79,7 +79,7 @@ class HubRowsFormat(JsonLinesFormat):
                 place = f"{self._dataset()}: row {position:,}"
                 raise BadFileError(f"{place} can't be read: {_first_line(error)}.") from error
 
-        while (row := self.patience.call(next_row)) is not _END:
+        while (row := self.retrier.call(next_row)) is not _END:
             position += 1
             yield row
 
@@ -93,11 +93,11 @@ class HubRowsFormat(JsonLinesFormat):
         assert hub is not None
         try:
             stream = datasets.load_dataset(
-                hub.dataset, name=hub.name or None, split=hub.split, revision=hub.commit, streaming=True
+                hub.dataset, name=hub.name or None, split=hub.hub_split, revision=hub.commit, streaming=True
             )
         except FileNotFoundError as error:
             if type(error) is FileNotFoundError:  # how `datasets` tells an outage
-                raise Trouble(f"{hub_host()}: the listing could not be read") from None
+                raise TransientError(f"{hub_host()}: the listing could not be read") from None
             raise HubError(f"dataset {hub.dataset}: {_first_line(error)}") from None
         column = self.settings.text_column
         names = stream.column_names

@@ -2,7 +2,7 @@
 
 Left alone the clients ask without a timeout, try again on their own for 23 s (or as long as a 429 says, five
 times), and tell it on the screen in their own words. In this session every request has a timeout, what may
-pass is waited out with our patience, and what can't is told at once.
+pass is waited out by our retrier, and what can't is told at once.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.environment import check_token
-from fineweb_shards.sources.hub.errors import PASSING_STATUSES, request_error, status_trouble
-from fineweb_shards.system.retry import Patience
+from fineweb_shards.sources.hub.errors import PASSING_STATUSES, request_error, status_error
+from fineweb_shards.system.retry import Retrier
 
 ANSWER_SECONDS = 30.0
 
 
-def open_session(patience: Patience | None, answer_seconds: float = ANSWER_SECONDS) -> None:
-    """From now on all requests of this process go through a session of ours. Without patience trouble is
+def open_session(retrier: Retrier | None, answer_seconds: float = ANSWER_SECONDS) -> None:
+    """From now on all requests of this process go through a session of ours. Without a retrier a failure is
     raised at once: for those who must not ask the same thing twice."""
     check_token(get_token())
-    set_client_factory(partial(_make_session, patience, answer_seconds))
+    set_client_factory(partial(_make_session, retrier, answer_seconds))
 
 
-def _make_session(patience: Patience | None, answer_seconds: float) -> HubSession:
+def _make_session(retrier: Retrier | None, answer_seconds: float) -> HubSession:
     try:
-        return HubSession(patience, answer_seconds)
+        return HubSession(retrier, answer_seconds)
     except (ValueError, ImportError, httpx2.InvalidURL) as error:  # a proxy that it can't use
         raise HubError(
             f"The proxy in the environment can't be used: {error}",
@@ -40,20 +40,20 @@ def _make_session(patience: Patience | None, answer_seconds: float) -> HubSessio
 
 
 class HubSession(httpx2.Client):
-    """A session as huggingface_hub would make it, but for timeouts and patience."""
+    """A session as huggingface_hub would make it, but for timeouts and retries."""
 
-    def __init__(self, patience: Patience | None, answer_seconds: float) -> None:
+    def __init__(self, retrier: Retrier | None, answer_seconds: float) -> None:
         super().__init__(
             event_hooks={"request": [_respect_offline_mode]}, follow_redirects=True, timeout=answer_seconds
         )
-        self._hub_patience = patience
+        self._hub_retrier = retrier
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if not _is_ours(request, streamed=bool(options.get("stream"))):
             return super().send(request, **options)
-        if self._hub_patience is None:
+        if self._hub_retrier is None:
             return self._send_once(request, options)
-        return self._hub_patience.call(partial(self._send_once, request, options))
+        return self._hub_retrier.call(partial(self._send_once, request, options))
 
     def _send_once(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
         try:
@@ -62,7 +62,7 @@ class HubSession(httpx2.Client):
             raise request_error(error) from None
         if response.status_code in PASSING_STATUSES:
             response.close()
-            raise status_trouble(response)
+            raise status_error(response)
         return response
 
 

@@ -354,13 +354,13 @@ def test_a_file_replaced_while_it_is_read_is_noticed(
     """An answer with another ETag is asked for again; a file that really is another one ends the run."""
     from fineweb_shards.errors import ChangedError
     from fineweb_shards.sources.hub.ranges import RangeFile
-    from fineweb_shards.system.retry import Patience
+    from fineweb_shards.system.retry import Retrier
 
     name, data = next(iter(FILES.items()))
     repository = hub.repositories[REPO]
     digest = repository.commits[repository.head][name].sha256
     url = f"{hub.endpoint}/datasets/{REPO}/resolve/{repository.head}/{name}"
-    file = RangeFile(url, len(data), digest, Patience(60))
+    file = RangeFile(url, len(data), digest, Retrier(60))
     hub.faults.append(ScriptedFaults(script=[None, ChangedETag(), ChangedETag()], path_contains=name))
     assert file.read(100) == data[:100]
     assert file.read(100) == data[100:200]
@@ -377,11 +377,11 @@ def test_a_silent_listing_is_asked_again(
     from huggingface_hub import get_session
 
     from fineweb_shards.sources.hub.session import open_session
-    from fineweb_shards.system.retry import Patience
+    from fineweb_shards.system.retry import Retrier
 
     plan = ScriptedFaults(script=[Stall(seconds=30), Stall(0.5, seconds=30)], on="api")
     with StandInHub([repository], [plan]) as hub:
-        open_session(Patience(60), answer_seconds=0.2)
+        open_session(Retrier(60), answer_seconds=0.2)
         answer = get_session().get(f"{hub.endpoint}/api/datasets/{REPO}")
         assert answer.json()["sha"] == repository.head
         assert plan.injected == 2

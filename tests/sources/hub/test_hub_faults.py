@@ -31,7 +31,7 @@ from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.environment import check_addresses, check_token
 from fineweb_shards.sources.hub.errors import translated_errors
 from fineweb_shards.sources.hub.rate_limit import LONGEST_ASKED_SECONDS, asked_seconds, describe_limit
-from fineweb_shards.system.retry import Patience, Trouble
+from fineweb_shards.system.retry import Retrier, TransientError
 
 FAULTS: dict[str, list[Fault]] = {
     "reset": [Reset(), Reset(0.5)],
@@ -99,17 +99,17 @@ def test_a_429_says_what_a_token_would_change(kind: str, quota: str) -> None:
 
 
 def test_a_rate_limit_is_our_wait(repository: Repository) -> None:
-    """In huggingface_hub's own download: told by us, with host and times, and waited with our patience."""
+    """In huggingface_hub's own download: told by us, with host and times, and waited with our retrier."""
     from huggingface_hub import get_hf_file_metadata
 
     from fineweb_shards.sources.hub.session import open_session
 
     clock, listener = FakeClock(), Listener()
-    patience = Patience(3600, clock)
-    patience.observer = listener
+    retrier = Retrier(3600, clock)
+    retrier.observer = listener
     limit = Status(429, rate_limit_reset_seconds=299)
     with StandInHub([repository], [ScriptedFaults(script=[limit, limit], on="resolve")]) as hub:
-        open_session(patience)
+        open_session(retrier)
         name = next(iter(FILES))
         get_hf_file_metadata(f"{hub.endpoint}/datasets/{REPO}/resolve/{repository.head}/{name}")
     assert clock.waits == [299, 299]
@@ -137,7 +137,7 @@ def xet_get(error: Exception) -> None:
 )
 def test_a_transfer_that_breaks_off_is_waited_for(error: Exception) -> None:
     """huggingface_hub tells a short body as an OSError, xet any trouble as a RuntimeError."""
-    with pytest.raises(Trouble, match="the transfer broke off"), translated_errors("a.parquet"):
+    with pytest.raises(TransientError, match="the transfer broke off"), translated_errors("a.parquet"):
         xet_get(error)
 
 

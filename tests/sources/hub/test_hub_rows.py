@@ -17,7 +17,7 @@ from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources import Source
 from fineweb_shards.sources.base import HubRef, InputFile
 from fineweb_shards.sources.hub.rows import HubRowsFormat
-from fineweb_shards.system.retry import Trouble
+from fineweb_shards.system.retry import TransientError
 
 FILE = InputFile(0, "hf://datasets/a/b@c/train", "train", "hub-rows", None, 0, 0, "")
 HUB = HubRef("a/b", "", "train", "c", 3600, "", keep_downloads=False)
@@ -91,7 +91,7 @@ def test_a_stream_that_breaks_is_told_or_ended_there(tmp_path: Path, error: Exce
 def test_an_outage_is_no_damage(tmp_path: Path) -> None:
     """The stream is opened again at the row that is due."""
     rows: list[Any] = [{"text": f"row {i}"} for i in range(9)]
-    trouble = Trouble("the connection is gone")
+    trouble = TransientError("the connection is gone")
     source = source_of(tmp_path, rows, skip=True)
     opened: list[int] = []
     real = source.formats["hub-rows"]._open  # type: ignore[attr-defined]  # the double's own
