@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards import errors
-from fineweb_shards.commands.main import make_parser
+from fineweb_shards.commands.main import VERBS, make_parsers
 from fineweb_shards.run.config import Config, load_config
 
 ROOT = Path(__file__).parent.parent
@@ -19,14 +19,13 @@ TEXT = "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
-    (action,) = [a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction)]
-    return dict(action.choices)
+    return dict(make_parsers(VERBS)[1])
 
 
 def flags() -> set[str]:
     return {
         option
-        for parser in [make_parser(), *verbs().values()]
+        for parser in [make_parsers(())[0], *verbs().values()]
         for action in parser._actions
         for option in action.option_strings
         if option.startswith("--") and not option.startswith("--no-")

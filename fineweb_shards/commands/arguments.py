@@ -175,3 +175,24 @@ def _as_argument_error(parse: Callable[..., Any], *values: Any) -> Any:
         return parse(*values)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def add_fresh_flags(parser: argparse.ArgumentParser) -> None:
+    """To start over."""
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="delete what a build has made in --out, after asking, and start over",
+    )
+    parser.add_argument("--yes", action="store_true", help="with --fresh: delete without asking, for scripts")
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """An output folder: by its name, or by the config it was built with (targets.py reads it)."""
+    parser.add_argument(
+        "folder",
+        metavar="DIR",
+        nargs="?",
+        help="output folder of a build, or the sample or TOML file that it was built with",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")

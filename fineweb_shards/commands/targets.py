@@ -80,6 +80,16 @@ def read_folder(word: str) -> Path:
     return folder
 
 
+def read_named_folder(options: argparse.Namespace) -> Path:
+    """The folder that a verb which looks at one was given: DIR, or --config."""
+    if (options.folder is None) == (options.config is None):
+        raise UsageError(
+            "Name one folder: DIR, or --config FILE with the config it was built with.",
+            f"For example: `{PROGRAM} {options.verb} out/demo`",
+        )
+    return folder_of_config(options.config) if options.folder is None else read_folder(options.folder)
+
+
 def folder_of_config(text: str) -> Path:
     """The output folder that a config names."""
     config = load_config(find_config(text), {})

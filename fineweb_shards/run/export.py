@@ -26,13 +26,6 @@ from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.token_stream import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
-from fineweb_shards.run.result_text import (
-    content_lines,
-    output_notes,
-    output_warnings,
-    training_lines,
-    warning_lines,
-)
 from fineweb_shards.run.trainer_warnings import stray_warnings
 from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
 from fineweb_shards.store.leftovers import tidy_finished
@@ -45,7 +38,7 @@ from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.tokenizers.ranks import EOT
 from fineweb_shards.types import Counts, Cursor, TokenBlock, Tokens
-from fineweb_shards.units import show_bytes, show_seconds
+from fineweb_shards.units import show_bytes
 
 # The rest of a source's settings says what its documents are, and stays.
 OUTPUT_SETTINGS = ("layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard")
@@ -146,23 +139,6 @@ def export(
         ) as bar:  # fmt: skip
             result = _copy(origin, spec, manifest, disk, lambda tokens: bar.update(2 * tokens))
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
-
-
-def export_lines(result: Exported) -> list[str]:
-    """What a person reads at the end."""
-    if not result.seconds:
-        first = "Nothing to do: the export was made before."
-    else:
-        speed = show_bytes(2 * result.new_tokens / max(result.seconds, 1e-9))
-        first = f"Done: in {show_seconds(result.seconds)}, {speed}/s."
-    notes = [f"{'note':<10} {note}" for note in output_notes(result.spec, result.manifest)]
-    return [
-        first,
-        *content_lines(result.spec, result.manifest),
-        *notes,
-        *training_lines(result.spec, result.manifest),
-        *warning_lines(output_warnings(result.spec, result.manifest)),
-    ]
 
 
 def _open_manifest(origin: Origin, config: Config, spec: OutputSpec) -> Manifest:

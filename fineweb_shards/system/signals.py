@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 from fineweb_shards.errors import Interrupted
 from fineweb_shards.system.standard_streams import limit_output_waits, write_final_message
 from fineweb_shards.system.terminal import shown_on
-from fineweb_shards.watching.screen import Screen
 
 _HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
 class Interrupts:
-    """Catches signals from now on. `resume` is the command that goes on; `screen` is tidied up at the end."""
+    """Catches signals from now on. `resume` is the command that goes on; `wipe_screen` gives what must be
+    written to clear away what is being shown."""
 
     def __init__(self, resume: str) -> None:
-        self.screen: Screen | None = None
+        self.wipe_screen: Callable[[], str] = str
         self._resume = resume
         self._stopping = False
         self._asked = 0  # by a person, or by a program that ends others
@@ -42,7 +43,7 @@ class Interrupts:
             raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
 
     def _end_at_once(self, number: int) -> None:
-        wipe = self.screen.abandon() if self.screen is not None else ""
+        wipe = self.wipe_screen()
         resume = shown_on(sys.stderr, f"resume with: {self._resume}")
         write_final_message(
             f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n"

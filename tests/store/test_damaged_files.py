@@ -17,7 +17,7 @@ from documents import make_documents
 from inputs import write_jsonl
 from promises import Tries
 
-from fineweb_shards.commands import inspect_text as inspection_text
+from fineweb_shards.commands import inspect
 from fineweb_shards.errors import InputError, ShardError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.loader import ShardLoader
@@ -45,7 +45,7 @@ def use_all(path: Path) -> None:
     """What a person or a trainer does with a file; only our own errors may come out of it."""
     target = inspection.open_target(path)
     found = inspection.count(target)
-    "\n".join(inspection_text.statistics_lines(target, found))
+    "\n".join(inspect.statistics_lines(target, found))
     numbers = {match.document for match in inspection.find_text(target, "e")}
     assert max(numbers, default=-1) < found.documents
     if found.documents:

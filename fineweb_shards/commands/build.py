@@ -1,13 +1,22 @@
-"""What a person reads when a build has ended."""
+"""`build`: make the shards, or go on where it stopped; and what a person reads at the end."""
 
 from __future__ import annotations
 
+import argparse
+import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
+from fineweb_shards.commands.console import WaitsOnScreen, print_result
+from fineweb_shards.commands.targets import read_config
+from fineweb_shards.errors import InputError, QuarantineError, ShardError
 from fineweb_shards.report import closing_lines
-from fineweb_shards.run.build import Outcome
+from fineweb_shards.run.build import Outcome, build, held_job
+from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
+from fineweb_shards.run.on_finish import run_command
 from fineweb_shards.run.result_text import (
     content_lines,
     output_notes,
@@ -15,7 +24,78 @@ from fineweb_shards.run.result_text import (
     training_lines,
     warning_lines,
 )
+from fineweb_shards.store.quarantine import FILE_NAME as QUARANTINE
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.machine import lower_priority
+from fineweb_shards.system.signals import Interrupts
+from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
+from fineweb_shards.watching.bars import choose_screen
+from fineweb_shards.watching.screen import Screen, put_json
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for every setting, and those of this verb alone."""
+    add_config_flags(parser)
+    add_fresh_flags(parser)
+    parser.add_argument(
+        "--same-source",
+        action="store_true",
+        help="the input was copied: accept other modification times when resuming",
+    )
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--quiet", action="store_true", help="show errors and the result only")
+    shown.add_argument("--json", action="store_true", help="progress and result as JSON lines, for programs")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Build, and tell the user's own command how it ended."""
+    interrupts = Interrupts(options.resume)
+    ignore_closed_output()
+    lower_priority()
+    config = read_config(options)
+    screen = choose_screen(quiet=options.quiet, as_json=options.json)
+    interrupts.wipe_screen = screen.abandon
+    ending: BaseException | None = None
+    try:
+        make_shards(config, options, screen)
+    except BaseException as error:
+        ending = error
+        raise
+    finally:
+        if options.json and isinstance(ending, ShardError):
+            put_json({"event": "error", "exit_code": ending.exit_code, "message": ending.message})
+        if config.on_finish and config.out:
+            complaint = run_command(config.on_finish, Path(os.path.expanduser(config.out)), ending)
+            if complaint:
+                screen.complain(complaint)
+
+
+def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> None:
+    """Run the build, print its result, and raise what its exit code has to say."""
+    with held_job(config, fresh=options.fresh, observer=WaitsOnScreen(screen)) as job:
+        outcome = build(
+            job,
+            fresh=options.fresh,
+            yes=options.yes,
+            same_source=options.same_source,
+            screen=screen,
+            command=options.command,
+        )
+    if options.json:
+        put_json({"event": "result", **summary_values(job, outcome)})
+    else:
+        print_result(*summary_lines(job, outcome))
+    if outcome.manifest.quarantined:
+        raise QuarantineError(
+            f"{show_number_of(len(outcome.manifest.quarantined), 'document')} could not be encoded and had "
+            f"to be left out: see {job.folder / WORK_FOLDER / QUARANTINE}."
+        )
+    if not outcome.manifest.shards and not outcome.manifest.totals["dropped_tokens"]:
+        raise InputError(
+            "The input holds no document, so there is no shard.",
+            "Check what --input or --dataset names, then start over with --fresh.",
+        )
 
 
 def summary_lines(job: Job, outcome: Outcome) -> list[str]:

@@ -1,14 +1,25 @@
-"""What `inspect` found, for people and for programs. Everything from a document is made safe to show."""
+"""`inspect`: look into shards: figures, documents, a search.
+
+Everything from a document is made safe to show.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fineweb_shards.commands.arguments import read_count, read_text
+from fineweb_shards.errors import NoMatch
+from fineweb_shards.reading import inspection
 from fineweb_shards.reading.inspection import Match, Target
 from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
-from fineweb_shards.system.terminal import safe_text
+from fineweb_shards.system.terminal import printable, safe_text
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.tokenizers.ranks import VOCABULARY_SIZE
 from fineweb_shards.units import show_bytes, show_count, show_number_of
@@ -21,6 +32,57 @@ _KINDS = {
 _SHOWN_FILES = 12
 _SHOWN_TOKENS = 12
 _BAR_WIDTH = 40
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What to look into, and what to show of it."""
+    parser.add_argument("path", metavar="FILE|DIR", type=Path)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--document", metavar="N", type=read_count, help="show the N-th document, from 0")
+    what.add_argument("--random", action="store_true", help="show a document chosen by chance")
+    what.add_argument("--grep", metavar="TEXT", type=read_text, help="list the documents that contain TEXT")
+    parser.add_argument("--seed", metavar="N", type=read_count, help="with --random: the same one each time")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Show figures, one document, or the documents that hold a text."""
+    target = inspection.open_target(options.path)
+    if options.grep is not None:
+        _run_grep(options, target)
+        return
+    if options.document is None and not options.random:
+        found = inspection.count(target)
+        if options.json:
+            print(json.dumps(statistics_json(target, found), indent=1))
+        else:
+            print("\n".join(statistics_lines(target, found)))
+        return
+    number = options.document
+    if number is None:
+        number = inspection.choose_document(target, options.seed)
+    pieces = inspection.read_document(target, number)
+    first = next(pieces, "")
+    if options.json:
+        print(json.dumps({"document": number, "text": first + "".join(pieces)}))
+        return
+    print(f"document {number:,} of {printable(str(target.path))}\n")
+    for piece in (first, *pieces):
+        sys.stdout.write(printable(piece))
+    print()
+
+
+def _run_grep(options: argparse.Namespace, target: Target) -> None:
+    """Like grep: a line a match as soon as it is found, and exit code 1 where there is none."""
+    matches = 0
+    for match in inspection.find_text(target, options.grep):
+        matches += 1
+        if options.json:
+            print(json.dumps(dataclasses.asdict(match)), flush=True)
+        else:
+            print(match_line(match), flush=True)
+    if not matches:
+        raise NoMatch
 
 
 def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:

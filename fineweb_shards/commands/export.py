@@ -1,0 +1,70 @@
+"""`export`: copy finished shards into another layout, without tokenizing."""
+
+from __future__ import annotations
+
+import argparse
+
+from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags
+from fineweb_shards.commands.console import WaitsOnScreen, print_result
+from fineweb_shards.commands.targets import read_folder
+from fineweb_shards.reading.verify import check_folder
+from fineweb_shards.run.config import load_config
+from fineweb_shards.run.export import Exported, export, open_origin
+from fineweb_shards.run.result_text import (
+    content_lines,
+    output_notes,
+    output_warnings,
+    training_lines,
+    warning_lines,
+)
+from fineweb_shards.system.signals import Interrupts
+from fineweb_shards.system.standard_streams import ignore_closed_output
+from fineweb_shards.units import show_bytes, show_seconds
+from fineweb_shards.watching.screen import LineScreen
+
+SETTINGS = (
+    "out", "layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard", "verify",
+)  # fmt: skip
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The folder, and the settings of what is written."""
+    parser.add_argument("folder", metavar="DIR", type=read_folder, help="output folder, or its sample")
+    add_setting_flags(parser, SETTINGS)
+    add_fresh_flags(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Export, verify, and say what came out."""
+    Interrupts(options.resume)
+    ignore_closed_output()
+    given = {name: getattr(options, name) for name in SETTINGS}
+    origin = open_origin(options.folder)
+    if given["shard_tokens"] is None:
+        given["shard_tokens"] = origin.manifest.settings["shard_tokens"]
+    config = load_config(None, given)
+    screen = LineScreen()
+    observer = WaitsOnScreen(screen)
+    result = export(
+        origin, config, fresh=options.fresh, yes=options.yes, say=screen.complain, observer=observer
+    )
+    if config.verify and result.seconds:
+        check_folder(result.spec.folder, screen.complain)
+    print_result(*export_lines(result))
+
+
+def export_lines(result: Exported) -> list[str]:
+    """What a person reads at the end."""
+    if not result.seconds:
+        first = "Nothing to do: the export was made before."
+    else:
+        speed = show_bytes(2 * result.new_tokens / max(result.seconds, 1e-9))
+        first = f"Done: in {show_seconds(result.seconds)}, {speed}/s."
+    notes = [f"{'note':<10} {note}" for note in output_notes(result.spec, result.manifest)]
+    return [
+        first,
+        *content_lines(result.spec, result.manifest),
+        *notes,
+        *training_lines(result.spec, result.manifest),
+        *warning_lines(output_warnings(result.spec, result.manifest)),
+    ]

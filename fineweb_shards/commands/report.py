@@ -1,0 +1,28 @@
+"""`report`: make the page about a folder again."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+
+from fineweb_shards.commands.arguments import add_folder
+from fineweb_shards.commands.targets import read_named_folder
+from fineweb_shards.report import write_report
+from fineweb_shards.system.standard_streams import ignore_closed_output
+from fineweb_shards.system.terminal import printable
+from fineweb_shards.watching.screen import LineScreen
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The folder, and whether to look at the page."""
+    add_folder(parser)
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the page and print its path."""
+    ignore_closed_output()
+    path = write_report(read_named_folder(options))
+    print(printable(str(path)))
+    if options.open and not webbrowser.open(path.resolve().as_uri()):
+        LineScreen().complain("No browser was found here: open the file named above.")

@@ -1,0 +1,27 @@
+"""`status`: show how far a run is, from any terminal. The words themselves are in watching/status.py."""
+
+from __future__ import annotations
+
+import argparse
+
+from fineweb_shards.commands.arguments import add_folder
+from fineweb_shards.commands.targets import read_named_folder
+from fineweb_shards.watching.status import read_status, show_status
+from fineweb_shards.watching.watch import watch_status
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The folder, and how it is shown."""
+    add_folder(parser)
+    parser.add_argument("--watch", action="store_true", help="keep showing it until the run ends")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show it; the exit code tells the state."""
+    folder = read_named_folder(options)
+    if options.watch:
+        return watch_status(folder, as_json=options.json)
+    status = read_status(folder)
+    show_status(status, as_json=options.json)
+    return status.exit_code

@@ -1,0 +1,45 @@
+"""`upload`: put finished shards into a dataset on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import argparse
+
+from fineweb_shards.commands.arguments import add_setting_flags
+from fineweb_shards.commands.console import WaitsOnScreen
+from fineweb_shards.commands.targets import read_folder
+from fineweb_shards.reading.verify import check_folder
+from fineweb_shards.run.config import load_config
+from fineweb_shards.sources.hub.environment import check_addresses
+from fineweb_shards.sources.hub.quiet import quiet_clients
+from fineweb_shards.system.retry import Retrier
+from fineweb_shards.system.signals import Interrupts
+from fineweb_shards.system.standard_streams import ignore_closed_output
+from fineweb_shards.units import show_number_of
+from fineweb_shards.watching.screen import LineScreen
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What goes up, and where."""
+    parser.add_argument("folder", metavar="DIR", type=read_folder, help="output folder, or its sample")
+    parser.add_argument("--repo", metavar="USER/NAME", required=True, help="the dataset; made if needed")
+    parser.add_argument("--private", action="store_true", help="make it a private one, if it is made")
+    add_setting_flags(parser, ["max_outage"])
+
+
+def run(options: argparse.Namespace) -> None:
+    """Verify the folder, then send what the hub does not have yet."""
+    quiet_clients()  # both before the clients are imported
+    check_addresses()
+    from fineweb_shards.run.upload import Uploader
+
+    Interrupts(options.resume)
+    ignore_closed_output()
+    config = load_config(None, {"max_outage": options.max_outage})
+    retrier = Retrier(config.max_outage)
+    screen = LineScreen()
+    retrier.observer = WaitsOnScreen(screen)
+    uploader = Uploader(options.repo, retrier, screen.say)
+    manifest = check_folder(options.folder, screen.complain).manifest
+    done = uploader.upload(options.folder, manifest, private=options.private)
+    sent = f"{done.sent:,} of {show_number_of(done.files, 'file')} sent" if done.sent else "Nothing to send"
+    print(f"{sent}; all are verified and at {done.url}")
