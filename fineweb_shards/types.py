@@ -49,7 +49,7 @@ class Cursor:
 class Counts:
     """What happened to the documents of a block, beyond becoming tokens."""
 
-    text_bytes: int = 0
+    text_bytes: int = 0  # of the documents, as UTF-8: neither separators nor the JSON around them
     skipped_documents: int = 0  # null text
     replaced_characters: int = 0  # invalid UTF-8 that became U+FFFD
     bad_parts: int = 0  # damaged files, row groups or lines left out by --on-bad-file skip

@@ -35,9 +35,8 @@ def run(options: argparse.Namespace) -> None:
     Interrupts(options.resume)
     ignore_closed_output()
     config = load_config(None, {"max_outage": options.max_outage})
-    retrier = Retrier(config.max_outage)
     screen = LineScreen()
-    retrier.observer = WaitsOnScreen(screen)
+    retrier = Retrier(config.max_outage, WaitsOnScreen(screen))
     uploader = Uploader(options.repo, retrier, screen.say)
     manifest = check_folder(options.folder, screen.complain).manifest
     done = uploader.upload(options.folder, manifest, private=options.private)

@@ -80,10 +80,10 @@ def _read(folder: Path, layout: Layout, records: Sequence[ShardRecord], start: i
                 raise DamageError(f"{folder}: {damage}.", "Restore it, or build it again.")
             if number + 1 < len(wanted):
                 ahead.append(check(number + 1))
-            yield from _read_stretch(folder / record.name, layout, record, skip)
+            yield from _read_segment(folder / record.name, layout, record, skip)
 
 
-def _read_stretch(path: Path, layout: Layout, record: ShardRecord, skip: int) -> Iterator[Tokens]:
+def _read_segment(path: Path, layout: Layout, record: ShardRecord, skip: int) -> Iterator[Tokens]:
     with open(path, "rb") as file:
         file.seek(max(record.offset, layout.header_bytes) + 2 * skip)
         left = record.tokens - skip

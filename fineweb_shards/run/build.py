@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 
 from fineweb_shards.errors import ChangedError, Interrupted, ShardError
 from fineweb_shards.events import Event, Observer
@@ -18,12 +18,14 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.verify import check_folder
+from fineweb_shards.report import closing_lines, write_report
 from fineweb_shards.run.config import Config
-from fineweb_shards.run.job import Job, check_config, make_job, pinned_commit
+from fineweb_shards.run.job import Job, make_job, output_spec, pinned_commit
 from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.sources.changed_files import check_same_files
 from fineweb_shards.sources.files import files_to_json
+from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.store.fresh import holds_shards, refuse_untracked_shards, start_over
 from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.manifest import Manifest, check_settings, load_manifest, trim
@@ -42,7 +44,7 @@ from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import invoke
 from fineweb_shards.watching.history import load_history
 from fineweb_shards.watching.log import EventLog
-from fineweb_shards.watching.monitor import Monitor
+from fineweb_shards.watching.monitor import Monitor, Page
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.watching.run_record import RunRecord
 from fineweb_shards.watching.screen import Screen
@@ -63,10 +65,10 @@ class Outcome:
 def held_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[Job]:
     """The job, with its folder held. The hub is only asked once the folder is ours; local files are found
     before, so that a misspelt name leaves no folder behind."""
-    check_config(config)
-    folder = Path(os.path.expanduser(config.out))
+    folder = output_spec(config).folder
     load_manifest(folder)  # a folder of another program is refused before anything is put into it
     if config.dataset:
+        check_addresses()
         with FolderLock(folder):
             yield make_job(config, commit=None if fresh else pinned_commit(config), observer=observer)
         return
@@ -100,8 +102,11 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
     history = load_history(job.folder)
     history.begin_run(manifest.tokens, job.budget.memory_bytes)
     progress = Progress(log, screen, history, finished=manifest.shards)
-    job.source.report_to(progress)
-    with Monitor(job, progress, guard, executor, invoke(command)):
+    job = replace(job, source=job.source.reopened(progress))
+    page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder))
+    with Monitor(
+        job.output, progress, guard, executor, invoke(command), page, is_remote=job.commit is not None
+    ):
         with executor:
             # Workers take a second or two to load, in which the plan is made.
             manifest = tell_plan(job, manifest, progress)

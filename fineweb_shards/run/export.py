@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from tqdm import tqdm
 import fineweb_shards
 from fineweb_shards.errors import DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
-from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.token_stream import read_stream
@@ -115,21 +113,19 @@ def export(
     yes: bool = False,
 ) -> Exported:
     """Copy the tokens into another folder and layout, or the rest of them."""
-    config.check()
-    layout = get_layout(config.layout)
-    spec = output_spec(config, Path(os.path.expanduser(config.out)), layout)
+    spec = output_spec(config)
     if spec.folder.resolve() == origin.folder.resolve():
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
     load_manifest(spec.folder)  # a folder of another program is refused before anything is put into it
     with FolderLock(spec.folder):
         if fresh:
-            start_over(spec.folder, layout, say, yes=yes)
+            start_over(spec.folder, spec.layout, say, yes=yes)
         manifest = _open_manifest(origin, config, spec)
         if manifest.complete:
             tidy_finished(spec.folder, manifest)
             return Exported(spec, manifest, 0, 0.0)
         _check_disk(origin, spec, manifest)
-        for warning in stray_warnings(spec.folder, layout):
+        for warning in stray_warnings(spec.folder, spec.layout):
             say(f"{'WARNING':<10} {warning}")
         begin = time.monotonic()
         disk = Disk(spec.folder, config.max_outage, observer)

@@ -36,8 +36,7 @@ class Job:
     """Everything decided, nothing begun."""
 
     config: Config
-    folder: Path
-    layout: Layout
+    output: OutputSpec
     engine: type[Engine]
     source: Source
     budget: Budget
@@ -45,9 +44,12 @@ class Job:
     notes: tuple[str, ...] = ()  # what was passed over on the way to the input's files
 
     @property
-    def output(self) -> OutputSpec:
-        """What the writing side needs to know."""
-        return output_spec(self.config, self.folder, self.layout)
+    def folder(self) -> Path:
+        return self.output.folder
+
+    @property
+    def layout(self) -> Layout:
+        return self.output.layout
 
     def versions(self) -> dict[str, str]:
         """For the manifest. They may differ between two resumes: the bytes can't."""
@@ -64,8 +66,7 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
 
     `commit` is the one that a resumed run was begun with.
     """
-    check_config(config)
-    layout = get_layout(config.layout)
+    output = output_spec(config)
     engine = resolve_engine(config.engine)
     settings = ReadSettings(
         text_column=config.text_column,
@@ -74,25 +75,18 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
         skip_bad=config.on_bad_file == "skip",
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
-    folder = Path(os.path.expanduser(config.out))
     notes: list[str] = []
     if config.dataset:
-        commit, source = _open_hub(config, settings, folder, commit, observer or Observer())
+        commit, source = _open_hub(config, settings, output.folder, commit, observer or Observer())
     else:
-        commit, source = None, _open_local(config, settings, folder, layout, notes)
-    return Job(config, folder, layout, engine, source, budget, commit, tuple(notes))
+        commit, source = None, _open_local(config, settings, output, notes)
+    return Job(config, output, engine, source, budget, commit, tuple(notes))
 
 
-def check_config(config: Config) -> None:
-    """Mistakes that can be told without looking at any file, nor asking the hub."""
+def output_spec(config: Config) -> OutputSpec:
+    """The output that the settings ask for, or what is wrong with them: no file is looked at for that."""
     config.check()
-    output_spec(config, Path(config.out), get_layout(config.layout))
-    if config.dataset:
-        check_addresses()
-
-
-def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
-    """The output that the settings ask for, or what is wrong with them."""
+    layout = get_layout(config.layout)
     shard_tokens, drop = config.shard_tokens, config.last_shard == "drop"
     if drop and layout.one_file:
         raise UsageError(
@@ -106,6 +100,7 @@ def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
         )
     default = layout.default_split_rule(shard_tokens)
     split_rule = make_split_rule(config.val_tokens, config.val_ratio, config.val_seed, default)
+    folder = Path(os.path.expanduser(config.out))
     return OutputSpec(folder, layout, shard_tokens, split_rule, drop)
 
 
@@ -122,12 +117,10 @@ def pinned_commit(config: Config) -> str | None:
     return manifest.commit if same or holds_shards(folder, manifest) else None
 
 
-def _open_local(
-    config: Config, settings: ReadSettings, folder: Path, layout: Layout, notes: list[str]
-) -> Source:
+def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, notes: list[str]) -> Source:
     def is_output(path: Path) -> bool:
-        ours = path.name == FILE_NAME or layout.owns(path.name)
-        return ours and path.parent.resolve() == folder.resolve()
+        ours = path.name == FILE_NAME or output.layout.owns(path.name)
+        return ours and path.parent.resolve() == output.folder.resolve()
 
     files = find_files(config.input, config.format, is_output, skip_bad=settings.skip_bad, note=notes.append)
     return open_source(files, settings)
@@ -136,18 +129,17 @@ def _open_local(
 def _open_hub(
     config: Config, settings: ReadSettings, folder: Path, commit: str | None, observer: Observer
 ) -> tuple[str, Source]:
-    quiet_clients()  # before the clients are imported, which happens now
+    check_addresses()
+    quiet_clients()  # both before the clients are imported, which happens now
     from fineweb_shards.sources.hub.parquet import list_dataset
 
-    retrier = Retrier(config.max_outage)
-    retrier.observer = observer
     downloads = folder / WORK_FOLDER / "downloads"
     listing = list_dataset(
         config.dataset,
         config.name,
         config.split,
         commit or config.revision,
-        retrier,
+        Retrier(config.max_outage, observer),
         download=downloads if config.download else None,
     )
     hub = HubRef(
@@ -159,6 +151,4 @@ def _open_hub(
         download_folder=str(downloads),
         keep_downloads=config.keep_downloads,
     )
-    source = open_source(listing.files, replace(settings, hub=hub))
-    source.report_to(observer)
-    return listing.commit, source
+    return listing.commit, open_source(listing.files, replace(settings, hub=hub), observer)

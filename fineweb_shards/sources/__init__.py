@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, Source
 
 # By name of module and class, so that a run over local files never loads the clients of the hub.
@@ -17,9 +18,11 @@ FORMATS = {
 }
 
 
-def open_source(files: tuple[InputFile, ...], settings: ReadSettings) -> Source:
-    """The source made of these files."""
-    formats = {file.format: _load_format(file.format)(settings) for file in files}
+def open_source(
+    files: tuple[InputFile, ...], settings: ReadSettings, observer: Observer | None = None
+) -> Source:
+    """The source made of these files. `observer` is told that the network is waited for."""
+    formats = {file.format: _load_format(file.format)(settings, observer) for file in files}
     return Source(files, formats, settings)
 
 

@@ -67,9 +67,9 @@ class InputFile:
 class Format(ABC):
     """One way of keeping documents in a file. Lives in the parent and, pickled, in every worker."""
 
-    def __init__(self, settings: ReadSettings) -> None:
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         self.settings = settings
-        self.retrier = Retrier(settings.hub.max_outage_seconds if settings.hub else 0)
+        self.retrier = Retrier(settings.hub.max_outage_seconds if settings.hub else 0, observer)
 
     def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings]]:
         return type(self), (self.settings,)  # open files and connections stay in their process
@@ -85,10 +85,6 @@ class Format(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of files that were kept open for the next batch."""
-
-    def report_to(self, observer: Observer) -> None:
-        """Who is told that the network is being waited for."""
-        self.retrier.observer = observer
 
     def expect(self, files: Sequence[InputFile]) -> None:
         """In the parent: these files come next."""
@@ -152,9 +148,13 @@ class Source:
             file = self.files[batch.file]
             self.formats[file.format].prefetch(file, batch)
 
-    def report_to(self, observer: Observer) -> None:
-        for format_ in self.formats.values():
-            format_.report_to(observer)
+    def reopened(self, observer: Observer | None = None) -> Source:
+        """The same files, with nothing of them open yet; `observer` is told what the old one was told."""
+        formats = {
+            name: type(one)(one.settings, observer or one.retrier.observer)
+            for name, one in self.formats.items()
+        }
+        return Source(self.files, formats, self.settings)
 
     def share_before(self, place: Cursor) -> float | None:
         """How much of the input, in bytes of its files, lies before a place; None if nobody knows."""
@@ -188,6 +188,11 @@ def decode_text(data: bytes) -> tuple[str, int]:
     except UnicodeDecodeError:
         text = data.decode("utf-8", "replace")
         return text, text.count("\ufffd") - data.count("\ufffd".encode())
+
+
+def utf8_bytes(text: str) -> int:
+    """How long a text is as UTF-8; a lone surrogate counts as what it is replaced by. Quick for ASCII."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def read_error(file: InputFile, error: OSError) -> BadFileError:

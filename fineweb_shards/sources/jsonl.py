@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import InputFile, decode_text
+from fineweb_shards.sources.base import InputFile, decode_text, utf8_bytes
 from fineweb_shards.sources.byte_view import FileView, StreamView, open_view
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
@@ -76,7 +76,7 @@ class JsonLinesFormat(TextFormat):
             lines.pop()
         documents: list[str] = []
         ids: list[str | None] = []
-        counts = Counts()
+        counts, text_bytes = Counts(), 0
         problems: list[str] = []
         failure: BadFileError | None = None
         offset, end = batch.position, batch.end
@@ -92,10 +92,10 @@ class JsonLinesFormat(TextFormat):
                     if text is not None:
                         documents.append(text)
                         ids.append(name)
+                        text_bytes += utf8_bytes(text)
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     failure, end = error, self.place_of(batch, number, offset)
-                    data = data[: offset - batch.position]
                     break
                 problems.append(self._leave_out(error))
                 counts += Counts(bad_parts=1)
@@ -104,7 +104,7 @@ class JsonLinesFormat(TextFormat):
             documents,
             Cursor(batch.file, batch.position),
             Cursor(batch.file, end),
-            counts=counts + Counts(len(data)),
+            counts=counts + Counts(text_bytes),
             problems=tuple(problems),
             origins=(Origin(0, len(ids), ids=ids),),
         )

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, read_error
 from fineweb_shards.sources.footer import Footer, read_footer, told_as_damage
 from fineweb_shards.sources.rows import append_chunk, split_rows, unwrap
@@ -37,8 +38,8 @@ _LARGEST_CLAIM = 2**40
 class ParquetFormat(Format):
     batches_at_once = 1  # larger ones where a request costs more than its bytes
 
-    def __init__(self, settings: ReadSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
+        super().__init__(settings, observer)
         self._file: tuple[str, Any] | None = None
         self._rows: _RowReader | None = None
         self._footer: tuple[str, Footer] | None = None
@@ -172,8 +173,8 @@ class ParquetFormat(Format):
         place = f"{file.path}: row group {group}"
         reader = self._rows
         if reader is None or reader.place != place or reader.next_row > first:
-            stretch_rows = _stretch_rows(footer.group_rows[group], footer.group_bytes[group])
-            reader = _RowReader(place, self.open(file), group, self.columns(file), stretch_rows)
+            slice_rows = _slice_rows(footer.group_rows[group], footer.group_bytes[group])
+            reader = _RowReader(place, self.open(file), group, self.columns(file), slice_rows)
             self._rows = reader
         try:
             for row, row_slice in reader.read(first, end):
@@ -191,49 +192,49 @@ class _RowReader:
     asked for, and where the columns beside the text can't be read, the text goes on without them.
     """
 
-    def __init__(self, place: str, file: Any, group: int, columns: list[str], stretch_rows: int) -> None:
+    def __init__(self, place: str, file: Any, group: int, columns: list[str], slice_rows: int) -> None:
         self.place = place
         self.next_row = 0
         self._file = file
         self._group = group
         self._columns = columns  # the text first
-        self._stretch_rows = stretch_rows
+        self._slice_rows = slice_rows
         self._rest: Any = None  # rows that were read together with earlier ones
-        self._stretches: Iterator[Any] | None = None
+        self._slices: Iterator[Any] | None = None
 
     def read(self, first: int, end: int) -> Iterator[tuple[int, Any]]:
         """The rows from `first` to `end`, a slice at a time, each with its first row."""
         while self.next_row < end:
-            rows = self._next_stretch() if self._rest is None else self._rest
+            rows = self._next_slice() if self._rest is None else self._rest
             begin, used = max(0, first - self.next_row), min(len(rows), end - self.next_row)
             self._rest = rows.slice(used) if used < len(rows) else None
             row, self.next_row = self.next_row + begin, self.next_row + used
             if begin < used:
                 yield row, rows.slice(begin, used - begin)
 
-    def _next_stretch(self) -> Any:
+    def _next_slice(self) -> Any:
         try:
-            return self._decode_stretch()
+            return self._decode_slice()
         except BadFileError:
             if len(self._columns) == 1:
                 raise
-        self._columns, self._stretches = self._columns[:1], None
-        rows, decoded = self._decode_stretch(), 0
+        self._columns, self._slices = self._columns[:1], None
+        rows, decoded = self._decode_slice(), 0
         while decoded + len(rows) <= self.next_row:
             decoded += len(rows)
-            rows = self._decode_stretch()
+            rows = self._decode_slice()
         return rows.slice(self.next_row - decoded)
 
-    def _decode_stretch(self) -> Any:
+    def _decode_slice(self) -> Any:
         with told_as_damage(f"{self.place} can't be read"):
-            if self._stretches is None:
-                self._stretches = self._file.iter_batches(
-                    batch_size=self._stretch_rows,
+            if self._slices is None:
+                self._slices = self._file.iter_batches(
+                    batch_size=self._slice_rows,
                     row_groups=[self._group],
                     columns=self._columns,
                     use_threads=False,
                 )
-            rows = next(self._stretches, None)
+            rows = next(self._slices, None)
             if rows is None:
                 raise pa.ArrowInvalid(f"it ends after {self.next_row} rows")
             # By position of the exact name: pyarrow takes `a` for `a.b` as well.
@@ -241,7 +242,7 @@ class _RowReader:
             return pa.RecordBatch.from_arrays([unwrap(column) for column in found], self._columns)
 
 
-def _stretch_rows(rows: int, text_bytes: int) -> int:
+def _slice_rows(rows: int, text_bytes: int) -> int:
     """So many rows of a row group that a slice stays small, by what the footer says of their length.
 
     It must not depend on a setting: where a damaged row group breaks off depends on it.

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fineweb_shards.errors import BadFileError, ChangedError
+from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text
 from fineweb_shards.sources.byte_view import ByteView, FileView, StreamView, open_view
 from fineweb_shards.sources.separators import Literal, Separator, make_separator
@@ -42,8 +43,8 @@ class Range:
 
 
 class TextFormat(Format):
-    def __init__(self, settings: ReadSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
+        super().__init__(settings, observer)
         self._view: tuple[str, FileView | StreamView] | None = None
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
@@ -68,23 +69,24 @@ class TextFormat(Format):
         pieces = make_separator(batch.separator).split(data, batch.starts_mid_document)
         if batch.broken_off:
             pieces.pop()
-        documents, replaced = [], 0
+        documents, replaced, text_bytes = [], 0, 0
         for i, piece in enumerate(pieces):
             # The end of a document counts even where nothing is left of it; an empty one does not.
             if piece or (i == 0 and batch.starts_mid_document):
-                text, bad = decode_text(piece.replace(b"\r\n", b"\n"))
+                piece = piece.replace(b"\r\n", b"\n")
+                text, bad = decode_text(piece)
                 documents.append(text)
+                text_bytes += len(piece)
                 replaced += bad
+        start = Cursor(batch.file, batch.position, starts_mid_document=batch.starts_mid_document)
         yield TextChunk(
             documents,
-            None
-            if batch.seam
-            else Cursor(batch.file, batch.position, starts_mid_document=batch.starts_mid_document),
+            None if batch.seam else start,
             Cursor(batch.file, batch.end, starts_mid_document=batch.ends_mid_document),
             starts_mid_document=batch.starts_mid_document,
             ends_mid_document=batch.ends_mid_document,
             seam=batch.seam,
-            counts=Counts(len(data), replaced_characters=replaced),
+            counts=Counts(text_bytes, replaced_characters=replaced),
         )
 
     def read_range(self, file: InputFile, batch: Batch) -> bytes:

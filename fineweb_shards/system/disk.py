@@ -24,14 +24,14 @@ class Disk:
         self, folder: Path, max_wait_seconds: float, observer: Observer, clock: Clock | None = None
     ) -> None:
         self._folder = folder
-        self._patience = Retrier(
+        self._retrier = Retrier(
             max_wait_seconds,
-            clock,
+            observer,
+            clock=clock,
             cause="disk",
             longest_wait_seconds=_LOOK_EVERY_SECONDS,
             error=DiskFullError,
         )
-        self._patience.observer = observer
 
     def attempt(self, action: Callable[[], Result]) -> Result:
         """Do it, and again while it raises DiskFullError. It must be something that can be done again."""
@@ -42,7 +42,7 @@ class Disk:
             except DiskFullError as error:
                 raise TransientError(error.message.rstrip(".")) from error
 
-        return self._patience.call(once)
+        return self._retrier.call(once)
 
     def wait_for(self, needed_bytes: int) -> None:
         """Until so much is free."""

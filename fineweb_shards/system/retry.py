@@ -57,13 +57,14 @@ class Retrier:
     def __init__(
         self,
         max_outage_seconds: float,
-        clock: Clock | None = None,
+        observer: Observer | None = None,
         *,
+        clock: Clock | None = None,
         cause: str = "network",
         longest_wait_seconds: float = LONGEST_WAIT_SECONDS,
         error: type[ShardError] = NetworkError,
     ) -> None:
-        self.observer = Observer()
+        self.observer = observer or Observer()
         self._max_outage_seconds = max_outage_seconds
         self._clock = clock or Clock()
         self._cause = cause

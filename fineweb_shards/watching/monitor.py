@@ -10,17 +10,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.events import Event
 from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
-from fineweb_shards.run.job import Job
+from fineweb_shards.store.output import OutputSpec
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.watching.estimate import Speedometer, seconds_left
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.progress import Progress
-from fineweb_shards.watching.run_record import RUN_COMPLETE
+from fineweb_shards.watching.run_record import RUN_COMPLETE, RunRecord
 from fineweb_shards.watching.snapshot import (
     COMPLETE,
     ENCODING,
@@ -50,13 +51,31 @@ class Workers(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The report of a run, which is made elsewhere: this room does not know how."""
+
+    write: Callable[..., object]  # alive: bool
+    closing_lines: Callable[[RunRecord], list[str]]
+
+
 class Monitor:
     """Watches one run; a context manager around all of it, so that its end is told, too."""
 
     def __init__(
-        self, job: Job, progress: Progress, guard: MemoryGuard, executor: Workers, invocation: Invocation
+        self,
+        output: OutputSpec,
+        progress: Progress,
+        guard: MemoryGuard,
+        executor: Workers,
+        invocation: Invocation,
+        page: Page,
+        *,
+        is_remote: bool = False,
     ) -> None:
-        self._job = job
+        self._output = output
+        self._page = page
+        self._is_remote = is_remote
         self._progress = progress
         self._guard = guard
         self._executor = executor
@@ -86,7 +105,7 @@ class Monitor:
         self._progress.history.end_run(_ending_words(error))
         code = error.exit_code if isinstance(error, ShardError) else int(error is not None)
         self._attempt(lambda: self._beat(last, code))
-        self._attempt(lambda: self._progress.history.save(self._job.folder))
+        self._attempt(lambda: self._progress.history.save(self._output.folder))
         self._attempt(lambda: self._write_report(alive=False))
         if error is not None:
             self._attempt(self._say_last_words)
@@ -105,7 +124,7 @@ class Monitor:
         if self._is_due("heartbeat", HEARTBEAT_EVERY_SECONDS):
             self._attempt(lambda: self._beat(snapshot))
         if self._is_due("history", HISTORY_EVERY_SECONDS):
-            self._attempt(lambda: progress.history.save(self._job.folder))
+            self._attempt(lambda: progress.history.save(self._output.folder))
         self._attempt(self._count_shard)
         if self._is_due("report", REPORT_EVERY_SECONDS):
             self._attempt(lambda: self._write_report(alive=True))
@@ -156,7 +175,7 @@ class Monitor:
             return VERIFYING, ""
         if not progress.begun:
             return STARTING, ""
-        return (FETCHING if self._job.commit else ENCODING), ""
+        return (FETCHING if self._is_remote else ENCODING), ""
 
     def _take_snapshot(self, state: str, reason: str) -> Snapshot:
         progress, guard = self._progress, self._guard
@@ -171,7 +190,7 @@ class Monitor:
             resumed_tokens=progress.resumed_tokens,
             shard=progress.shard,
             shard_tokens=progress.shard_tokens,
-            shard_size_tokens=self._job.config.shard_tokens,
+            shard_size_tokens=self._output.shard_tokens,
             tokens_per_second=speed,
             seconds_left=seconds_left(progress.tokens, expected, speed) if state in WORKING else None,
             elapsed_seconds=time.monotonic() - self._began,
@@ -186,33 +205,28 @@ class Monitor:
         )
 
     def _beat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:
-        Heartbeat(time.time(), self._invocation, snapshot, exit_code).save(self._job.folder)
+        Heartbeat(time.time(), self._invocation, snapshot, exit_code).save(self._output.folder)
 
     def _count_shard(self) -> None:
         """One at a time: there is always another second, and the last report counts what is missing."""
-        records, job = self._progress.records, self._job
-        in_order = job.output.split_rule.is_in_order
+        records, output = self._progress.records, self._output
+        in_order = output.split_rule.is_in_order
         if self._statistics is None:
             self._statistics = complete_folder_statistics(
-                job.folder, job.layout, records[:], in_order=in_order
+                output.folder, output.layout, records[:], in_order=in_order
             )
         elif self._statistics.shards < len(records):
             record = records[self._statistics.shards]
-            self._statistics = self._statistics.add(job.folder, job.layout, record, in_order=in_order)
+            self._statistics = self._statistics.add(output.folder, output.layout, record, in_order=in_order)
 
     def _write_report(self, *, alive: bool) -> None:
-        # Imported when it is first needed: the run should not wait for a chart library.
-        from fineweb_shards.report import write_report
-
         if self._statistics is not None:
-            self._statistics.save(self._job.folder)
-        write_report(self._job.folder, alive=alive)
+            self._statistics.save(self._output.folder)
+        self._page.write(alive=alive)
 
     def _say_last_words(self) -> None:
         """After a run that did not come to its end; the summary of one that did has the same rows."""
-        from fineweb_shards.report import closing_lines
-
-        for line in closing_lines(self._job.folder, self._progress.history.runs[-1]):
+        for line in self._page.closing_lines(self._progress.history.runs[-1]):
             self._progress.screen.say(line)
 
 

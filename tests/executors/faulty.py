@@ -11,6 +11,7 @@ from multiprocessing import connection, current_process
 from pathlib import Path
 from typing import Any
 
+from fineweb_shards.events import Observer
 from fineweb_shards.executors.local import worker
 from fineweb_shards.sources.base import InputFile, ReadSettings, Source
 from fineweb_shards.sources.parquet import ParquetFormat
@@ -59,8 +60,8 @@ class SleepingReader(ParquetFormat):
 class BlindToItsParent(ParquetFormat):
     """In a worker: the thread that watches the parent fails."""
 
-    def __init__(self, settings: ReadSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
+        super().__init__(settings, observer)
         if current_process().name == "fineweb-shards worker":
             worker.connection = _Broken  # type: ignore[attr-defined]
 

@@ -13,7 +13,8 @@ from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_parquet, write_text
 
 from fineweb_shards.run.build import open_manifest
-from fineweb_shards.run.plan import _take_sample, make_plan
+from fineweb_shards.run.input_sample import take_sample
+from fineweb_shards.run.plan import make_plan
 from fineweb_shards.run.plan_text import plan_lines, short_lines, verdict_on
 
 DOCUMENTS = [text for text in make_documents(400, seed=61) if text and "<|endoftext|>" not in text]
@@ -85,7 +86,7 @@ def test_what_is_kept_of_the_input_does_not_grow_with_it(tmp_path: Path) -> None
     for number in range(40):
         write_parquet(tmp_path / f"{number:02}.parquet", [f"{number} " + "some words " * 20_000] * 3)
     job = runs.job_of(tmp_path / "out", tmp_path)
-    sample = _take_sample(job, 2**18, runs.START)
+    sample = take_sample(job, 2**18, runs.START)
     assert 0 < sum(map(len, sample.texts)) <= 2**18
     assert sample.documents >= 3 * 8
     assert sample.read_bytes > 8 * 3 * 220_000

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from inputs import write_jsonl, write_parquet, write_text
 
 from fineweb_shards.errors import Interrupted, NetworkError
 from fineweb_shards.report import FILE_NAME as REPORT
+from fineweb_shards.report import closing_lines, write_report
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Cursor
@@ -23,7 +25,7 @@ from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import Heartbeat, invoke, load_heartbeat
 from fineweb_shards.watching.history import History, load_history
 from fineweb_shards.watching.log import EventLog, last_lines
-from fineweb_shards.watching.monitor import Monitor
+from fineweb_shards.watching.monitor import Monitor, Page
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.watching.screen import Screen
 from fineweb_shards.watching.snapshot import WAITING, Snapshot
@@ -44,7 +46,9 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, P
     history.begin_run()
     progress = Progress(EventLog(job.folder), None, history)
     progress.expect(Total(1000, exact=True), job.source.share_before)
-    return Monitor(job, progress, MemoryGuard(2**40), NoWorkers(), invoke("build it")), progress, job.folder
+    page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder))
+    monitor = Monitor(job.output, progress, MemoryGuard(2**40), NoWorkers(), invoke("build it"), page)
+    return monitor, progress, job.folder
 
 
 def beat_of(folder: Path) -> Heartbeat:

@@ -60,7 +60,7 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
     outbox = Outbox(pipe)
     in_thread = partial(_run_thread, outbox)
     threading.Thread(target=in_thread, args=(_die_with_parent,), daemon=True).start()
-    spec.source.report_to(outbox)
+    source = spec.source.reopened(outbox)
     try:
         encoder = spec.make_encoder()
     except ShardError as error:
@@ -68,11 +68,11 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
         return
     outbox.send(Ready())
     inbox: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-    receiver = partial(_receive_orders, pipe, spec.source, inbox, outbox)
+    receiver = partial(_receive_orders, pipe, source, inbox, outbox)
     threading.Thread(target=in_thread, args=(receiver,), daemon=True).start()
     while (order := inbox.get()) is not None:
         try:
-            for block in encode_batch(spec.source, encoder, order, lambda one: outbox.send(Trying(one))):
+            for block in encode_batch(source, encoder, order, lambda one: outbox.send(Trying(one))):
                 outbox.send(block)
             outbox.send_done()
         except MemoryError:

@@ -18,6 +18,7 @@ from typing import Any
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
 from fineweb_shards.errors import ChangedError, HubError, Interrupted, ShardError
+from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import HubRef, InputFile, ReadSettings
 from fineweb_shards.sources.hub.errors import hub_host, translated_errors
 from fineweb_shards.sources.hub.ranges import RangeFile
@@ -117,8 +118,8 @@ class HubParquetFormat(ParquetFormat):
     # The hub allows an anonymous user ten requests a second: several row groups with each of them.
     batches_at_once = 2
 
-    def __init__(self, settings: ReadSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
+        super().__init__(settings, observer)
         open_session(self.retrier)
         self._open_files: dict[str, tuple[Any, RangeFile]] = {}
         self._nearly_all_text: dict[str, bool] = {}
@@ -205,8 +206,8 @@ def _extents(group: Any) -> dict[str, tuple[int, int]]:
 class DownloadedFormat(ParquetFormat):
     """Whole files, fetched with huggingface_hub (xet where available) a few ahead, deleted after use."""
 
-    def __init__(self, settings: ReadSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
+        super().__init__(settings, observer)
         open_session(self.retrier)
         self._downloads: dict[str, Future[None]] = {}
 

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError, HubError
+from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text
 from fineweb_shards.sources.hub.errors import hub_host, translated_errors
 from fineweb_shards.sources.hub.session import open_session
@@ -25,8 +26,8 @@ _END = object()
 
 
 class HubRowsFormat(JsonLinesFormat):
-    def __init__(self, settings: ReadSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
+        super().__init__(settings, observer)
         open_session(self.retrier)
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:

@@ -105,8 +105,7 @@ def test_a_rate_limit_is_our_wait(repository: Repository) -> None:
     from fineweb_shards.sources.hub.session import open_session
 
     clock, listener = FakeClock(), Listener()
-    retrier = Retrier(3600, clock)
-    retrier.observer = listener
+    retrier = Retrier(3600, listener, clock=clock)
     limit = Status(429, rate_limit_reset_seconds=299)
     with StandInHub([repository], [ScriptedFaults(script=[limit, limit], on="resolve")]) as hub:
         open_session(retrier)

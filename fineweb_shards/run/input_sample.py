@@ -1,0 +1,148 @@
+"""A few documents of the input, and how long their encoding takes: what a plan goes by.
+
+Not all of what is read is kept: it would not fit the parent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.run.job import Job
+from fineweb_shards.run.separator_preview import SeparatorPreview
+from fineweb_shards.sources.base import InputFile, Source, utf8_bytes
+from fineweb_shards.tokenizers.base import Engine
+from fineweb_shards.types import Cursor, TextChunk
+
+_SAMPLE_FILES = 64
+_LEAST_SAMPLE_FILES = 8
+_LOOKED_AT_BYTES = 64 * 2**20  # where files are large, fewer of them: reading one begins with a chunk
+_LARGE_FILE_BYTES = 8 * 2**20
+_LONGEST_TEXT_CHARACTERS = 65_536
+_SHOWN_DOCUMENTS = 3
+_MOST_BATCHES = 64  # of a file: they may hold nothing
+QUICK_SAMPLE_BYTES = 2**18
+
+
+@dataclass(slots=True)
+class InputSample:
+    """Some texts, and how much was read of which they are a part."""
+
+    texts: list[str] = field(default_factory=list)
+    documents: int = 0
+    read_bytes: int = 0  # of the files, as their sizes count
+    content_bytes: int = 0  # of the documents
+    separators: set[str] = field(default_factory=set)
+    separated_documents: int = 0  # of text files, which have separators
+    separated_bytes: int = 0
+    read_seconds: float = 0.0
+
+    @property
+    def first_documents(self) -> tuple[str, ...]:
+        return tuple(self.texts[:_SHOWN_DOCUMENTS])
+
+    def separator_preview(self) -> SeparatorPreview | None:
+        """How the text files fall into documents, if there are any."""
+        if not self.separators:
+            return None
+        separators = tuple(sorted(self.separators))
+        return SeparatorPreview(
+            separators, self.separated_documents, self.separated_bytes, self.first_documents
+        )
+
+    def read_file(self, source: Source, file: InputFile, position: int, limit_bytes: int) -> None:
+        """Add what a file holds from `position` on, up to so many bytes of text."""
+        enough = self.content_bytes + limit_bytes
+        batches = source.formats[file.format].batches(file, position, False)
+        for batch in islice(batches, _MOST_BATCHES):
+            source.prefetch(batch)
+            self.read_bytes += batch.size_bytes
+            for chunk in source.chunks(batch):
+                self._add(chunk, batch.separator, enough - self.content_bytes)
+                if self.content_bytes >= enough:
+                    return
+
+    def _add(self, chunk: TextChunk, separator: str, limit_bytes: int) -> None:
+        self.texts += _beginnings(chunk.documents, limit_bytes)
+        self.documents += len(chunk.documents)
+        self.content_bytes += chunk.counts.text_bytes
+        if separator:
+            self.separators.add(separator)
+            self.separated_documents += (
+                len(chunk.documents) - chunk.starts_mid_document
+            )  # not the rest of one
+            self.separated_bytes += chunk.counts.text_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSample:
+    """What came of encoding a part of a sample."""
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    tokens_per_second: float | None
+
+
+def take_sample(job: Job, limit_bytes: int, start: Cursor) -> InputSample:
+    """The beginning of a few files, spread over all of them."""
+    files = [file for file in job.source.files[start.file :] if not (file.is_pipe or file.problem)]
+    most = 1 if job.commit else _files_to_sample(files)
+    chosen = files[:: max(1, len(files) // most)][:most]
+    sample = InputSample()
+    begin = time.monotonic()
+    for file in chosen:
+        position = start.position if file.index == start.file else 0
+        try:
+            sample.read_file(job.source, file, position, limit_bytes // len(chosen))
+        except BadFileError:
+            # With --max-tokens the run may never come to it; without, it would stop there in any case.
+            if not job.source.settings.skip_bad and job.config.max_tokens is None:
+                raise
+    sample.read_seconds = time.monotonic() - begin
+    return sample
+
+
+def _files_to_sample(files: list[InputFile]) -> int:
+    average = sum(file.size_bytes for file in files) // max(1, len(files)) + 1
+    wanted = _LOOKED_AT_BYTES // min(average, _LARGE_FILE_BYTES)
+    return min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
+
+
+def _beginnings(documents: list[str], limit: int) -> Iterator[str]:
+    """The first documents, up to so many characters; of a long one the beginning."""
+    for text in documents:
+        if limit <= 0:
+            return
+        yield text[: min(limit, _LONGEST_TEXT_CHARACTERS)]
+        limit -= len(text)
+
+
+def measure_sample(engine: Engine, texts: list[str], seconds: float) -> MeasuredSample:
+    """Encode the sample, or as much of it as fits the time (a little of it where that is 0).
+
+    The speed is that of the second half, when the engine's caches are warm.
+    """
+    documents = tokens = text_bytes = 0
+    begin = time.monotonic()
+    marks = [(begin, 0)]
+    for part in _parts(texts):
+        tokens += len(engine.encode(part)[0]) + len(part)
+        documents += len(part)
+        text_bytes += sum(map(utf8_bytes, part))
+        marks.append((time.monotonic(), tokens))
+        if marks[-1][0] - begin > seconds and text_bytes > QUICK_SAMPLE_BYTES:
+            break
+    middle = marks[len(marks) // 2]
+    elapsed = marks[-1][0] - middle[0]
+    speed = (tokens - middle[1]) / elapsed if elapsed > 0 else None
+    return MeasuredSample(documents, tokens, text_bytes, speed)
+
+
+def _parts(texts: list[str]) -> Iterator[list[str]]:
+    """The sampled texts a few at a time."""
+    for first in range(0, len(texts), 16):
+        yield [text.encode("utf-8", "replace").decode() for text in texts[first : first + 16]]
