@@ -84,7 +84,7 @@ def run_status(options: argparse.Namespace) -> int:
 
 
 def run_report(options: argparse.Namespace) -> None:
-    from fineweb_shards.report import write_report
+    from fineweb_shards.report.page import write_report
 
     tolerate_onlookers()
     path = write_report(_folder_of(options))

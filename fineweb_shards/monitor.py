@@ -199,8 +199,8 @@ class Monitor:
             self._survey = self._survey.add(job.folder, job.layout, record, in_order=in_order)
 
     def _write_report(self, *, alive: bool) -> None:
-        # Imported when it is first needed: the run should not wait for a chart library.
-        from fineweb_shards.report import write_report
+        # Imported when it is first needed: the run should not wait for a template engine.
+        from fineweb_shards.report.page import write_report
 
         if self._survey is not None:
             self._survey.save(self._job.folder)
@@ -208,7 +208,7 @@ class Monitor:
 
     def _say_last_words(self) -> None:
         """After a run that did not come to its end; the summary of one that did has the same rows."""
-        from fineweb_shards.report import closing_lines
+        from fineweb_shards.report.closing import closing_lines
 
         for line in closing_lines(self._job.folder, self._progress.history.runs[-1]):
             self._progress.screen.say(line)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fineweb_shards.build import Outcome
 from fineweb_shards.job import Job
-from fineweb_shards.report import closing_lines
+from fineweb_shards.report.closing import closing_lines
 from fineweb_shards.result_text import (
     content_lines,
     output_notes,

@@ -23,7 +23,7 @@ from fineweb_shards.history import History, load_history
 from fineweb_shards.journal import Journal, last_lines
 from fineweb_shards.monitor import Monitor
 from fineweb_shards.progress import Progress
-from fineweb_shards.report import FILE_NAME as REPORT
+from fineweb_shards.report.path import FILE_NAME as REPORT
 from fineweb_shards.screen import Screen
 from fineweb_shards.snapshot import WAITING, Snapshot
 from fineweb_shards.types import Cursor

@@ -24,8 +24,8 @@ from fineweb_shards.errors import ShardError
 from fineweb_shards.heartbeat import Heartbeat, Invocation
 from fineweb_shards.history import History, load_history
 from fineweb_shards.observer import Event
-from fineweb_shards.report import gather_report
-from fineweb_shards.report_page import render_page
+from fineweb_shards.report.facts import gather_facts
+from fineweb_shards.report.page import render_page
 from fineweb_shards.shard_statistics import complete_survey, load_survey
 from fineweb_shards.status import read_status, status_lines, status_values
 
@@ -74,7 +74,7 @@ def look(out: Path, *, page: bool = False) -> None:
             status_lines(status)
             json.dumps(status_values(status))
         if page:
-            render_page(gather_report(out, alive=True))
+            render_page(gather_facts(out, alive=True))
 
 
 def damaged(good: bytes, chooser: random.Random) -> bytes:

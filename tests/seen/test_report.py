@@ -23,7 +23,7 @@ from example_run import SNAPSHOT
 from inputs import write_jsonl
 from page_payloads import PAYLOADS
 
-from fineweb_shards import report, shard_statistics
+from fineweb_shards import shard_statistics
 from fineweb_shards.config import Config
 from fineweb_shards.durable import WORK_FOLDER
 from fineweb_shards.heartbeat import Heartbeat, Invocation
@@ -31,7 +31,9 @@ from fineweb_shards.history import History, Mark, Point
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.manifest import Manifest, load_manifest
 from fineweb_shards.observer import Event
-from fineweb_shards.report import gather_report, write_report
+from fineweb_shards.report import facts
+from fineweb_shards.report.facts import gather_facts
+from fineweb_shards.report.page import write_report
 from fineweb_shards.run_record import RunRecord, Waited
 from fineweb_shards.samples import spell, take_samples
 from fineweb_shards.shard_statistics import complete_survey, load_survey
@@ -89,7 +91,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch, samples: int = 5) -> str:
-    monkeypatch.setattr(report, "_SAMPLES", samples)
+    monkeypatch.setattr(facts, "_SAMPLES", samples)
     return write_report(folder).read_text("utf-8")
 
 
@@ -130,10 +132,10 @@ def test_the_policy_allows_the_style_sheet_and_nothing_else(
     assert "https://" not in text
 
 
-def test_the_wheel_holds_the_style_sheet() -> None:
+def test_the_wheel_holds_template_and_style_sheet() -> None:
     """What is installed can make the page."""
     data = tomllib.loads((Path(__file__).parent.parent.parent / "pyproject.toml").read_text())
-    assert data["tool"]["setuptools"]["package-data"]["fineweb_shards"] == ["report.css"]
+    assert data["tool"]["setuptools"]["package-data"]["fineweb_shards.report"] == ["*.html", "*.css"]
 
 
 def test_it_is_accessible(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,15 +251,15 @@ def test_both_time_axes_are_one(told: Path) -> None:
     page = write_report(told).read_text()
     charts = re.findall(r"<svg.*?</svg>", page, re.S)
     speed, memory = charts[0], charts[2]
-    ticks = [re.findall(r'<g class="axis x.*?</g></g>', chart, re.S)[0] for chart in (speed, memory)]
-    assert re.findall(r"<text.*?</text>", ticks[0]) == re.findall(r"<text.*?</text>", ticks[1])
-    plots = [re.search(r'<g transform="(translate[^"]*)" class="plot"', chart) for chart in (speed, memory)]
-    assert plots[0] is not None
-    assert plots[1] is not None
-    assert plots[0][1] == plots[1][1]
+    ticks = [re.findall(r'<g class="axis x">.*?</g>', chart, re.S)[0] for chart in (speed, memory)]
+    assert len(re.findall(r"<text.*?</text>", ticks[0])) == 7
+    assert ticks[0] == ticks[1]
+    bands = [re.findall(r'<rect class="band" x="[^"]*"', chart) for chart in (speed, memory)]
+    assert len(bands[0]) == 2
+    assert bands[0] == bands[1]
     assert "the dashed line is the budget, 4.0 GB" in page
-    assert "series serie-3" in memory
-    assert memory.count("line reactive") == speed.count("line reactive") + 3  # a line for each run
+    assert (speed.count('class="limit"'), memory.count('class="limit"')) == (0, 3)  # a line for each run
+    assert speed.count('class="line"') == memory.count('class="line"') == 3
 
 
 def test_the_title_names_dataset_and_folder(told: Path) -> None:
@@ -353,5 +355,5 @@ def test_an_empty_folder_of_a_run_has_a_page(tmp_path: Path) -> None:
     """Before the first shard is finished."""
     (tmp_path / WORK_FOLDER).mkdir()
     Manifest(Config(shard_tokens=5).fingerprint(), [], {}).save(tmp_path)
-    assert gather_report(tmp_path).samples == []
+    assert gather_facts(tmp_path).samples == []
     assert "No shard is finished yet." in write_report(tmp_path).read_text()
