@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fineweb_shards.report.charts import Chart, draw_columns
+from fineweb_shards.report.charts import Chart, make_columns
 from fineweb_shards.report.facts import Facts
 from fineweb_shards.report.table import Table
 from fineweb_shards.samples import spell
@@ -56,7 +56,7 @@ def measure_lengths(facts: Facts) -> Lengths | None:
     counts = {bucket: int(figures.lengths[bucket]) for bucket in range(used[0], used[-1] + 1)}
     labels = [_show_power(bucket_range(bucket)[0]) for bucket in counts]
     title = f"Lengths of {figures.documents:,} documents; {mean} tokens on average"
-    chart = draw_columns(title, labels, list(counts.values()), show_count)
+    chart = make_columns(title, labels, list(counts.values()), show_count)
     rows = [_length_row(bucket, count, figures.documents) for bucket, count in counts.items()]
     return Lengths(mean, f"{figures.longest:,}", chart, Table(_LENGTH_COLUMNS, rows))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from fineweb_shards.history import WAIT, History, Mark, Point
-from fineweb_shards.report.charts import Chart, Course, Place, draw_course
+from fineweb_shards.report.charts import Chart, Place
 from fineweb_shards.report.facts import Facts
 from fineweb_shards.report.table import Table, show_moment
 from fineweb_shards.report.time_axis import TimeAxis
@@ -32,22 +32,22 @@ class OverTime:
     mark_count: int
 
 
-def draw_over_time(facts: Facts) -> OverTime | None:
+def chart_runs(facts: Facts) -> OverTime | None:
     """None where too little has been seen yet."""
     history = facts.history
     points, marks = history.points, history.marks
     if not _split_runs(points):
         return None
     axis = TimeAxis([(run[0].time, run[-1].time) for run in _split_runs(points)])
-    course = _make_course(axis, points, marks, _tokens_a_second)
-    speed = draw_course(_describe("Speed in tokens a second", points), course, show_count)
-    memory = _draw_memory(axis, history)
+    title = _describe("Speed in tokens a second", points)
+    speed = _make_chart(title, show_count, axis, points, marks, _tokens_a_second)
+    memory = _chart_memory(axis, history)
     budgets = [run.budget_bytes for run in history.runs if run.budget_bytes]
     budget = show_bytes(budgets[-1]) if budgets else ""
     return OverTime(speed, memory, budget, _marks_table(marks) if marks else None, len(marks))
 
 
-def _draw_memory(axis: TimeAxis, history: History) -> Chart | None:
+def _chart_memory(axis: TimeAxis, history: History) -> Chart | None:
     points = [point for point in history.points if point.memory_bytes]  # not known while it starts
     if not _split_runs(points):
         return None
@@ -56,24 +56,28 @@ def _draw_memory(axis: TimeAxis, history: History) -> Chart | None:
         for run in history.runs
         if run.budget_bytes
     ]
-    course = _make_course(axis, points, history.marks, lambda _, after: after.memory_bytes, limits)
-    return draw_course(_describe("Memory in use", points), course, show_bytes)
+    title = _describe("Memory in use", points)
+    chart = _make_chart(title, show_bytes, axis, points, history.marks, lambda _, after: after.memory_bytes)
+    return replace(chart, limits=limits)
 
 
-def _make_course(
+def _make_chart(
+    title: str,
+    show: Callable[[float], str],
     axis: TimeAxis,
     points: Sequence[Point],
     marks: Sequence[Mark],
     value: Value,
-    limits: Sequence[list[Place]] = (),
-) -> Course:
-    """`value` over time, run by run."""
+) -> Chart:
+    """`value` over time, run by run, with waits as bands and faults as dots."""
     runs = _split_runs(points)
-    return Course(
+    return Chart(
+        "over-time",
+        title,
+        show,
         axis.length,
         axis.labels,
         lines=[_make_line(axis, run, len(run) / len(points), value) for run in runs],
-        limits=list(limits),
         bands=[_make_band(axis, mark, points[-1].time) for mark in marks if mark.kind == WAIT],
         dots=[axis.position(mark.time) for mark in marks if mark.kind != WAIT],
     )

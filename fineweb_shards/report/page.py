@@ -21,7 +21,7 @@ from fineweb_shards.durable import output_error, write_quickly
 from fineweb_shards.report.documents import count_left_out, describe_basis, list_tokens, measure_lengths
 from fineweb_shards.report.facts import Facts, gather_facts
 from fineweb_shards.report.headline import make_headline
-from fineweb_shards.report.over_time import draw_over_time
+from fineweb_shards.report.over_time import chart_runs
 from fineweb_shards.report.path import report_path
 from fineweb_shards.report.runs import list_runs
 from fineweb_shards.report.shards import list_settings, list_shards
@@ -54,7 +54,7 @@ def render_page(facts: Facts) -> str:
         refresh_seconds=_REFRESH_SECONDS if facts.status.state == RUNNING else None,
         headline=make_headline(facts),
         runs=list_runs(facts),
-        over_time=draw_over_time(facts),
+        over_time=chart_runs(facts),
         shards=list_shards(facts),
         lengths=measure_lengths(facts),
         tokens=list_tokens(facts),

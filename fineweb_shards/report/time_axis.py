@@ -34,13 +34,15 @@ class TimeAxis:
         begin, end = self._spans[number]
         return self._starts[number] + min(max(0.0, moment - begin), end - begin)
 
-    def labels(self, count: int) -> list[tuple[float, str]]:
-        """Times of day, with the day where there is more than one, evenly spread over the axis."""
+    def labels(self, most: int) -> list[tuple[float, str]]:
+        """Times of day, with the day where there is more than one, evenly spread from end to end: with the
+        gaps cut out round times would stand anywhere, or nowhere."""
         if not self._spans:
             return []
         whole_seconds = self._spans[-1][1] - self._spans[0][0]
         short = "%H:%M:%S" if whole_seconds <= _SHORT_SECONDS else "%H:%M"
         form = "%d %b %H:%M" if whole_seconds > _DAY_SECONDS else short
+        count = max(2, min(most, int(self.length) + 1))  # no second twice
         places = [self.length * number / (count - 1) for number in range(count)]
         return [(place, time.strftime(form, time.localtime(self._moment(place)))) for place in places]
 
