@@ -97,16 +97,16 @@ def complete_folder_statistics(
     folder: Path, layout: Layout, records: Sequence[ShardRecord], *, in_order: bool
 ) -> FolderStatistics:
     """The folder's figures, with the shards that are missing in them counted now, and kept."""
-    survey = load_folder_statistics(folder)
-    if not survey.fits(records):
-        survey = FolderStatistics()
-    missing = records[survey.shards :]
+    figures = load_folder_statistics(folder)
+    if not figures.fits(records):
+        figures = FolderStatistics()
+    missing = records[figures.shards :]
     for record in missing:
-        survey = survey.add(folder, layout, record, in_order=in_order)
+        figures = figures.add(folder, layout, record, in_order=in_order)
     if missing:
         with contextlib.suppress(OSError):  # a full disk, or somebody else's folder: counted again next time
-            survey.save(folder)
-    return survey
+            figures.save(folder)
+    return figures
 
 
 def _blocks(tokens: Tokens) -> Iterator[Tokens]:

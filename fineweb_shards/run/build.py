@@ -18,7 +18,8 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.verify import check_folder
-from fineweb_shards.report import closing_lines, write_report
+from fineweb_shards.report.closing import closing_lines
+from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job, make_job, output_spec, pinned_commit
 from fineweb_shards.run.plan import check_disk, make_plan

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fineweb_shards.errors import UsageError, suggest
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parent.parent
 
 
 @cache

@@ -24,8 +24,7 @@ import faulty
 import fineweb_shards
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
-from fineweb_shards.executors.local import watchdog
-from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.executors.local.executor import LocalExecutor, watchdog
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.base import Source

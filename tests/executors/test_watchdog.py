@@ -20,8 +20,7 @@ import faulty
 
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.executors import task
-from fineweb_shards.executors.local import watchdog
-from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.executors.local.executor import LocalExecutor, watchdog
 from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Watchdog, WorkerActivity
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.sources.base import Source

@@ -14,8 +14,8 @@ from example_run import SNAPSHOT
 from inputs import write_jsonl
 from page_payloads import MARK, PAYLOADS
 
-from fineweb_shards import report
-from fineweb_shards.report import write_report
+from fineweb_shards.report import facts
+from fineweb_shards.report.page import write_report
 from fineweb_shards.types import Quarantined
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, Mark, Point
@@ -76,11 +76,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     History(points, waits + faults).save(folder)
     snapshot = replace(SNAPSHOT, reason=PAYLOADS[0])
     Heartbeat(time.time(), Invocation(PAYLOADS[2] * 9, "/", 1, 0.0), snapshot, 3).save(folder)
-    report_samples, report._SAMPLES = report._SAMPLES, 400
+    few_samples, facts._SAMPLES = facts._SAMPLES, 400
     try:
         return write_report(folder).as_uri()
     finally:
-        report._SAMPLES = report_samples
+        facts._SAMPLES = few_samples
 
 
 @pytest.mark.parametrize(("width", "dark"), VIEWS)
@@ -130,7 +130,7 @@ def test_the_time_axes_stand_below_each_other(browser: Chromium, page: str) -> N
     """A moment has the same place in both charts."""
     browser.show(page, width=1280, dark=False)
     ticks = browser.evaluate(
-        "[...document.querySelectorAll('.chart.wide .xy-graph')].map(chart =>"
+        "[...document.querySelectorAll('.chart.wide.over-time')].map(chart =>"
         " [...chart.querySelectorAll('.axis.x text')].map(t => [t.textContent, t.getBoundingClientRect().x]))"
     )
     assert len(ticks) == 2

@@ -23,14 +23,15 @@ from example_run import SNAPSHOT
 from inputs import write_jsonl
 from page_payloads import PAYLOADS
 
-from fineweb_shards import report
 from fineweb_shards.events import Event
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.reading import folder_statistics as shard_statistics
 from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
 from fineweb_shards.reading.samples import spell, take_samples
 from fineweb_shards.reading.token_statistics import bucket_range
-from fineweb_shards.report import gather_report, write_report
+from fineweb_shards.report import facts
+from fineweb_shards.report.facts import gather_facts
+from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
@@ -90,7 +91,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch, samples: int = 5) -> str:
-    monkeypatch.setattr(report, "_SAMPLES", samples)
+    monkeypatch.setattr(facts, "_SAMPLES", samples)
     return write_report(folder).read_text("utf-8")
 
 
@@ -131,10 +132,22 @@ def test_the_policy_allows_the_style_sheet_and_nothing_else(
     assert "https://" not in text
 
 
-def test_the_wheel_holds_the_style_sheet() -> None:
+def test_nothing_goes_around_the_escaping() -> None:
+    """No template says that a text is safe, and one line of code does: for the style sheet."""
+    room = Path(facts.__file__).parent
+    for template in room.glob("*.html"):
+        assert not re.search(r"\|\s*safe|autoescape|Markup", template.read_text()), template.name
+    calls = [
+        line for path in room.glob("*.py") for line in path.read_text().splitlines() if "Markup(" in line
+    ]
+    assert len(calls) == 1
+    assert "Markup(style)" in calls[0]
+
+
+def test_the_wheel_holds_template_and_style_sheet() -> None:
     """What is installed can make the page."""
     data = tomllib.loads((Path(__file__).parent.parent.parent / "pyproject.toml").read_text())
-    assert data["tool"]["setuptools"]["package-data"]["fineweb_shards"] == ["report.css"]
+    assert data["tool"]["setuptools"]["package-data"]["fineweb_shards.report"] == ["*.html", "*.css"]
 
 
 def test_it_is_accessible(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +168,8 @@ def test_the_figures_are_those_of_the_documents(finished: Path) -> None:
     """Lengths, frequencies and bytes a token, counted here once more from the texts."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    survey = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
-    figures = survey.statistics.closed(eot_first=True)
+    figures = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
+    figures = figures.statistics.closed(eot_first=True)
     encoded = [reference.encode(text) for text in DOCUMENTS]
     lengths = Counter(len(tokens).bit_length() for tokens in encoded)
     assert {i: int(n) for i, n in enumerate(figures.lengths) if n} == dict(lengths)
@@ -174,14 +187,14 @@ def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: p
     manifest = load_manifest(finished)
     assert manifest is not None
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).unlink(missing_ok=True)
-    survey = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
-    assert not survey.whole
-    assert survey.statistics.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
+    figures = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
+    assert not figures.whole
+    assert figures.statistics.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
     whole_documents = sum(
         max(0, int(np.count_nonzero(np.load(finished / shard.name)[:1000] == reference.EOT)) - 1)
         for shard in manifest.shards
     )
-    assert survey.statistics.documents == whole_documents
+    assert figures.statistics.documents == whole_documents
     assert "of every finished shard" in write_report(finished).read_text()
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).unlink()
 
@@ -190,15 +203,15 @@ def test_a_shard_that_was_made_again_is_counted_again(finished: Path) -> None:
     """The figures know what they were counted from; a damaged file is counted anew, too."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    survey = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
-    assert survey.fits(manifest.shards)
+    figures = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
+    assert figures.fits(manifest.shards)
     other = (replace(manifest.shards[0], sha256="0" * 64), *manifest.shards[1:])
-    assert not survey.fits(other)
-    assert not survey.fits(manifest.shards[:1])
+    assert not figures.fits(other)
+    assert not figures.fits(manifest.shards[:1])
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).write_bytes(b"PK\x03\x04 broken")
     assert load_folder_statistics(finished).shards == 0
     assert (
-        complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True).digest == survey.digest
+        complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True).digest == figures.digest
     )
 
 
@@ -252,15 +265,15 @@ def test_both_time_axes_are_one(told: Path) -> None:
     page = write_report(told).read_text()
     charts = re.findall(r"<svg.*?</svg>", page, re.S)
     speed, memory = charts[0], charts[2]
-    ticks = [re.findall(r'<g class="axis x.*?</g></g>', chart, re.S)[0] for chart in (speed, memory)]
-    assert re.findall(r"<text.*?</text>", ticks[0]) == re.findall(r"<text.*?</text>", ticks[1])
-    plots = [re.search(r'<g transform="(translate[^"]*)" class="plot"', chart) for chart in (speed, memory)]
-    assert plots[0] is not None
-    assert plots[1] is not None
-    assert plots[0][1] == plots[1][1]
+    ticks = [re.findall(r'<g class="axis x">.*?</g>', chart, re.S)[0] for chart in (speed, memory)]
+    assert len(re.findall(r"<text.*?</text>", ticks[0])) == 7
+    assert ticks[0] == ticks[1]
+    bands = [re.findall(r'<path class="band" d="[^"]*"', chart) for chart in (speed, memory)]
+    assert len(bands[0]) == 2
+    assert bands[0] == bands[1]
     assert "the dashed line is the budget, 4.0 GB" in page
-    assert "series serie-3" in memory
-    assert memory.count("line reactive") == speed.count("line reactive") + 3  # a line for each run
+    assert (speed.count('class="limit"'), memory.count('class="limit"')) == (0, 3)  # a line for each run
+    assert speed.count('class="line"') == memory.count('class="line"') == 3
 
 
 def test_the_title_names_dataset_and_folder(told: Path) -> None:
@@ -356,5 +369,5 @@ def test_an_empty_folder_of_a_run_has_a_page(tmp_path: Path) -> None:
     """Before the first shard is finished."""
     (tmp_path / WORK_FOLDER).mkdir()
     Manifest(Config(shard_tokens=5).fingerprint(), [], {}).save(tmp_path)
-    assert gather_report(tmp_path).samples == []
+    assert gather_facts(tmp_path).samples == []
     assert "No shard is finished yet." in write_report(tmp_path).read_text()

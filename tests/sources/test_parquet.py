@@ -265,7 +265,7 @@ def test_rows_are_decoded_a_little_at_a_time(tmp_path: Path) -> None:
         tmp_path / "a.parquet", ["long " * 100_000] * 20, 20, compression="zstd", use_dictionary=False
     )
     column = pq.read_metadata(path).row_group(0).column(0)
-    assert parquet._stretch_rows(20, column.total_uncompressed_size) == 1
+    assert parquet._slice_rows(20, column.total_uncompressed_size) == 1
 
 
 def test_a_damaged_row_group_counts_once_however_it_is_cut(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import runs
 from inputs import write_jsonl, write_parquet, write_text
 
 from fineweb_shards.errors import Interrupted, NetworkError
-from fineweb_shards.report import FILE_NAME as REPORT
-from fineweb_shards.report import closing_lines, write_report
+from fineweb_shards.report.closing import closing_lines
+from fineweb_shards.report.page import write_report
+from fineweb_shards.report.path import FILE_NAME as REPORT
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Cursor

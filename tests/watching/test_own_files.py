@@ -22,8 +22,8 @@ from promises import Tries
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
 from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
-from fineweb_shards.report import gather_report
-from fineweb_shards.report_page import render_page
+from fineweb_shards.report.facts import gather_facts
+from fineweb_shards.report.page import render_page
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, load_history
@@ -74,7 +74,7 @@ def look(out: Path, *, page: bool = False) -> None:
             status_lines(status)
             json.dumps(status_values(status))
         if page:
-            render_page(gather_report(out, alive=True))
+            render_page(gather_facts(out, alive=True))
 
 
 def damaged(good: bytes, chooser: random.Random) -> bytes:

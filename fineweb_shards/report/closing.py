@@ -1,0 +1,25 @@
+"""The last lines of a run in the terminal: what it fetched and waited for, and where the page about it is.
+
+Apart from `page.py`, so that nobody loads the template engine for them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fineweb_shards.report.path import report_path
+from fineweb_shards.units import show_bytes
+from fineweb_shards.watching.run_record import RunRecord
+
+
+def closing_lines(folder: Path, run: RunRecord) -> list[str]:
+    """A line for each thing there is to say."""
+    rows = []
+    if run.fetched_bytes:
+        speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))
+        rows.append(("fetched", f"{show_bytes(run.fetched_bytes)}, {speed}/s on average"))
+    if waits := run.describe_waits():
+        rows.append(("waited", waits))
+    if (page := report_path(folder)).is_file():
+        rows.append(("report", str(page)))
+    return [f"{name:<10} {text}" for name, text in rows]

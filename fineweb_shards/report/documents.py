@@ -1,0 +1,135 @@
+"""The documents: how long they are, their tokens, what was left out of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fineweb_shards.reading.folder_statistics import SAMPLE_TOKENS
+from fineweb_shards.reading.samples import spell
+from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
+from fineweb_shards.report.charts import Chart, make_columns
+from fineweb_shards.report.facts import Facts
+from fineweb_shards.report.table import Table
+from fineweb_shards.types import Quarantined
+from fineweb_shards.units import show_bytes, show_count
+
+_SHOWN_TOKENS = 25
+_SHOWN_QUARANTINED = 100
+_LENGTH_COLUMNS = {"tokens": "name", "documents": "number", "share": "number"}
+_TOKEN_COLUMNS = {"token": "token", "id": "number", "times": "number", "share": "number"}
+_QUARANTINE_COLUMNS = dict.fromkeys(("file", "row", "id", "size", "cause", "begins"), "text")
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The histogram of document lengths, as a picture and as a table."""
+
+    mean: str
+    longest: str
+    chart: Chart
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
+class FrequentTokens:
+    """The most frequent tokens."""
+
+    bytes_per_token: str
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Documents that are not in the shards as they were in the input."""
+
+    counts: Table
+    quarantined: Table | None
+
+
+def measure_lengths(facts: Facts) -> Lengths | None:
+    """None where no document is whole."""
+    figures = _figures(facts)
+    if figures is None or not figures.documents:
+        return None
+    mean = f"{(figures.tokens - figures.borders) / max(1, figures.borders):,.0f}"
+    used = [bucket for bucket in range(len(figures.lengths)) if figures.lengths[bucket]]
+    counts = {bucket: int(figures.lengths[bucket]) for bucket in range(used[0], used[-1] + 1)}
+    labels = [_show_power(bucket_range(bucket)[0]) for bucket in counts]
+    title = f"Lengths of {figures.documents:,} documents; {mean} tokens on average"
+    chart = make_columns(title, labels, list(counts.values()), show_count)
+    rows = [_length_row(bucket, count, figures.documents) for bucket, count in counts.items()]
+    return Lengths(mean, f"{figures.longest:,}", chart, Table(_LENGTH_COLUMNS, rows))
+
+
+def _length_row(bucket: int, count: int, documents: int) -> list[str]:
+    least, most = bucket_range(bucket)
+    return [f"{least:,} to {most:,}", f"{count:,}", f"{100 * count / documents:.1f} %"]
+
+
+def _show_power(tokens: int) -> str:
+    """A power of two: `512`, `4k`, `2M`."""
+    if tokens < 2**10:
+        return str(tokens)
+    return f"{tokens // 2**10}k" if tokens < 2**20 else f"{tokens // 2**20}M"
+
+
+def list_tokens(facts: Facts) -> FrequentTokens | None:
+    """None before the first shard is finished."""
+    figures = _figures(facts)
+    if figures is None:
+        return None
+    text_tokens = max(1, figures.tokens - figures.borders)
+    rows = [
+        [spell(token), str(token), f"{count:,}", f"{100 * count / text_tokens:.2f} %"]
+        for token, count in figures.most_frequent(_SHOWN_TOKENS)
+    ]
+    return FrequentTokens(f"{figures.bytes_per_token:.2f}", Table(_TOKEN_COLUMNS, rows))
+
+
+def describe_basis(facts: Facts) -> str:
+    """What the figures were counted over."""
+    figures, manifest = facts.figures, facts.status.manifest
+    if figures.whole:
+        counted = f"Counted over all {figures.statistics.tokens:,} tokens of the finished shards"
+        in_order = manifest is None or manifest.split_rule.is_in_order
+        return f"{counted}." if in_order else f"{counted}, without documents that run from one into the next."
+    return (
+        f"Counted over the first {SAMPLE_TOKENS:,} tokens of every finished shard, "
+        f"{show_count(figures.statistics.tokens)} in all."
+    )
+
+
+def _figures(facts: Facts) -> TokenStatistics | None:
+    """With the documents at the ends of the stream, where nothing between was left out."""
+    figures, manifest = facts.figures, facts.status.manifest
+    if not figures.statistics.tokens or manifest is None:
+        return None
+    if not figures.whole or not manifest.split_rule.is_in_order:
+        return figures.statistics
+    return figures.statistics.closed(eot_first=manifest.layout.eot_first)
+
+
+def count_left_out(facts: Facts) -> LeftOut | None:
+    """None in the first seconds of a run."""
+    manifest = facts.status.manifest
+    if manifest is None:
+        return None
+    counts = manifest.counts
+    rows = [
+        ["skipped: no text (null)", f"{counts.skipped_documents:,}"],
+        ["invalid characters that became U+FFFD", f"{counts.replaced_characters:,}"],
+        ["damaged files, row groups or lines left out", f"{counts.bad_parts:,}"],
+        ["documents whose token_count differs from ours", f"{counts.token_count_mismatches:,}"],
+        ["quarantined: could not be encoded", f"{len(manifest.quarantined):,}"],
+    ]
+    table = Table({"what": "text", "count": "number"}, rows, heads=True)
+    names = [str(file["name"]) for file in manifest.files]
+    lost = [_quarantined_row(one, names) for one in manifest.quarantined[:_SHOWN_QUARANTINED]]
+    return LeftOut(table, Table(_QUARANTINE_COLUMNS, lost) if lost else None)
+
+
+def _quarantined_row(document: Quarantined, names: list[str]) -> list[str]:
+    name = names[document.file] if document.file < len(names) else str(document.file)
+    row = f"{document.row:,}" if document.row is not None else ""
+    size = show_bytes(document.text_bytes)
+    return [name, row, document.id or "", size, document.cause, document.begins]

@@ -1,0 +1,48 @@
+"""Everything that is known about a folder, read from its files: the first step of the page.
+
+The way from here: `headline.py`, `runs.py`, `over_time.py`, `shards.py` and `documents.py` turn facts into
+the texts, tables and charts to show, `page.py` puts them into the template `page.html`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fineweb_shards.errors import DamageError
+from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
+from fineweb_shards.reading.samples import Sample, take_samples
+from fineweb_shards.watching.history import History, load_history
+from fineweb_shards.watching.status import Status, read_status
+
+_SAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the page is about."""
+
+    status: Status
+    history: History
+    figures: FolderStatistics = field(default_factory=FolderStatistics)
+    samples: list[Sample] = field(default_factory=list)
+    problem: str = ""  # why there are no figures about documents
+    gathered: float = field(default_factory=time.time)  # seconds since 1970
+
+
+def gather_facts(folder: Path, *, alive: bool | None = None) -> Facts:
+    """Read everything; a damaged shard costs the figures about documents, not the page. A run knows itself
+    whether it is `alive`."""
+    status, history = read_status(folder, alive=alive), load_history(folder)
+    if status.manifest is None or not status.manifest.shards:
+        return Facts(status, history)
+    records = status.manifest.shards
+    layout = status.manifest.layout
+    try:
+        figures = complete_folder_statistics(
+            folder, layout, records, in_order=status.manifest.split_rule.is_in_order
+        )
+        return Facts(status, history, figures, take_samples(folder, layout, records, _SAMPLES))
+    except DamageError as error:
+        return Facts(status, history, problem=error.message)

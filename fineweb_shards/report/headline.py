@@ -1,0 +1,98 @@
+"""The top of the page: how it stands, in one line and a few large figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fineweb_shards.report.facts import Facts
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.watching.run_record import RunRecord
+from fineweb_shards.watching.snapshot import Snapshot
+from fineweb_shards.watching.status import RUNNING, resume_command, state_words
+
+Figure = tuple[str, str]  # its name and its value
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What a person looks for first."""
+
+    name: str  # of the folder
+    source: str  # what the shards were made from
+    state: str
+    words: str  # the state in a sentence
+    command: str | None  # to go on with
+    figures: list[Figure]
+
+
+def make_headline(facts: Facts) -> Headline:
+    """The facts that matter most."""
+    status = facts.status
+    return Headline(
+        status.folder.resolve().name,
+        _describe_source(status.manifest) if status.manifest else "",
+        status.state,
+        state_words(status),
+        resume_command(status),
+        list(_list_figures(facts)),
+    )
+
+
+def _describe_source(manifest: Manifest) -> str:
+    """A dataset, or files."""
+    settings, files = manifest.settings, manifest.files
+    if settings.get("dataset"):
+        commit = f", commit {manifest.commit[:10]}" if manifest.commit else ""
+        return f"{settings['dataset']} {settings.get('name') or ''}".strip() + commit
+    return str(files[0]["name"]) if len(files) == 1 else f"{len(files):,} files" if files else ""
+
+
+def _list_figures(facts: Facts) -> Iterator[Figure]:
+    manifest, beat = facts.status.manifest, facts.status.heartbeat
+    running = beat is not None and facts.status.state == RUNNING
+    if beat is not None and running:
+        yield from _figures_so_far(beat.snapshot)
+    if manifest is not None:
+        if not running:
+            yield "tokens", f"{manifest.tokens:,}"
+        yield from _figures_of_shards(manifest)
+    yield from _figures_of_runs(facts.history.runs)
+    if manifest is not None and manifest.peak_memory_bytes:
+        yield "peak memory", show_bytes(manifest.peak_memory_bytes)
+    if facts.figures.statistics.tokens:
+        yield "bytes a token", f"{facts.figures.statistics.bytes_per_token:.2f}"
+
+
+def _figures_so_far(seen: Snapshot) -> Iterator[Figure]:
+    share = f" ({100 * seen.share:.1f} %)" if seen.share is not None else ""
+    yield "tokens so far", f"{show_count(seen.tokens)}{share}"
+    if seen.seconds_left is not None:
+        yield "time left", show_seconds(seen.seconds_left)
+    if seen.tokens_per_second:
+        yield "tokens a second now", show_count(seen.tokens_per_second)
+
+
+def _figures_of_shards(manifest: Manifest) -> Iterator[Figure]:
+    yield "documents", f"{manifest.documents:,}"
+    yield "finished shards", f"{len(manifest.shards):,}"
+    yield "on disk", show_bytes(sum(record.bytes for record in manifest.shards))
+    if manifest.seconds and manifest.tokens:
+        yield "time of work, without waits", show_seconds(manifest.seconds)
+        yield "tokens a second of work", show_count(manifest.tokens / manifest.seconds)
+
+
+def _figures_of_runs(runs: list[RunRecord]) -> Iterator[Figure]:
+    """Over all of them: how many they were, what they waited and fetched."""
+    waited_seconds = sum(run.stood_still_seconds for run in runs)
+    fetched_bytes = sum(run.fetched_bytes for run in runs)
+    work_seconds = sum(run.work_seconds for run in runs)
+    if len(runs) > 1:
+        yield "runs", f"{len(runs):,}"
+    if waited_seconds >= 1:
+        yield "time waited", show_seconds(waited_seconds)
+    if fetched_bytes:
+        yield "fetched", show_bytes(fetched_bytes)
+        if work_seconds:
+            yield "fetched a second of work", show_bytes(fetched_bytes / work_seconds)

@@ -1,0 +1,132 @@
+"""Speed and memory over time, with what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+
+from fineweb_shards.report.charts import Chart, Place
+from fineweb_shards.report.facts import Facts
+from fineweb_shards.report.table import Table, show_moment
+from fineweb_shards.report.time_axis import TimeAxis
+from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
+from fineweb_shards.watching.history import WAIT, History, Mark, Point
+
+_SHOWN_MARKS = 100
+_BINS = 150
+_LEAST_BIN_SECONDS = 4.0  # blocks of tokens come in jerks: a finer line would show nothing else
+_NARROWEST_BAND_SHARE = 1 / 300  # of the width: anything less could not be seen
+
+Value = Callable[[Point, Point], float]  # between two points
+
+
+@dataclass(frozen=True, slots=True)
+class OverTime:
+    """Two charts with the same axis, one below the other, moment by moment."""
+
+    speed: Chart
+    memory: Chart | None  # not every system tells
+    budget: str  # of memory
+    marks: Table | None
+    mark_count: int
+
+
+def chart_runs(facts: Facts) -> OverTime | None:
+    """None where too little has been seen yet."""
+    history = facts.history
+    points, marks = history.points, history.marks
+    if not _split_runs(points):
+        return None
+    axis = TimeAxis([(run[0].time, run[-1].time) for run in _split_runs(points)])
+    title = _describe("Speed in tokens a second", points)
+    speed = _make_chart(title, show_count, axis, points, marks, _tokens_a_second)
+    memory = _chart_memory(axis, history)
+    budgets = [run.budget_bytes for run in history.runs if run.budget_bytes]
+    budget = show_bytes(budgets[-1]) if budgets else ""
+    return OverTime(speed, memory, budget, _marks_table(marks) if marks else None, len(marks))
+
+
+def _chart_memory(axis: TimeAxis, history: History) -> Chart | None:
+    points = [point for point in history.points if point.memory_bytes]  # not known while it starts
+    if not _split_runs(points):
+        return None
+    limits = [
+        [(axis.position(moment), float(run.budget_bytes)) for moment in (run.begin, run.end)]
+        for run in history.runs
+        if run.budget_bytes
+    ]
+    title = _describe("Memory in use", points)
+    chart = _make_chart(title, show_bytes, axis, points, history.marks, lambda _, after: after.memory_bytes)
+    return replace(chart, limits=limits)
+
+
+def _make_chart(
+    title: str,
+    show: Callable[[float], str],
+    axis: TimeAxis,
+    points: Sequence[Point],
+    marks: Sequence[Mark],
+    value: Value,
+) -> Chart:
+    """`value` over time, run by run, with waits as bands and faults as dots."""
+    runs = _split_runs(points)
+    return Chart(
+        "over-time",
+        title,
+        show,
+        axis.length,
+        axis.labels,
+        lines=[_make_line(axis, run, len(run) / len(points), value) for run in runs],
+        bands=[_make_band(axis, mark, points[-1].time) for mark in marks if mark.kind == WAIT],
+        dots=[axis.position(mark.time) for mark in marks if mark.kind != WAIT],
+    )
+
+
+def _split_runs(points: Sequence[Point]) -> list[list[Point]]:
+    """The points of each run that has enough of them for a line."""
+    runs = [list(run) for _, run in groupby(points, lambda point: point.run)]
+    return [run for run in runs if len(run) > 1]
+
+
+def _make_line(axis: TimeAxis, run: list[Point], share: float, value: Value) -> list[Place]:
+    """`share`: how much of the chart it may take."""
+    bins = min(_BINS * share, (run[-1].time - run[0].time) / _LEAST_BIN_SECONDS)
+    thin = _thin(run, max(2, round(bins)))
+    line = [(axis.position(after.time), value(before, after)) for before, after in pairwise(thin)]
+    return [(axis.position(run[0].time), line[0][1]), *line]  # a run of seconds has two points
+
+
+def _thin(points: list[Point], most: int) -> list[Point]:
+    """Evenly chosen, with both ends."""
+    if len(points) <= most:
+        return points
+    return [points[round(number * (len(points) - 1) / (most - 1))] for number in range(most)]
+
+
+def _make_band(axis: TimeAxis, mark: Mark, last_moment: float) -> tuple[float, float]:
+    begin, end = axis.position(mark.time), axis.position(mark.end or last_moment)
+    narrowest = axis.length * _NARROWEST_BAND_SHARE
+    begin = min(begin, axis.length - narrowest)
+    return begin, max(end, begin + narrowest)
+
+
+def _tokens_a_second(before: Point, after: Point) -> float:
+    seconds = after.time - before.time
+    return max(0.0, (after.tokens - before.tokens) / seconds) if seconds > 0 else 0.0
+
+
+def _describe(what: str, points: Sequence[Point]) -> str:
+    begin, end = show_moment(points[0].time), show_moment(points[-1].time)
+    return f"{what} from {begin} to {end}, in {show_number_of(len({point.run for point in points}), 'run')}"
+
+
+def _marks_table(marks: Sequence[Mark]) -> Table:
+    rows = [[show_moment(mark.time), _show_kind(mark), mark.text] for mark in marks[-_SHOWN_MARKS:]]
+    return Table({"when": "name", "what": "text", "more": "text"}, rows)
+
+
+def _show_kind(mark: Mark) -> str:
+    if mark.kind != WAIT:
+        return mark.kind
+    return f"waited {show_seconds(mark.end - mark.time)}" if mark.end is not None else "not over"

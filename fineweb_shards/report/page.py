@@ -1,0 +1,94 @@
+"""The page: one file, no script, nothing loaded from anywhere, everything from documents escaped.
+
+The template engine escapes every text, and what is not plainly printable (terminal escapes, bidi controls,
+NUL …) never reaches the page. The Content-Security-Policy allows one style sheet, by its hash, and nothing
+else: even a mistake in the escaping could not run or fetch anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fineweb_shards import __version__
+from fineweb_shards.report.documents import count_left_out, describe_basis, list_tokens, measure_lengths
+from fineweb_shards.report.facts import Facts, gather_facts
+from fineweb_shards.report.headline import make_headline
+from fineweb_shards.report.over_time import chart_runs
+from fineweb_shards.report.path import report_path
+from fineweb_shards.report.runs import list_runs
+from fineweb_shards.report.shards import list_settings, list_shards
+from fineweb_shards.report.table import show_moment
+from fineweb_shards.system.durable import output_error, write_quickly
+from fineweb_shards.system.terminal import printable
+from fineweb_shards.watching.status import RUNNING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_REFRESH_SECONDS = 60
+
+
+def write_report(folder: Path, *, alive: bool | None = None) -> Path:
+    """Make the page; returns where it is. A run rewrites it every minute and at its end, and knows itself
+    whether it is `alive`."""
+    path = report_path(folder)
+    page = render_page(gather_facts(folder, alive=alive))
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_quickly(path, page.encode())
+    except OSError as error:
+        raise output_error(path, error) from error
+    return path
+
+
+def render_page(facts: Facts) -> str:
+    """The whole page."""
+    from markupsafe import Markup
+
+    style = (resources.files(__package__) / "page.css").read_text("utf-8")
+    page = _environment().get_template("page.html").render(
+        style=Markup(style),  # our own: nothing else goes unescaped
+        policy=policy_for(style),
+        refresh_seconds=_REFRESH_SECONDS if facts.status.state == RUNNING else None,
+        headline=make_headline(facts),
+        runs=list_runs(facts),
+        over_time=chart_runs(facts),
+        shards=list_shards(facts),
+        lengths=measure_lengths(facts),
+        tokens=list_tokens(facts),
+        basis=describe_basis(facts),
+        absence=facts.problem or "No shard is finished yet.",
+        left_out=count_left_out(facts),
+        samples=facts.samples,
+        settings=list_settings(facts),
+        version=__version__,
+        made=show_moment(facts.gathered),
+    )  # fmt: skip
+    return printable(page)
+
+
+def policy_for(style: str) -> str:
+    """Nothing is allowed but this style sheet."""
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+
+
+@cache
+def _environment() -> Environment:
+    """Compiled once: a run makes the page every minute. Imported with the first page: the start of a run
+    should not wait for a template engine."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader(__package__, ""),
+        autoescape=True,
+        undefined=StrictUndefined,  # a misspelled name is an error, not an empty place
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )

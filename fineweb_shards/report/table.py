@@ -1,0 +1,21 @@
+"""A table of the page, and how its cells write a moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Texts in rows and columns."""
+
+    columns: Mapping[str, str]  # headings and their kinds: number, name, text, token or hash, see page.css
+    rows: Sequence[Sequence[str]]
+    heads: bool = False  # the first cell of a row names it
+
+
+def show_moment(seconds: float) -> str:
+    """Seconds since 1970 as `2026-11-17 14:05:09`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

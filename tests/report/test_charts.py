@@ -1,0 +1,59 @@
+"""Charts: round values on the axis, every place inside the drawing, whatever the figures are."""
+
+from __future__ import annotations
+
+import pytest
+
+from fineweb_shards.report.charts import Chart, make_columns, round_steps
+from fineweb_shards.units import show_count
+
+
+@pytest.mark.parametrize(
+    ("highest", "steps"),
+    [
+        (0, [0, 1]),
+        (0.4, [0, 1]),
+        (3, [0, 1, 2, 3]),
+        (155, [0, 50, 100, 150, 200]),
+        (4e9, [0, 1e9, 2e9, 3e9, 4e9]),
+        (6.34e6, [0, 1e6, 2e6, 3e6, 4e6, 5e6, 6e6, 7e6]),
+    ],
+)
+def test_the_axis_has_round_values(highest: float, steps: list[float]) -> None:
+    """Whole ones, from 0 to the highest or a little above it."""
+    assert round_steps(highest) == steps
+
+
+def test_any_value_has_its_axis() -> None:
+    """Two to eight values, equally far apart, also for figures of damaged files."""
+    for exponent in range(-20, 190):
+        highest = 2.0 ** (exponent / 3)
+        steps = round_steps(highest)
+        assert 2 <= len(steps) <= 8
+        assert steps[-1] >= highest
+        assert steps[-1] - steps[1] < max(1, highest)
+
+
+def test_every_place_is_inside_the_drawing() -> None:
+    """Also of a moment behind the end of the axis."""
+    chart = Chart("over-time", "speed", show_count, 10.0, lambda most: [], lines=[[(0, 0), (5, 7), (12, 3)]])
+    wide, narrow = chart.drawings
+    assert wide.path(chart.lines[0]) == "M60.0 226.0L416.0 8.0L772.0 132.6"
+    assert narrow.path(chart.lines[0]) == "M60.0 196.0L191.0 8.0L322.0 115.4"
+
+
+def test_an_axis_without_length_is_no_fault() -> None:
+    """All points at one moment, or a clock that was set back."""
+    for end in (0.0, -5.0):
+        chart = Chart("over-time", "speed", show_count, end, lambda most: [], lines=[[(0, 1), (end, 1)]])
+        assert chart.drawings[0].path(chart.lines[0]) == "M60.0 8.0L60.0 8.0"
+
+
+def test_columns_stand_over_their_names() -> None:
+    """A column fills most of its room; fewer names on a phone."""
+    chart = make_columns("lengths", [f"{2**i}" for i in range(14)], [*range(14)], show_count)
+    wide, narrow = chart.drawings
+    assert [text for _, text in wide.labels] == [f"{2**i}" for i in range(14)]
+    assert [text for _, text in narrow.labels] == ["1", "8", "64", "512", "4096"]
+    assert chart.columns[3].title == "8: 3"
+    assert chart.columns[3].begin < wide.labels[3][0] < chart.columns[3].end
