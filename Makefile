@@ -50,10 +50,11 @@ soak: .venv/dev ## every promise in full, then a night of MINUTES=30 with a faul
 	@$(BIN)/python -m pytest --soak $(ARGS)
 	@$(BIN)/python tests/night.py --minutes $(MINUTES)
 
-check: .venv/dev ## lint, format and types
+check: .venv/dev ## lint, format, types and the order of the rooms
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo --no-cache >.venv/imports.txt || { cat .venv/imports.txt; exit 1; }
 
 bench: .venv/dev ## speed and memory against the original's loop; writes benchmarks/results.md
 	@$(BIN)/python benchmarks/run.py $(ARGS)

@@ -1,22 +1,19 @@
 """What this machine has and how full it is: cores, memory, pressure, disk; and good manners on it.
 
-Linux tells everything. Elsewhere what can't be had is None, and nobody is worse off than without it.
+Linux tells most, in files: control groups, pressure, what a process shares. psutil tells the rest, and what
+macOS and Windows have to say. What can't be had is None, and nobody is worse off than without it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import platform
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# ioprio_set(2) has no name in Python; its number depends on the processor.
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_IOPRIO_WHO_PROCESS = 1
-_IOPRIO_CLASS_IDLE = 3 << 13
+import psutil
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +34,9 @@ def usable_cores() -> int:
 
 def memory_limits() -> list[MemoryLimit]:
     """The machine, and every control group around this process that has a limit."""
-    total = _physical_memory_bytes()
-    available = _meminfo("MemAvailable")
-    # Not Linux: half of what is built in is a cautious guess.
-    machine = MemoryLimit("the machine", total // 2 if available is None else available, total)
-    return [machine, *(limit for limit in _limited_groups() if limit.total_bytes < total)]
+    memory = psutil.virtual_memory()
+    machine = MemoryLimit("the machine", memory.available, memory.total)
+    return [machine, *(limit for limit in _limited_groups() if limit.total_bytes < memory.total)]
 
 
 def available_memory_bytes() -> int:
@@ -68,11 +63,15 @@ def free_disk_bytes(folder: Path) -> int:
 
 def lower_priority() -> None:
     """Leave the machine to the person who uses it: lowest priority for cores, and idle for disks."""
-    if hasattr(os, "nice"):
-        os.nice(19)
-    number = _IOPRIO_SET.get(platform.machine()) if platform.system() == "Linux" else None
-    if number is not None:  # a refusal is no harm: it is a courtesy, not a need
-        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)
+    process = psutil.Process()
+    with contextlib.suppress(psutil.Error, OSError):  # a refusal is no harm: it is a courtesy, not a need
+        if sys.platform == "win32":
+            process.nice(psutil.IDLE_PRIORITY_CLASS)
+            process.ionice(psutil.IOPRIO_VERYLOW)
+        else:
+            process.nice(19)
+            if sys.platform == "linux":
+                process.ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
 def offer_to_oom_killer() -> None:
@@ -82,40 +81,34 @@ def offer_to_oom_killer() -> None:
 
 
 def process_memory_bytes(pid: int) -> int | None:
-    """What a process has to itself, and its share of what it shares (PSS); None if nobody can tell."""
+    """What a process has to itself; on Linux also its share of what it shares (PSS). None: nobody can tell."""
     for line in _read_lines(Path(f"/proc/{pid}/smaps_rollup")):
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
-    return None
+    try:
+        return int(psutil.Process(pid).memory_full_info().uss)
+    except (psutil.Error, OSError):
+        return None
 
 
 def process_life(pid: int) -> tuple[str, float] | None:
-    """A process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …) and the processor time
-    of all its threads in seconds; None if nobody can tell."""
+    """A process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty where only Linux
+    could tell) and the processor time of all its threads in seconds; None if nobody can tell."""
     for line in _read_lines(Path(f"/proc/{pid}/stat")):
         fields = line.rpartition(")")[2].split()  # its name, in parentheses, may hold anything
         ticks = int(fields[11]) + int(fields[12])
         return fields[0], ticks / os.sysconf("SC_CLK_TCK")
-    return None
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except (psutil.Error, OSError):
+        return None
+    return "", times.user + times.system
 
 
 def oom_kills() -> int:
     """How many processes the kernel has killed for want of memory; 0 where it does not tell."""
     lines = _read_lines(Path("/proc/vmstat"))
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-
-
-def _physical_memory_bytes() -> int:
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 8 * 2**30  # Windows tells only through ctypes; --max-memory says it better
-
-
-def _meminfo(name: str) -> int | None:
-    for line in _read_lines(Path("/proc/meminfo")):
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _cgroup_folders(controller: str) -> list[Path]:

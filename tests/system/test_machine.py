@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fineweb_shards.system import machine
@@ -84,3 +85,29 @@ def test_manners() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=buffered, check=False
     )
     assert done.stdout.split() == ["19", "800", "idle"]
+
+
+@pytest.mark.parametrize("pid", [os.getpid(), 2**30])
+def test_without_proc_psutil_tells(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
+    """macOS and Windows: memory and processor time of a process that exists, nothing of one that does not."""
+    proc = (machine.process_memory_bytes(pid), machine.process_life(pid))
+    monkeypatch.setattr(machine, "_read_lines", lambda path: [])
+    size, life = machine.process_memory_bytes(pid), machine.process_life(pid)
+    if pid != os.getpid():
+        assert (size, life) == (None, None)
+        return
+    assert size is not None
+    assert life is not None
+    assert size > 10 * MIB
+    if proc[0] and proc[1]:  # Linux: about the same, but without the share of what is shared
+        assert size <= proc[0] + 10 * MIB
+        assert life[1] >= proc[1][1] - 0.02
+    assert life[0] == ""
+
+
+def test_the_machine_has_as_much_memory_as_psutil_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Total and available, wherever this runs: no guess."""
+    monkeypatch.setattr(machine, "_read_lines", lambda path: [])
+    (limit,) = machine.memory_limits()
+    assert limit.total_bytes == psutil.virtual_memory().total
+    assert 0 < limit.available_bytes <= limit.total_bytes
