@@ -117,7 +117,7 @@ def summary_values(job: Job, outcome: Outcome) -> dict[str, Any]:
     manifest, run = outcome.manifest, outcome.run
     return {
         "folder": str(job.folder),
-        "shards": len(manifest.shards),
+        "shards": manifest.shard_count,
         "bytes": sum(shard.bytes for shard in manifest.shards),
         **{name: value for name, value in manifest.totals.items() if name != "shards"},
         "new_shards": outcome.new_shards,

@@ -99,8 +99,9 @@ def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
         rest = f"{show_number_of(found.head_tokens, 'token')} of one that began before"
         rows.append(f"{'begins':<10} in the middle of a document, with {rest}")
     if found.documents:
-        mean = (found.tokens - found.borders - found.head_tokens) / found.documents
-        rows.append(f"{'length':<10} {mean:,.1f} tokens on average, the longest {found.longest:,}")
+        rows.append(
+            f"{'length':<10} {found.mean_tokens:,.1f} tokens on average, the longest {found.longest:,}"
+        )
         rows.append(
             f"{'text':<10} {show_bytes(found.text_bytes)}, {found.bytes_per_token:.2f} bytes per token"
         )

@@ -8,7 +8,6 @@ from fineweb_shards.commands.arguments import add_folder
 from fineweb_shards.commands.console import print_result
 from fineweb_shards.commands.targets import read_named_folder
 from fineweb_shards.reading.verify import check_folder
-from fineweb_shards.store.files import list_files
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.screen import LineScreen
@@ -28,5 +27,5 @@ def run(options: argparse.Namespace) -> None:
     for name in verdict.unfinished:
         print_result(f"{name}: not finished when the run was stopped; the next build makes it again.")
     state = "complete" if manifest.complete else "so far: the build is not finished; run its command again"
-    count = show_number_of(len(list_files(manifest.shards)), "shard")
+    count = show_number_of(manifest.shard_count, "shard")
     print_result(f"{folder}: {count}, {manifest.tokens:,} tokens verified, {state}.")

@@ -77,6 +77,11 @@ class TokenStatistics:
         return int(self.lengths.sum())
 
     @property
+    def mean_tokens(self) -> float:
+        """Of the documents that begin in the segment, once it is closed; of their rest what lies in it."""
+        return (self.tokens - self.borders - self.head_tokens) / max(1, self.documents)
+
+    @property
     def text_bytes(self) -> int:
         """Of all tokens that stand for text."""
         return int(self.frequencies[:EOT] @ _token_lengths())

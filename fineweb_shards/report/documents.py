@@ -51,7 +51,7 @@ def measure_lengths(facts: Facts) -> Lengths | None:
     figures = _figures(facts)
     if figures is None or not figures.documents:
         return None
-    mean = f"{(figures.tokens - figures.borders) / max(1, figures.borders):,.0f}"
+    mean = f"{figures.mean_tokens:,.0f}"
     used = [bucket for bucket in range(len(figures.lengths)) if figures.lengths[bucket]]
     counts = {bucket: int(figures.lengths[bucket]) for bucket in range(used[0], used[-1] + 1)}
     labels = [_show_power(bucket_range(bucket)[0]) for bucket in counts]

@@ -76,7 +76,7 @@ def _figures_so_far(seen: Snapshot) -> Iterator[Figure]:
 
 def _figures_of_shards(manifest: Manifest) -> Iterator[Figure]:
     yield "documents", f"{manifest.documents:,}"
-    yield "finished shards", f"{len(manifest.shards):,}"
+    yield "finished shards", f"{manifest.shard_count:,}"
     yield "on disk", show_bytes(sum(record.bytes for record in manifest.shards))
     if manifest.seconds and manifest.tokens:
         yield "time of work, without waits", show_seconds(manifest.seconds)

@@ -56,7 +56,7 @@ class Outcome:
     """How a build ended."""
 
     manifest: Manifest
-    new_shards: int
+    new_shards: int  # or longer ones, where a file grows
     new_tokens: int
     seconds: float
     run: RunRecord | None = None  # None: there was nothing to do
@@ -117,11 +117,11 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
             progress.verifying = True
             check_folder(job.folder, screen.complain, progress.verify_shard)
     new_tokens = result.tokens - manifest.tokens
-    shards = show_number_of(len(result.shards), "shard")
+    shards = show_number_of(result.shard_count, "shard")
     log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
                         f"{new_tokens:,} of them in {show_seconds(seconds)}, "
                         f"peak memory {show_bytes(guard.peak_bytes)}"))  # fmt: skip
-    made = len({*result.shards} - {*manifest.shards})
+    made = len({record.name for record in {*result.shards} - {*manifest.shards}})
     return Outcome(result, made, new_tokens, seconds, history.runs[-1])
 
 
@@ -131,7 +131,7 @@ def tell_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     plan = make_plan(job, trial_seconds=0, start=manifest.end, done_tokens=manifest.tokens)
     lines = short_lines(plan)
     if manifest.shards:
-        finished = f"{show_number_of(len(manifest.shards), 'shard')}, {show_count(manifest.tokens)} tokens"
+        finished = f"{show_number_of(manifest.shard_count, 'shard')}, {show_count(manifest.tokens)} tokens"
         lines.append(f"{'resuming':<10} finished are {finished}")
     for line in lines:
         progress.tell(Event("plan", line))

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import UsageError, closest, suggest
+from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
 
 
@@ -59,7 +61,7 @@ class Config:
     )  # fmt: skip
     format: str = _setting(
         "auto", "what the input is; auto goes by the file name",
-        choices=("auto", "parquet", "jsonl", "text"), bytes_=True,
+        choices=("auto", *FORMAT_CHOICES), bytes_=True,
     )  # fmt: skip
     dataset: str = _setting(
         "", "dataset on the Hugging Face hub, such as HuggingFaceFW/fineweb-edu, instead of --input",
@@ -86,8 +88,7 @@ class Config:
     )  # fmt: skip
     out: str = _setting("", "output folder", metavar="DIR")
     layout: str = _setting(
-        "build-nanogpt", "whose loader will read it: build-nanogpt, llm.c, modded-nanogpt, nanogpt, plain "
-        "or megatron", metavar="NAME", bytes_=True,
+        "build-nanogpt", f"whose loader will read it: {', '.join(LAYOUTS)}", metavar="NAME", bytes_=True,
     )  # fmt: skip
     shard_tokens: int = _setting(
         100_000_000, "tokens in a shard, such as 100M or 1e8",

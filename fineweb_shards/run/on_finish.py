@@ -57,7 +57,7 @@ def describe_outcome(folder: Path, error: BaseException | None) -> dict[str, str
         "EXIT_CODE": str(code),
         "MESSAGE": message,
         "FOLDER": str(folder),
-        "SHARDS": str(len(manifest.shards) if manifest else 0),
+        "SHARDS": str(manifest.shard_count if manifest else 0),
         "TOKENS": str(manifest.tokens if manifest else 0),
         "DOCUMENTS": str(manifest.documents if manifest else 0),
         "QUARANTINED": str(len(manifest.quarantined) if manifest else 0),

@@ -12,7 +12,6 @@ from fineweb_shards.units import show_bytes
 
 def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
     """Where the files are and what they hold."""
-    files = list_files(manifest.shards)
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     kind = "files" if spec.layout.one_file else "shards"
     val = tokens_of(manifest.shards, "val")
@@ -21,7 +20,7 @@ def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
     )
     return [
         f"{'folder':<10} {spec.folder}",
-        f"{kind:<10} {len(files):,}, {size}",
+        f"{kind:<10} {manifest.shard_count:,}, {size}",
         f"{'tokens':<10} {tokens}",
         f"{'documents':<10} {manifest.documents:,}",
     ]

@@ -50,7 +50,7 @@ class InputFile:
     index: int
     path: str  # or STANDARD_INPUT
     name: str  # for people and the manifest: the path below the input it was found by
-    format: str  # a key of sources.FORMATS
+    format: str  # a key of formats.FORMATS
     compression: str | None  # "gzip", "zstd" or None
     size_bytes: int
     mtime_ns: int

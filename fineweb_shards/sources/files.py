@@ -15,18 +15,10 @@ from typing import Any
 from fineweb_shards.errors import BadFileError, InputError, UsageError
 from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
 from fineweb_shards.sources.discovery import spells_ending, walk_folder, walk_glob
+from fineweb_shards.sources.formats import BY_ENDING
 from fineweb_shards.sources.pipes import open_pipe
 
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-_FORMATS = {
-    ".parquet": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-}
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLES = 8
 _NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem", "is_pipe")
@@ -113,13 +105,13 @@ def _nothing_taken(text: str, passed_over: list[str], *, is_folder: bool) -> Inp
     if passed_over and not is_folder:
         return InputError(
             f"--input {text}: none of what matches has a known ending: {_first_few(passed_over)}.",
-            f"Known are {', '.join(_FORMATS)}; say what the files are with --format.",
+            f"Known are {', '.join(BY_ENDING)}; say what the files are with --format.",
         )
     if not is_folder:
         return InputError(f"--input {text}: no file matches.", "Check the pattern (and quote it).")
     there = f"; there is {_first_few(passed_over)}" if passed_over else ""
     return InputError(
-        f"--input {text}: the folder holds no {', '.join(_FORMATS)} file (with .gz or .zst, or "
+        f"--input {text}: the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or "
         f"without){there}.",
         "Name the files with a glob, or say what they are with --format.",
     )
@@ -162,7 +154,7 @@ def _split_suffixes(name: str) -> tuple[str | None, str | None]:
     stem, last = os.path.splitext(name.lower())
     compression = _COMPRESSIONS.get(last)
     suffix = os.path.splitext(stem)[1] if compression else last
-    return _FORMATS.get(suffix), compression
+    return BY_ENDING.get(suffix), compression
 
 
 def _describe(index: int, found: _Found, format_name: str) -> InputFile:
@@ -199,7 +191,7 @@ def _describe_pipe(index: int, path: str, name: str, kind: str, compression: str
 
 
 def _sample(path: str, size: int) -> str:
-    """SHA-256 of a few segments of the file, its beginning and end among them."""
+    """SHA-256 of a few parts of the file, its beginning and end among them."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         last = max(0, size - _SAMPLE_BYTES)

@@ -59,6 +59,11 @@ class Manifest:
         return sum(shard.tokens for shard in self.shards)
 
     @property
+    def shard_count(self) -> int:
+        """How many files of tokens there are. One that grows over several checkpoints has several records."""
+        return len({record.name for record in self.shards})
+
+    @property
     def documents(self) -> int:
         return sum(shard.documents for shard in self.shards)
 

@@ -92,7 +92,7 @@ class Output:
                 self._disk.attempt(partial(write_index, self._spec.folder / file.name, file.documents))
         manifest = self.manifest
         totals = {
-            "shards": len(list_files(manifest.shards)),
+            "shards": manifest.shard_count,
             "tokens": manifest.tokens,
             "documents": manifest.documents,
             "dropped_tokens": dropped.tokens if dropped else 0,

@@ -87,7 +87,7 @@ def offer_to_oom_killer() -> None:
 
 
 def process_memory_bytes(pid: int) -> int | None:
-    """What a process has to itself; on Linux also its share of what it shares (PSS). None: nobody can tell."""
+    """What a process has to itself; on Linux also its share of what it shares (PSS). None: nobody knows."""
     for line in _read_lines(Path(f"/proc/{pid}/smaps_rollup")):
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024

@@ -197,7 +197,7 @@ class Monitor:
             workers=self._executor.workers,
             memory_bytes=guard.used_bytes,
             peak_memory_bytes=guard.peak_bytes,
-            finished_shards=len(progress.records),
+            finished_shards=progress.finished_shards,
             verified_shards=progress.verified_shards,
             fetched_bytes=progress.fetched_bytes,
             fetched_bytes_per_second=self._fetch_speed.per_second,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from fineweb_shards.events import Event, Observer
@@ -32,7 +33,6 @@ class Progress(Observer):
         self.records = list(finished)  # of finished shards
         self.resumed_tokens = self.tokens = sum(record.tokens for record in self.records)
         self.shard = self.shard_tokens = 0
-        self.verified_shards = 0
         self.verifying = False
         self.fetched_bytes = 0  # over the network, in this run
         self.waited_seconds = 0.0  # in which nothing was made: the monitor counts them
@@ -40,6 +40,7 @@ class Progress(Observer):
         self._log = log
         self._place = Cursor(0, 0)
         self._read_share: ReadShare = lambda place: None
+        self._verified: Counter[str] = Counter()  # records of each file
         self._waits: dict[str, str] = {}  # cause to reason
         self._lock = threading.Lock()
 
@@ -65,7 +66,19 @@ class Progress(Observer):
     def verify_shard(self, record: ShardRecord) -> None:
         """A shard was read back. From any thread."""
         with self._lock:
-            self.verified_shards += 1
+            self._verified[record.name] += 1
+
+    @property
+    def finished_shards(self) -> int:
+        """Files that are in the manifest, whole or as far as they have grown."""
+        return len({record.name for record in self.records[:]})
+
+    @property
+    def verified_shards(self) -> int:
+        """Files of which every record was read back."""
+        records = Counter(record.name for record in self.records[:])
+        with self._lock:
+            return sum(count == records[name] for name, count in self._verified.items())
 
     @property
     def begun(self) -> bool:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest, load_manifest, nothing_built
 from fineweb_shards.system.durable import is_locked
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
@@ -82,7 +81,7 @@ def status_values(status: Status) -> dict[str, Any]:
     return {
         "state": status.state,
         "folder": str(status.folder),
-        "shards": len(manifest.shards) if manifest else 0,
+        "shards": manifest.shard_count if manifest else 0,
         "tokens": manifest.tokens if manifest else 0,  # in finished shards
         "documents": manifest.documents if manifest else 0,
         "bytes": sum(shard.bytes for shard in manifest.shards) if manifest else 0,
@@ -186,7 +185,7 @@ def _memory_words(seen: Snapshot) -> str:
 def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     rows = [
-        ("shards", f"{len(list_files(manifest.shards)):,} finished, {size}"),
+        ("shards", f"{manifest.shard_count:,} finished, {size}"),
         ("in them", f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"),
     ]
     if manifest.shards and not manifest.complete and "exported_from" not in manifest.settings:

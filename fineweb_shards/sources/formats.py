@@ -1,0 +1,38 @@
+"""All formats, in one table: who reads each, and the endings its files have.
+
+By name of module and class, so that a run over local files never loads the clients of the hub.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from fineweb_shards.sources.base import Format
+
+
+@dataclass(frozen=True, slots=True)
+class FormatEntry:
+    """A line of the table. Without endings it can't be asked for: the hub's listing chooses it."""
+
+    reader: str  # module and class, below this package
+    endings: tuple[str, ...] = ()
+
+
+FORMATS = {
+    "parquet": FormatEntry("parquet.ParquetFormat", (".parquet",)),
+    "jsonl": FormatEntry("jsonl.JsonLinesFormat", (".jsonl", ".ndjson", ".json")),
+    "text": FormatEntry("text.TextFormat", (".txt", ".text", ".md")),
+    "hub-parquet": FormatEntry("hub.parquet.HubParquetFormat"),
+    "hub-download": FormatEntry("hub.downloads.DownloadedFormat"),
+    "hub-rows": FormatEntry("hub.rows.HubRowsFormat"),
+}
+BY_ENDING = {ending: name for name, entry in FORMATS.items() for ending in entry.endings}
+CHOICES = tuple(name for name, entry in FORMATS.items() if entry.endings)  # for --format
+
+
+def load_format(name: str) -> type[Format]:
+    """The class that reads files of a format."""
+    module, _, kind = FORMATS[name].reader.rpartition(".")
+    found: type[Format] = getattr(import_module(f"{__package__}.{module}"), kind)
+    return found
