@@ -1,21 +1,37 @@
-"""The documentation keeps up: every verb, flag, config key and exit code is written down."""
+"""The documentation keeps up with the program: verbs, flags, settings, exit codes, JSON, files, links."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
+import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import runs
 
 from fineweb_shards import errors
 from fineweb_shards.commands.main import VERBS, make_parsers
+from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run.config import Config, load_config
+from fineweb_shards.run.on_finish import describe_outcome
+from fineweb_shards.tokenizers import ENGINES
 
 ROOT = Path(__file__).parent.parent
-TEXT = "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+PACKAGE = ROOT / "fineweb_shards"
+README = (ROOT / "README.md").read_text()
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = "\n".join(page.read_text() for page in PAGES)
+FIXED_OTHERWISE = {
+    "input": "by content",
+    "max_tokens": "may grow",
+}  # settings that are fixed in a way of their own
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
@@ -32,16 +48,41 @@ def flags() -> set[str]:
     }
 
 
+def section(text: str, heading: str) -> str:
+    """What is below a heading, up to the next one of its level or above."""
+    level = len(heading.split()[0])
+    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{level}}} |\Z)", text, re.M | re.S)
+    assert found, f"there is no heading {heading!r}"
+    return found[1]
+
+
+def setting_row(name: str) -> list[str]:
+    """The cells of a setting's row in the reference."""
+    (row,) = [line for line in REFERENCE.splitlines() if line.startswith(f"| `{name}` | `--")]
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def rooms() -> set[str]:
+    return {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def tree_lines() -> list[str]:
+    return [line for line in section(README, "## Files").splitlines() if line.startswith("    ")]
+
+
+# What is in the reference.
+
+
 @pytest.mark.parametrize("verb", sorted(verbs()))
 def test_every_verb_is_documented(verb: str) -> None:
-    """In the README or in docs/."""
-    assert f"fineweb-shards {verb}" in TEXT
+    """In the reference's table."""
+    assert f"| `fineweb-shards {verb} " in section(REFERENCE, "## Verbs")
 
 
 @pytest.mark.parametrize("flag", sorted(flags()))
 def test_every_flag_is_documented(flag: str) -> None:
-    """In the README or in docs/."""
-    assert re.search(rf"{flag}\b", TEXT)
+    """In the reference."""
+    assert re.search(rf"`{flag}\b", section(REFERENCE, "## Settings and flags"))
 
 
 def test_no_documented_flag_is_missing() -> None:
@@ -51,31 +92,204 @@ def test_no_documented_flag_is_missing() -> None:
     assert promised <= flags() | {"--no-verify"}
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Config)])
-def test_every_config_key_is_documented(field: str) -> None:
-    """As a key, next to its flag."""
-    assert f"`{field}`" in TEXT
+@pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
+def test_every_setting_is_documented(field: dataclasses.Field[Any]) -> None:
+    """As a key, next to its flag, with its choices and whether it is fixed once shards are made."""
+    cells = setting_row(field.name)
+    assert cells[1] == f"`--{field.name.replace('_', '-')}`"
+    assert cells[3] == FIXED_OTHERWISE.get(field.name, "yes" if field.metadata["bytes"] else "")
+    for choice in field.metadata["choices"]:
+        assert choice in cells[2] + cells[4]
+
+
+@pytest.mark.parametrize(("name", "known"), [("layout", LAYOUTS), ("engine", ENGINES)])
+def test_every_layout_and_engine_is_documented(name: str, known: dict[str, Any]) -> None:
+    """In the row of its setting; a layout also in the tables of the README and docs/layouts.md."""
+    words = re.split(r"[^\w.-]+", setting_row(name)[4])
+    assert set(known) <= set(words)
+    if name == "layout":
+        for text in (README, (ROOT / "docs" / "layouts.md").read_text()):
+            assert set(re.findall(r"^\| `([\w.-]+)` \| `.*(?:before|after)", text, re.M)) == set(known)
 
 
 @pytest.mark.parametrize("target", re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M))
 def test_every_make_target_is_documented(target: str) -> None:
-    """In the README or in docs/."""
-    assert f"make {target}" in TEXT or f"make {target}" in (ROOT / "CONTRIBUTING.md").read_text()
+    """In the reference."""
+    assert f"`make {target}`" in section(REFERENCE, "## Make targets")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
-def test_every_config_is_valid_and_documented(path: Path) -> None:
-    """It loads, and the README or docs name it."""
+def test_every_sample_is_valid_and_documented(path: Path) -> None:
+    """It loads, and the reference names it."""
     load_config(path, {}).check()
-    assert path.stem in TEXT
+    assert f"`{path.stem}`" in section(REFERENCE, "## Verbs")
     assert tomllib.loads(path.read_text())
 
 
 def test_every_exit_code_is_documented() -> None:
     """In one table."""
+    table = section(REFERENCE, "## Exit codes")
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, errors.ShardError):
-            assert re.search(rf"\| {kind.exit_code} +\|", TEXT), kind
+            assert re.search(rf"^\| (\d+, )*{kind.exit_code}(, \d+)* \|", table, re.M), kind
+
+
+def test_every_variable_of_on_finish_is_documented() -> None:
+    """By its whole name, so that it can be found."""
+    text = (ROOT / "docs" / "unattended.md").read_text()
+    assert all(f"`{name}`" in text for name in describe_outcome(ROOT / "nowhere", None))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A finished folder, and what `build --json` said on the way."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "a.txt").write_text("one word\n\nanother word\n")
+    done = runs.run_command("build", folder / "a.txt", "--json", "--out", folder / "out")
+    assert done.returncode == 0, done.stderr
+    return folder / "out", [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def ask(*words: Path | str) -> dict[str, Any]:
+    done = runs.run_command(*words, "--json")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[0] if "--grep" in words else done.stdout)
+    return answer
+
+
+def keys_in(value: Any, *, without: tuple[str, ...] = ()) -> Iterator[str]:
+    """All keys of an object and of the objects in it, apart from what is in `without`."""
+    if isinstance(value, list):
+        for one in value:
+            yield from keys_in(one, without=without)
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield key
+            if key not in without:
+                yield from keys_in(one, without=without)
+
+
+def missing_in(heading: str, keys: Iterator[str]) -> set[str]:
+    text = section(REFERENCE, heading)
+    return {key for key in keys if f"`{key}`" not in text}
+
+
+def test_every_key_of_build_json_is_documented(built: tuple[Path, list[dict[str, Any]]]) -> None:
+    """Of all objects of a real run, and those of an error."""
+    _, objects = built
+    assert {"message", "progress", "result"} == {value["event"] for value in objects}
+    assert not missing_in("### `build --json`", keys_in(objects))
+    assert not missing_in("### `build --json`", iter(["error", "exit_code", "count"]))
+
+
+def test_every_key_of_status_json_is_documented(built: tuple[Path, list[dict[str, Any]]]) -> None:
+    """The snapshot's are those of `progress`."""
+    status = ask("status", built[0])
+    assert not missing_in("### `status --json`", keys_in(status, without=("snapshot",)))
+    assert not missing_in("### `build --json`", keys_in(status["heartbeat"]["snapshot"]))
+
+
+def test_every_key_of_inspect_json_is_documented(built: tuple[Path, list[dict[str, Any]]]) -> None:
+    """Of the figures, a document and a match."""
+    folder = built[0]
+    for words in ([], ["--document", "0"], ["--grep", "word"]):
+        assert not missing_in("### `inspect --json`", keys_in(ask("inspect", folder, *words)))
+
+
+def test_every_field_and_file_of_a_folder_is_documented(built: tuple[Path, list[dict[str, Any]]]) -> None:
+    """The manifest's fields, and every file that a run leaves in `.fineweb-shards`."""
+    folder = built[0]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    closed = ("settings", "versions", "totals", "counts")  # settings and counts have tables of their own
+    heading = "## Files in the output folder"
+    assert not missing_in(heading, keys_in(manifest, without=closed))
+    files = [path.name for path in (folder / ".fineweb-shards").iterdir()]
+    assert not missing_in(heading, iter(f".fineweb-shards/{name}" for name in files))
+
+
+# The README.
+
+
+def test_the_readme_is_short() -> None:
+    """A stranger reads it to the end."""
+    assert len(README.splitlines()) <= 175
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    """Its figures are those of the last `make bench`."""
+    results = (ROOT / "benchmarks" / "results.md").read_text().splitlines()
+    table = [line for line in section(README, "## Speed and memory").splitlines() if line.startswith("|")]
+    assert len(table) > 3
+    assert set(table) <= set(results)
+
+
+def test_every_room_is_in_the_tree() -> None:
+    """The README's tree has the rooms of the package, and no others."""
+    found = [match[1] for line in tree_lines() if (match := re.match(r" {8}(\w+)/ ", line))]
+    assert set(found) == rooms()
+    listed = section((ROOT / "CONTRIBUTING.md").read_text(), "## Rooms").partition(". A")[0]
+    assert re.findall(r"`(\w+)`", listed) == found, "CONTRIBUTING.md has the same rooms in the same order"
+
+
+def test_every_name_in_the_tree_exists() -> None:
+    """Folders at the top, rooms and files of the package, and what a note says is in a folder."""
+    missing = []
+    for line in tree_lines():
+        base = PACKAGE if line.startswith(" " * 8) else ROOT
+        first, *others = re.findall(r"[\w-]+/(?=\s|$)|\w+\.(?:py|md)\b", line)
+        inside = base / first if first.endswith("/") else base
+        missing += [first] * (not (base / first).exists())
+        missing += [name for name in others if not any((place / name).exists() for place in (inside, base))]
+    assert not missing
+
+
+# All pages.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """To a file that is there, and to a heading that it has."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.is_file(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+            assert anchor in map(anchor_of, headings), target
+
+
+def anchor_of(heading: str) -> str:
+    """As GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    """`room/file.py`, in a text or in a picture; from the package, the top, or beside the page."""
+    pattern = r"(?<![\w/.-])((?:[\w-]+/)+[\w-]+\.(?:py|md|toml))\b"
+    named = {name for name in re.findall(pattern, page.read_text()) if "yours" not in name}
+    bases = (ROOT, PACKAGE, page.parent)
+    missing = {name for name in named if not any((base / name).is_file() for base in bases)}
+    assert not {name for name in missing if not is_an_example(name)}
+
+
+def is_an_example(name: str) -> bool:
+    """`configs/name.toml` stands for any of them."""
+    return name == "configs/name.toml"
+
+
+def documented_commands() -> list[str]:
+    """What stands in code blocks and can be pasted, from `fineweb-shards` on."""
+    pattern = r"^ {4}(?:[^\n]*(?:\.venv/bin/|\$ |\| ))?fineweb-shards (\w[^\n|>]*)"
+    return sorted(set(re.findall(pattern, TEXT.replace("\\\n", " "), re.M)))
+
+
+@pytest.mark.parametrize("command", documented_commands())
+def test_every_command_can_be_parsed(command: str) -> None:
+    """With the program's own parser."""
+    verb, *words = shlex.split(command, comments=True)
+    verbs()[verb].parse_args(words)
 
 
 def test_the_wheel_holds_the_ranks_and_the_samples() -> None:

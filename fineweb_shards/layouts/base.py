@@ -59,7 +59,7 @@ class Layout(ABC):
 
     def warnings(self, files: Sequence[SizedFile]) -> list[str]:
         """What the reader will stumble over in these files, in sentences with a next step. A split that
-        has no file at all is told by advice.py."""
+        has no file at all is told by run/trainer_warnings.py."""
         return []
 
     def owns(self, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes`
 changes the output, so that finished shards can't be gone on from with another value of it; only
-`max_tokens` may move (limit.py), because the stream is the same. `on_bad_file` is not marked: what a shard
+`max_tokens` may move (store/token_limit.py), because the stream is the same. `on_bad_file` is not marked: what a shard
 already holds does not depend on what is done about a bad file behind it.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
+from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
 
 
@@ -122,7 +123,7 @@ class Config:
     )  # fmt: skip
     engine: str = _setting(
         "auto", "tokenizer; auto is the fastest that is installed; all give the same tokens",
-        choices=("auto", "fastokens", "tiktoken"),
+        choices=("auto", *ENGINES),
     )  # fmt: skip
     max_memory: int | None = _setting(
         None, "memory for all processes together, such as 2GiB (default: a quarter of what is "

@@ -15,7 +15,7 @@ from typing import Any
 from fineweb_shards.errors import BadFileError, InputError, UsageError
 from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
 from fineweb_shards.sources.discovery import spells_ending, walk_folder, walk_glob
-from fineweb_shards.sources.formats import BY_ENDING
+from fineweb_shards.sources.formats import BY_ENDING, FORMATS
 from fineweb_shards.sources.pipes import open_pipe
 
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -163,10 +163,8 @@ def _describe(index: int, found: _Found, format_name: str) -> InputFile:
     kind = (known or "text") if format_name == "auto" else format_name
     if path == STANDARD_INPUT or _is_fifo(Path(path)):
         return _describe_pipe(index, path, name, kind, compression)
-    if kind == "parquet" and compression:
-        raise InputError(
-            f"{path}: compressed parquet can't be read.", "Parquet compresses by itself: unpack it."
-        )
+    if compression and not FORMATS[kind].reads_streams:
+        raise InputError(f"{path}: compressed {kind} can't be read.", "Unpack it first.")
     problem = found.problem
     if problem is None:
         try:
@@ -180,7 +178,7 @@ def _describe(index: int, found: _Found, format_name: str) -> InputFile:
 
 
 def _describe_pipe(index: int, path: str, name: str, kind: str, compression: str | None) -> InputFile:
-    if kind == "parquet" or compression:
+    if compression or not FORMATS[kind].reads_streams:
         source = "standard input" if path == STANDARD_INPUT else "a pipe"
         raise InputError(
             f"--input {path}: {compression or kind} can't be read from {source}.",

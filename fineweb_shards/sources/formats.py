@@ -17,10 +17,11 @@ class FormatEntry:
 
     reader: str  # module and class, below this package
     endings: tuple[str, ...] = ()
+    reads_streams: bool = True  # compressed files and pipes, which can only be read front to back
 
 
 FORMATS = {
-    "parquet": FormatEntry("parquet.ParquetFormat", (".parquet",)),
+    "parquet": FormatEntry("parquet.ParquetFormat", (".parquet",), reads_streams=False),
     "jsonl": FormatEntry("jsonl.JsonLinesFormat", (".jsonl", ".ndjson", ".json")),
     "text": FormatEntry("text.TextFormat", (".txt", ".text", ".md")),
     "hub-parquet": FormatEntry("hub.parquet.HubParquetFormat"),

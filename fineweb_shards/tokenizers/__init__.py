@@ -7,10 +7,8 @@ from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 
-ENGINES: dict[str, type[Engine]] = {
-    FastokensEngine.name: FastokensEngine,
-    TiktokenEngine.name: TiktokenEngine,
-}
+# The order is that of `auto`: the first that is installed.
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (FastokensEngine, TiktokenEngine)}
 
 
 def resolve_engine(name: str) -> type[Engine]:

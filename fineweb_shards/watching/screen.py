@@ -67,7 +67,7 @@ class LineScreen(Screen):
 
 
 class JsonScreen(Screen):
-    """--json: objects, one a line, on standard output; the README tells what is in them."""
+    """--json: objects, one a line, on standard output; docs/reference.md tells what is in them."""
 
     def __init__(self) -> None:
         self._next_object = 0.0

@@ -23,11 +23,10 @@ from fineweb_shards.reading.verify import verify_folder
 # Documents longer than a shard, empty ones (two EOTs in a row), at both ends, too.
 DOCUMENTS = ["", *make_documents(40, seed=97), "long " * 4000, "", ""]
 SOURCES = {
-    "build-nanogpt": Wanted("build-nanogpt", 3000),
+    **{layout: Wanted(layout, 3000) for layout in LAYOUTS},
     "llm.c": Wanted("llm.c", 2500, val_ratio=Fraction(3, 10), val_seed=2),
     "modded-nanogpt": Wanted("modded-nanogpt", 7000, val_tokens=100),
     "nanogpt": Wanted("nanogpt", 4000, val_ratio=Fraction(1, 5)),
-    "plain": Wanted("plain", 3000),
     "megatron": Wanted("megatron", 5000, val_ratio=Fraction(7, 10)),
 }
 

@@ -50,7 +50,7 @@ def test_round_trip(folder: Path) -> None:
 
 
 def test_a_person_and_a_program_can_read_it(folder: Path) -> None:
-    """The records have the fields that the README names, and `complete` stands last."""
+    """The records have the fields that docs/reference.md names, and `complete` stands last."""
     MANIFEST.save(folder)
     data = json.loads((folder / FILE_NAME).read_text())
     assert {"name", "tokens", "documents", "bytes", "sha256", "end"} <= data["shards"][0].keys()

@@ -214,10 +214,10 @@ def test_hostile_text_is_shown_safely(folder: Path) -> None:
 
 
 def test_the_exit_codes_are_documented() -> None:
-    """In the README's table, apart from those of errors."""
-    readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
+    """In the table of docs/reference.md, apart from those of errors."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "reference.md").read_text()
     running, stopped = EXIT_CODES["running"], EXIT_CODES["stopped"]
-    assert f"| {running}, {stopped} |" in readme
+    assert f"| {running}, {stopped} |" in text
     codes = {kind.exit_code for kind in vars(errors).values() if hasattr(kind, "exit_code")}
     assert not codes & {running, stopped}
 
