@@ -20,7 +20,14 @@ from promises import Tries
 from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.manifest import FILE_NAME, Manifest, check_settings, load_manifest, trim
+from fineweb_shards.store.manifest import (
+    FILE_NAME,
+    FORMAT_VERSION,
+    Manifest,
+    check_settings,
+    load_manifest,
+    trim,
+)
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
@@ -92,7 +99,7 @@ def test_another_format_is_refused(folder: Path) -> None:
     """A manifest of a later version is not guessed at, and --fresh is not recommended."""
     MANIFEST.save(folder)
     text = (folder / FILE_NAME).read_text()
-    (folder / FILE_NAME).write_text(text.replace('"format": 2', '"format": 99'))
+    (folder / FILE_NAME).write_text(text.replace(f'"format": {FORMAT_VERSION}', '"format": 99'))
     with pytest.raises(ChangedError, match="format 99") as refused:
         load_manifest(folder)
     assert "fresh" not in refused.value.hint
