@@ -10,13 +10,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.events import Event
+from fineweb_shards.executors.base import Executor
 from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.run.job import Job
-from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.watching.estimate import Speedometer, seconds_left
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.progress import Progress
@@ -41,24 +40,12 @@ _FIRST_REPORT_SECONDS = 5.0  # not while the workers start
 _LONGEST_GOODBYE_SECONDS = 3.0
 
 
-class Workers(Protocol):
-    """Whoever does the encoding."""
-
-    @property
-    def workers(self) -> int:
-        """How many are at work now."""
-        ...
-
-
 class Monitor:
     """Watches one run; a context manager around all of it, so that its end is told, too."""
 
-    def __init__(
-        self, job: Job, progress: Progress, guard: MemoryGuard, executor: Workers, invocation: Invocation
-    ) -> None:
+    def __init__(self, job: Job, progress: Progress, executor: Executor, invocation: Invocation) -> None:
         self._job = job
         self._progress = progress
-        self._guard = guard
         self._executor = executor
         self._invocation = invocation
         self._speed = Speedometer()  # in tokens
@@ -159,7 +146,7 @@ class Monitor:
         return (FETCHING if self._job.commit else ENCODING), ""
 
     def _take_snapshot(self, state: str, reason: str) -> Snapshot:
-        progress, guard = self._progress, self._guard
+        progress, executor = self._progress, self._executor
         expected = progress.expected_tokens() if state != COMPLETE else progress.tokens
         speed = self._speed.per_second
         return Snapshot(
@@ -175,9 +162,9 @@ class Monitor:
             tokens_per_second=speed,
             seconds_left=seconds_left(progress.tokens, expected, speed) if state in WORKING else None,
             elapsed_seconds=time.monotonic() - self._began,
-            workers=self._executor.workers,
-            memory_bytes=guard.used_bytes,
-            peak_memory_bytes=guard.peak_bytes,
+            workers=executor.workers,
+            memory_bytes=executor.used_bytes,
+            peak_memory_bytes=executor.peak_bytes,
             finished_shards=len(progress.records),
             verified_shards=progress.verified_shards,
             fetched_bytes=progress.fetched_bytes,
