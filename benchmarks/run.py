@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from memory import PeakMemory
 
-from fineweb_shards.system.memory_guard import usable_cores
+from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.units import parse_bytes, show_bytes, show_count
 
 HERE = Path(__file__).parent

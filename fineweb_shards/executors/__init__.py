@@ -1,1 +1,4 @@
-"""Who does the tokenizing: batches in, their blocks out, in order. `local.py` is this machine."""
+"""Who does the tokenizing: the protocol, the schedule that all executors share, and `local`, this machine's.
+
+May import: the root, `system`, `tokenizers`, `sources`.
+"""

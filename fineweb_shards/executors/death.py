@@ -22,8 +22,8 @@ _OWN_SIGNALS = {
 }
 
 
-class Kind(enum.Enum):
-    """Whose doing it was."""
+class DeathKind(enum.Enum):
+    """Whose doing a worker's end was."""
 
     CRASHED = "its own"
     OUT_OF_MEMORY = "its own, or that of other programs which fill the memory"
@@ -33,21 +33,21 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """`words` end a sentence that begins with the worker."""
+    """How one worker ended. `words` end a sentence that begins with the worker."""
 
-    kind: Kind
+    kind: DeathKind
     words: str
 
 
 def explain_exit(code: int | None, *, oom_killed: bool) -> Death:
-    """From what the operating system says. `oom_killed`: the kernel has just killed for want of memory."""
+    """Tell how a process ended. `oom_killed`: the kernel has just killed somebody for want of memory."""
     if code == OUT_OF_MEMORY_EXIT_CODE:
-        return Death(Kind.OUT_OF_MEMORY, "ran out of memory")
+        return Death(DeathKind.OUT_OF_MEMORY, "ran out of memory")
     if code == THREAD_FAILED_EXIT_CODE:
-        return Death(Kind.CRASHED, "ended because one of its threads failed")
+        return Death(DeathKind.CRASHED, "ended because one of its threads failed")
     if code is None or code >= 0:
-        return Death(Kind.CRASHED, f"ended with exit code {code}")
+        return Death(DeathKind.CRASHED, f"ended with exit code {code}")
     if -code == getattr(signal, "SIGKILL", None) and oom_killed:
-        return Death(Kind.OUT_OF_MEMORY, "was killed by the kernel, which was out of memory")
-    kind = Kind.CRASHED if -code in _OWN_SIGNALS else Kind.KILLED
+        return Death(DeathKind.OUT_OF_MEMORY, "was killed by the kernel, which was out of memory")
+    kind = DeathKind.CRASHED if -code in _OWN_SIGNALS else DeathKind.KILLED
     return Death(kind, f"was killed by signal {-code}")

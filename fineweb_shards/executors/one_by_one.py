@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fineweb_shards.executors.local.messages import Order
+from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.types import Counts, EncodedBlock, Quarantined, TextChunk, id_of, row_of
 
@@ -35,7 +35,7 @@ def encode_one_by_one(
     chunk: TextChunk,
     where: str,
     encoder: Encoder,
-    order: Order,
+    order: WorkOrder,
     announce: Callable[[Quarantined], None],
     piece_bytes: int,
 ) -> EncodedBlock:
@@ -112,7 +112,7 @@ def _emptied(part: TextChunk) -> TextChunk:
     return replace(part, documents=documents, origins=(), counts=Counts(quarantined_documents=1))
 
 
-def _describe(chunk: TextChunk, i: int, order: Order, piece_of_bytes: int) -> Quarantined:
+def _describe(chunk: TextChunk, i: int, order: WorkOrder, piece_of_bytes: int) -> Quarantined:
     document = chunk.documents[i]
     return Quarantined(
         file=order.batch.file,

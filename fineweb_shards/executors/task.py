@@ -17,16 +17,28 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.death import Death, Kind
-from fineweb_shards.executors.local.messages import Order
+from fineweb_shards.executors.death import Death, DeathKind
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers, over one batch, before it is looked at closely
 MAXIMUM_KILLS = 30  # from outside, over one batch, without a block of it in between
 
 
+@dataclass(frozen=True, slots=True)
+class WorkOrder:
+    """What a worker is asked to do: to encode this batch, in this way."""
+
+    batch: Batch
+    first_block: int = 0  # the ones before it have arrived already
+    skip_digests: frozenset[str] = frozenset()  # documents in quarantine, by the SHA-256 of their text
+    one_by_one: bool = False  # one document at a time: something in here ends workers
+    use_fallback_for: frozenset[str] = frozenset()  # documents to be tried with the other engine
+
+
 @dataclass(eq=False)
 class Task:
+    """A batch, the blocks of it that have arrived, and what is known of workers that ended over it."""
+
     batch: Batch
     number: int = 0  # in the order of the stream
     blocks: deque[EncodedBlock] = field(default_factory=deque)
@@ -43,26 +55,27 @@ class Task:
     _deaths_while_reading: int = 0
     _use_fallback_for: set[str] = field(default_factory=set)
 
-    def order(self, skip_digests: frozenset[str]) -> Order:
-        """What to send to a worker."""
+    def order(self, skip_digests: frozenset[str]) -> WorkOrder:
+        """Make the order for the worker that gets this batch now."""
         self.trying = None
-        return Order(
+        return WorkOrder(
             self.batch, self.received, skip_digests, self.one_by_one, frozenset(self._use_fallback_for)
         )
 
     def start_over(self) -> None:
-        """Forget what has come of it."""
+        """Forget the blocks that have arrived, and its end."""
         self.blocks.clear()
         self.received, self.done, self.error = 0, False, None
 
     def receive_block(self, block: EncodedBlock) -> None:
+        """Keep a block until its turn. Whoever made it got past the document announced last."""
         self.trying = None
         self.received += 1
         self._kills = 0
         self.blocks.append(block)
 
     def take_block(self) -> EncodedBlock:
-        """The next block, with the documents that were left out on the way to it."""
+        """Hand out the next block, with the documents that were left out on the way to it."""
         block = self.blocks.popleft()
         if self.quarantined:
             block = replace(block, quarantined=(*self.quarantined, *block.quarantined))
@@ -70,21 +83,21 @@ class Task:
         return block
 
     def note_death(self, death: Death) -> Quarantined | None:
-        """A worker ended over this batch. Returns the document that goes to quarantine, if one does."""
+        """Count a worker that ended over this batch. Returns the document that goes to quarantine, if any."""
         self.deaths += 1
         document, self.trying = self.trying, None
         if not self.one_by_one:
             self.one_by_one = self.deaths >= MAXIMUM_DEATHS
             return None
-        if death.kind is Kind.KILLED:
+        if death.kind is DeathKind.KILLED:
             self._note_kill(document, death)
             return None
-        if death.kind is Kind.OUT_OF_MEMORY and not self.alone:
+        if death.kind is DeathKind.OUT_OF_MEMORY and not self.alone:
             self.alone = True
             return None
         if document is None:
             self._deaths_while_reading += 1
-            self.stuck = self.stuck or death.kind is Kind.STUCK
+            self.stuck = self.stuck or death.kind is DeathKind.STUCK
             return None
         if document.sha256 not in self._use_fallback_for:
             self._use_fallback_for.add(document.sha256)

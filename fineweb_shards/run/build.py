@@ -14,6 +14,7 @@ from functools import partial
 
 from fineweb_shards.errors import ChangedError, Interrupted, ShardError
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.layouts.numbering import choose_digits
@@ -99,19 +100,19 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
     begin = time.monotonic()
     spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
     guard = MemoryGuard(job.budget.worker_bytes)
-    executor = LocalExecutor(spec, job.budget.workers, job.budget.window_bytes, guard, manifest.quarantined)
     history = load_history(job.folder)
     history.begin_run(manifest.tokens, job.budget.memory_bytes)
     progress = Progress(log, screen, history, finished=manifest.shards)
     job = replace(job, source=job.source.reopened(progress))
+    workers, window_bytes = job.budget.workers, job.budget.window_bytes
+    executor = LocalExecutor(spec, workers, window_bytes, guard, manifest.quarantined, progress)
     page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder))
-    with Monitor(
-        job.output, progress, guard, executor, invoke(command), page, is_remote=job.commit is not None
-    ):
+    remote = job.commit is not None
+    with Monitor(job.output, progress, executor, invoke(command), page, is_remote=remote):
         with executor:
             # Workers take a second or two to load, in which the plan is made.
             manifest = tell_plan(job, manifest, progress)
-            result = run(job, manifest, executor, guard, progress)
+            result = run(job, manifest, executor, progress)
         seconds = time.monotonic() - begin
         if job.config.verify and result.shards != manifest.shards:
             progress.verifying = True
@@ -120,7 +121,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
     shards = show_number_of(result.shard_count, "shard")
     log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
                         f"{new_tokens:,} of them in {show_seconds(seconds)}, "
-                        f"peak memory {show_bytes(guard.peak_bytes)}"))  # fmt: skip
+                        f"peak memory {show_bytes(executor.peak_bytes)}"))  # fmt: skip
     made = len({record.name for record in {*result.shards} - {*manifest.shards}})
     return Outcome(result, made, new_tokens, seconds, history.runs[-1])
 
@@ -166,9 +167,7 @@ def log_start_and_end(log: EventLog, job: Job) -> Iterator[None]:
         raise
 
 
-def run(
-    job: Job, manifest: Manifest, executor: LocalExecutor, guard: MemoryGuard, progress: Progress
-) -> Manifest:
+def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
     """All stages, from the manifest's cursor to the end of the stream."""
     disk = Disk(job.folder, job.config.max_outage, progress)
     disk.attempt(lambda: open_folder(job.folder, manifest))
@@ -183,11 +182,10 @@ def run(
         skip_tokens=start.skip_tokens,
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
-    executor.observe(progress)
     lost = list(manifest.quarantined)
     encoded = report_problems(executor.encode(job.source.batches(start)), job, lost, disk, progress)
     slices = pack(packer, stitch(encoded, make_mender, start))
-    return write_shards(job, manifest, slices, RunTotals(guard, lost, manifest, progress), disk, progress)
+    return write_shards(job, manifest, slices, RunTotals(executor, lost, manifest, progress), disk, progress)
 
 
 def report_problems(
@@ -220,10 +218,10 @@ class RunTotals:
     """What the manifest says about the work itself: time without waits, memory, documents left out."""
 
     def __init__(
-        self, guard: MemoryGuard, lost: list[Quarantined], before: Manifest, progress: Progress
+        self, executor: Executor, lost: list[Quarantined], before: Manifest, progress: Progress
     ) -> None:
         self._progress = progress
-        self._guard = guard
+        self._executor = executor
         self._lost = lost
         self._before = before
         self._began = time.monotonic()
@@ -235,7 +233,7 @@ class RunTotals:
             manifest,
             quarantined=tuple(self._lost),
             seconds=self._before.seconds + max(0.0, seconds),
-            peak_memory_bytes=max(self._before.peak_memory_bytes, self._guard.peak_bytes),
+            peak_memory_bytes=max(self._before.peak_memory_bytes, self._executor.peak_bytes),
         )
 
 

@@ -2,8 +2,8 @@
 
 Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes`
 changes the output, so that finished shards can't be gone on from with another value of it; only
-`max_tokens` may move (store/token_limit.py), because the stream is the same. `on_bad_file` is not marked: what
-a shard already holds does not depend on what is done about a bad file behind it.
+`max_tokens` may move (store/token_limit.py), because the stream is the same. `on_bad_file` is not marked:
+what a shard already holds does not depend on what is done about a bad file behind it.
 """
 
 from __future__ import annotations

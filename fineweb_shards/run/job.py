@@ -14,6 +14,7 @@ from fineweb_shards.errors import UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
+from fineweb_shards.run.budget import Budget, plan_budget
 from fineweb_shards.run.config import Config
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, ReadSettings, Source
@@ -25,7 +26,6 @@ from fineweb_shards.store.manifest import FILE_NAME, load_manifest
 from fineweb_shards.store.output import OutputSpec
 from fineweb_shards.stream.split import make_split_rule
 from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.memory_guard import Budget, plan_budget
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine

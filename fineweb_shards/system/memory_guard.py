@@ -1,8 +1,8 @@
-"""Memory: divided before the start, watched during the run.
+"""Watches memory during a run (run/budget.py divides it before the start).
 
 The guard looks at the whole machine, not only at us: whoever sits at it comes first. It gives advice;
-the supervisor (executors/local.py) follows it. It does not limit what a single batch takes: that is bounded
-by how batches are cut.
+executors/local/pool.py follows it. It does not limit what a single batch takes: that is bounded by how
+batches are cut.
 """
 
 from __future__ import annotations
@@ -12,26 +12,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fineweb_shards.errors import UsageError
 from fineweb_shards.system.machine import (
     MemoryLimit,
-    available_memory_bytes,
     memory_limits,
     memory_stall_percent,
     process_memory_bytes,
-    usable_cores,
 )
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_bytes
-
-# Allowances. Measured together: two workers, the parent and what is in flight peak at 773 MB (PSS).
-WORKER_BYTES = 240 * 2**20
-PARENT_BYTES = 192 * 2**20
-# A batch costs its text as bytes, as str, its tokens twice on the way, and once in the parent.
-_COPIES = 4
-MAXIMUM_WINDOW_BYTES = 192 * 2**20
-MAXIMUM_BUDGET_BYTES = 4 * 2**30
-BUDGET_SHARE = 4  # of what is available, one part in so many
 
 LOOK_EVERY_SECONDS = 1.0
 # Memory is short when less than this is available, in a small place less than a twentieth of it.
@@ -48,57 +36,9 @@ RETIRE_AFTER_SECONDS = 10.0
 RENEW_EVERY_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How a run uses the machine."""
-
-    workers: int
-    memory_bytes: int
-    window_bytes: int  # of text in flight
-    wanted_workers: int | None = None  # as asked for; the memory may not hold so many
-
-    @property
-    def worker_bytes(self) -> int:
-        """A worker's share of the memory, with its part of what is in flight."""
-        return (self.memory_bytes - PARENT_BYTES) // self.workers
-
-
-def plan_budget(workers: int | None, max_memory: int | None, batch_bytes: int) -> Budget:
-    """Divide the memory; fewer workers where it does not hold all of them."""
-    memory = _memory_budget_bytes(max_memory)
-    wanted = workers or usable_cores()
-    least_window = 2 * batch_bytes
-    room = memory - PARENT_BYTES - least_window * _COPIES
-    fitting = min(wanted, room // WORKER_BYTES)
-    if fitting < 1:
-        needed = PARENT_BYTES + WORKER_BYTES + least_window * _COPIES
-        found = "A memory budget of" if max_memory is None else "--max-memory"
-        raise UsageError(
-            f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.",
-            "Give more with --max-memory, close other programs, or use a smaller --batch-bytes.",
-        )
-    window = (memory - PARENT_BYTES - fitting * WORKER_BYTES) // _COPIES
-    return Budget(fitting, memory, min(window, max(MAXIMUM_WINDOW_BYTES, least_window)), workers)
-
-
-def _memory_budget_bytes(max_memory: int | None) -> int:
-    """What was asked for, which must exist, or a share of what is available."""
-    if max_memory is None:
-        return min(available_memory_bytes() // BUDGET_SHARE, MAXIMUM_BUDGET_BYTES)
-    smallest = min(memory_limits(), key=lambda limit: limit.total_bytes)
-    if max_memory > smallest.total_bytes:
-        raise UsageError(
-            f"--max-memory {show_bytes(max_memory)}: {smallest.name} has {show_bytes(smallest.total_bytes)}.",
-            "Leave it out for a quarter of what is available, or name less than that.",
-        )
-    return max_memory
-
-
 class Advice(enum.Enum):
-    """What to do about memory."""
+    """What to do with the largest worker."""
 
-    GO = "go on"
-    PAUSE = "give out no more work"
     RETIRE = "end the largest worker"
     RENEW = "end the largest worker when it has nothing to do, and start another"
 
@@ -127,7 +67,7 @@ class MemoryGuard:
     ) -> None:
         self.used_bytes = 0  # by the parent and all workers, where it can be measured
         self.peak_bytes = 0
-        self.shortage: str | None = None  # while memory is short: what is short
+        self.shortage: str | None = None  # while memory is short, and no work may be given out: what is short
         self._sizes: dict[int, int] = {}
         self._worker_bytes = worker_bytes
         self._read = read
@@ -137,11 +77,11 @@ class MemoryGuard:
         self._next_retirement = 0.0
         self._next_renewal = self._next_look
 
-    def look(self, workers: Sequence[int]) -> Advice:
-        """What to do now; `workers` are process ids."""
+    def look(self, workers: Sequence[int]) -> Advice | None:
+        """Find out whether memory is short, and whether a worker has to go; `workers` are process ids."""
         now = self._clock.now()
         if now < self._next_look:
-            return Advice.PAUSE if self.shortage else Advice.GO
+            return None
         self._next_look = now + LOOK_EVERY_SECONDS
         self._weigh(workers)
         before, self.shortage = self.shortage, self._find_shortage()
@@ -151,11 +91,11 @@ class MemoryGuard:
             if now >= self._next_retirement and workers:
                 self._next_retirement = now + RETIRE_AFTER_SECONDS
                 return Advice.RETIRE
-            return Advice.PAUSE
+            return None
         if now >= self._next_renewal and any(self._sizes.get(w, 0) > self._worker_bytes for w in workers):
             self._next_renewal = now + RENEW_EVERY_SECONDS
             return Advice.RENEW
-        return Advice.GO
+        return None
 
     def size_bytes(self, worker: int) -> int:
         """How large a worker was at the last look."""

@@ -11,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.events import Event
+from fineweb_shards.executors.base import Executor
 from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.store.output import OutputSpec
-from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.watching.estimate import Speedometer, seconds_left
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.progress import Progress
@@ -42,15 +41,6 @@ _FIRST_REPORT_SECONDS = 5.0  # not while the workers start
 _LONGEST_GOODBYE_SECONDS = 3.0
 
 
-class Workers(Protocol):
-    """Whoever does the encoding."""
-
-    @property
-    def workers(self) -> int:
-        """How many are at work now."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Page:
     """The report of a run, which is made elsewhere: this room does not know how."""
@@ -66,8 +56,7 @@ class Monitor:
         self,
         output: OutputSpec,
         progress: Progress,
-        guard: MemoryGuard,
-        executor: Workers,
+        executor: Executor,
         invocation: Invocation,
         page: Page,
         *,
@@ -77,7 +66,6 @@ class Monitor:
         self._page = page
         self._is_remote = is_remote
         self._progress = progress
-        self._guard = guard
         self._executor = executor
         self._invocation = invocation
         self._speed = Speedometer()  # in tokens
@@ -178,7 +166,7 @@ class Monitor:
         return (FETCHING if self._is_remote else ENCODING), ""
 
     def _take_snapshot(self, state: str, reason: str) -> Snapshot:
-        progress, guard = self._progress, self._guard
+        progress, executor = self._progress, self._executor
         expected = progress.expected_tokens() if state != COMPLETE else progress.tokens
         speed = self._speed.per_second
         return Snapshot(
@@ -194,9 +182,9 @@ class Monitor:
             tokens_per_second=speed,
             seconds_left=seconds_left(progress.tokens, expected, speed) if state in WORKING else None,
             elapsed_seconds=time.monotonic() - self._began,
-            workers=self._executor.workers,
-            memory_bytes=guard.used_bytes,
-            peak_memory_bytes=guard.peak_bytes,
+            workers=executor.workers,
+            memory_bytes=executor.used_bytes,
+            peak_memory_bytes=executor.peak_bytes,
             finished_shards=progress.finished_shards,
             verified_shards=progress.verified_shards,
             fetched_bytes=progress.fetched_bytes,

@@ -10,8 +10,8 @@ import pytest
 from fineweb_shards.commands.main import main, parse
 from fineweb_shards.commands.targets import read_config, read_folder
 from fineweb_shards.run import sample_configs as bundled
+from fineweb_shards.run.budget import plan_budget
 from fineweb_shards.run.config import Config
-from fineweb_shards.system.memory_guard import plan_budget
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ["build", "small.txt", "--out", "o"]

@@ -17,9 +17,9 @@ from doubles import Listener
 from inputs import write_parquet
 
 from fineweb_shards.errors import BadFileError, WorkerError
-from fineweb_shards.events import Event
+from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.local import executor as local
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.local.executor import executor as local
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.parquet import ParquetFormat
@@ -42,8 +42,10 @@ def spec_of(source: Source) -> WorkerSpec:
     return WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
 
 
-def executor_of(source: Source, workers: int, window: int = WINDOW) -> LocalExecutor:
-    return LocalExecutor(spec_of(source), workers, window, MemoryGuard(2**40))
+def executor_of(
+    source: Source, workers: int, window: int = WINDOW, observer: Observer | None = None
+) -> LocalExecutor:
+    return LocalExecutor(spec_of(source), workers, window, MemoryGuard(2**40), observer=observer)
 
 
 def tokens_of(blocks: list[EncodedBlock]) -> list[int]:
@@ -62,9 +64,8 @@ def test_blocks_come_in_order(source: Source) -> None:
 
 def test_every_worker_killed_in_turn(source: Source) -> None:
     """The run goes on with the same tokens, and says what happened."""
-    blocks = []
-    with executor_of(source, 2) as executor:
-        executor.observe(listener := Listener())
+    blocks, listener = [], Listener()
+    with executor_of(source, 2, observer=listener) as executor:
         for number, block in enumerate(executor.encode(source.batches(runs.START))):
             blocks.append(block)
             if number in (3, 9, 15, 21):
@@ -153,8 +154,7 @@ def test_what_is_in_flight_is_bounded_in_bytes(source: Source) -> None:
     window = 3 * largest
     with executor_of(source, 3, window) as executor:
         for number, _ in enumerate(executor.encode(iter(batches))):
-            in_flight = sum(task.batch.size_bytes for task in executor._tasks)
-            assert in_flight <= window + largest
+            assert executor._schedule.in_flight_bytes <= window + largest
             if number < 3:
                 time.sleep(0.2)  # give workers every chance to run ahead
 
@@ -180,9 +180,8 @@ def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
             if len(self.texts("memory")) == 2:
                 room["available"] = 2**40
 
-    blocks = []
-    with LocalExecutor(spec_of(source), 2, WINDOW, MemoryGuard(2**40, read)) as executor:
-        executor.observe(listener := Relief())
+    blocks, listener = [], Relief()
+    with LocalExecutor(spec_of(source), 2, WINDOW, MemoryGuard(2**40, read), observer=listener) as executor:
         before = [worker.pid for worker in executor._workers]
         for number, block in enumerate(executor.encode(source.batches(runs.START))):
             blocks.append(block)
@@ -207,9 +206,8 @@ def test_a_worker_beyond_its_share_is_renewed_between_batches(
     monkeypatch.setattr(guard, "LOOK_EVERY_SECONDS", 0.02)
     sizes: dict[int, int] = {}
     watch = MemoryGuard(1000, measure=lambda pid: sizes.get(pid, 0))
-    blocks = []
-    with LocalExecutor(spec_of(source), 2, WINDOW, watch) as executor:
-        executor.observe(listener := Listener())
+    blocks, listener = [], Listener()
+    with LocalExecutor(spec_of(source), 2, WINDOW, watch, observer=listener) as executor:
         grown = executor._workers[1].pid
         sizes[grown] = 2000
         for block in executor.encode(source.batches(runs.START)):

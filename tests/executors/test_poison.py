@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import poison
 
 from fineweb_shards.errors import ChangedError, WorkerError
-from fineweb_shards.executors import task
-from fineweb_shards.executors.local.executor import LocalExecutor, process
-from fineweb_shards.executors.local.executor import executor as local
+from fineweb_shards.executors import schedule, task
+from fineweb_shards.executors.local import process
+from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store.quarantine import check_batch_bytes
@@ -45,9 +45,9 @@ def with_poison(*poisons: str) -> list[str]:
 
 def encode(source: Source, workers: int = 2) -> tuple[list[EncodedBlock], Listener]:
     spec = poison.PoisonedSpec(source, "tiktoken", eot_first=True, seed=0)
-    with LocalExecutor(spec, workers, 10**6, MemoryGuard(2**40)) as executor:
+    listener = Listener()
+    with LocalExecutor(spec, workers, 10**6, MemoryGuard(2**40), observer=listener) as executor:
         executors.append(executor)
-        executor.observe(listener := Listener())
         return list(executor.encode(source.batches(runs.START))), listener
 
 
@@ -138,7 +138,7 @@ def test_the_kernels_kills_for_want_of_memory_count_only_alone(
     start = WorkerProcess.note_order
 
     def note(worker: WorkerProcess) -> None:
-        alone.append(worker.tasks[0].alone and len(executors[-1]._workers) == 1)
+        alone.append(executors[-1]._schedule.tries_alone and executors[-1].workers == 1)
         start(worker)
 
     monkeypatch.setattr(WorkerProcess, "note_order", note)
@@ -186,7 +186,7 @@ def test_a_poisoned_piece_of_a_long_document(tmp_path: Path, filler: str) -> Non
 
 def test_too_many_deaths_are_not_the_documents_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which everything dies must not end in an empty result that says it is complete."""
-    monkeypatch.setattr(local, "MAXIMUM_QUARANTINED", 2)
+    monkeypatch.setattr(schedule, "MAXIMUM_QUARANTINED", 2)
     path = write_jsonl(tmp_path / "a.jsonl", [f"{i} {poison.DEADLY}" for i in range(4)])
     with pytest.raises(WorkerError, match="More than 2 documents"):
         encode(runs.job_of(tmp_path / "out", path).source, workers=1)

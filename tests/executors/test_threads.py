@@ -39,14 +39,14 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # Every place where the package starts threads, each with a test below or, for the monitor, in
 # tests/seen/test_monitor.py.
 INVENTORY = {
-    "background.py": 1,
-    "monitor.py": 1,
-    "token_stream.py": 1,
-    "verify.py": 1,
-    "writer.py": 2,
-    "executors/producer.py": 1,
-    "executors/watchdog.py": 1,
-    "executors/worker.py": 2,
+    "executors/local/producer.py": 1,
+    "executors/local/watchdog.py": 1,
+    "executors/local/worker.py": 2,
+    "reading/token_stream.py": 1,
+    "reading/verify.py": 1,
+    "store/writer.py": 2,
+    "system/background.py": 1,
+    "watching/monitor.py": 1,
 }
 
 
@@ -69,8 +69,8 @@ def source(tmp_path: Path) -> Source:
 
 def encode(source: Source, batches: Iterator[Batch]) -> tuple[list[int], Listener]:
     spec = WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
-    with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40)) as executor:
-        executor.observe(listener := Listener())
+    listener = Listener()
+    with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40), observer=listener) as executor:
         blocks = list(executor.encode(batches))
     return np.concatenate([block.tokens for block in blocks]).tolist(), listener
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import faulty
 
 from fineweb_shards.errors import WorkerError
+from fineweb_shards.events import Observer
 from fineweb_shards.executors import task
 from fineweb_shards.executors.local.executor import LocalExecutor, watchdog
 from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Watchdog, WorkerActivity
@@ -84,7 +85,7 @@ def test_time_in_which_nobody_looked_does_not_count(asleep: bool, monkeypatch: p
     """A machine that was asleep, or a group that was stopped and goes on, wakes up without an accusation."""
     monkeypatch.setattr(watchdog, "process_life", lambda pid: ("S", 1.0))
     clock, sleeper = FakeClock(), _Sleeper()
-    dog = Watchdog(lambda: [sleeper], clock)  # type: ignore[list-item]
+    dog = Watchdog(lambda: [sleeper], Observer(), clock)  # type: ignore[list-item]
     for _ in range(20):
         clock.seconds += 8 * 3600 if asleep else 1
         dog.look()
@@ -118,9 +119,8 @@ def test_a_stopped_worker_is_replaced(source: Source, monkeypatch: pytest.Monkey
     """SIGSTOP to one of them, and nobody ever says SIGCONT: the run goes on with the same tokens."""
     accuse_only(monkeypatch, "T")
     spec = WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
-    blocks = []
-    with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40)) as executor:
-        executor.observe(listener := Listener())
+    blocks, listener = [], Listener()
+    with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40), observer=listener) as executor:
         for number, block in enumerate(executor.encode(source.batches(runs.START))):
             blocks.append(block)
             if number in (3, 9):

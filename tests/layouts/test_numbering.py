@@ -19,7 +19,6 @@ from fineweb_shards.layouts.plain import Plain
 from fineweb_shards.run.build import open_manifest, run
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.durable import FolderLock
-from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
@@ -57,7 +56,7 @@ def build_with(out: Path, path: Path, digits: int) -> None:
     with FolderLock(out):
         manifest = open_manifest(job, same_source=False)
         manifest = replace(manifest, digits=manifest.digits or digits)
-        run(job, manifest, executor, MemoryGuard(2**40), Progress(EventLog(out)))  # type: ignore[arg-type]
+        run(job, manifest, executor, Progress(EventLog(out)))
 
 
 def test_a_run_that_outgrows_its_numbers_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

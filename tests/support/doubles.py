@@ -7,28 +7,38 @@ import os
 from collections.abc import Callable, Iterator
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.local.messages import Order
+from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.local.worker import encode_batch
+from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.types import Batch, EncodedBlock
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     """Encodes in this process: the same work as a worker's, without starting any."""
 
     def __init__(self, source: Source, encoder: Encoder) -> None:
         self._source = source
         self._encoder = encoder
 
-    def observe(self, observer: Observer) -> None:
-        pass
+    @property
+    def workers(self) -> int:
+        return 0
+
+    @property
+    def used_bytes(self) -> int:
+        return 0
+
+    @property
+    def peak_bytes(self) -> int:
+        return 0
 
     def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
         try:
             for batch in batches:
-                yield from encode_batch(self._source, self._encoder, Order(batch), lambda document: None)
+                yield from encode_batch(self._source, self._encoder, WorkOrder(batch), lambda document: None)
         finally:
             self._source.close()
 

@@ -22,7 +22,6 @@ from fineweb_shards.run.job import Job, make_job
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.durable import FolderLock
-from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, make_mender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
@@ -55,7 +54,7 @@ def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
         executor = InlineExecutor(
             job.source, encoder(settings.get("engine", "auto"), eot_first=job.layout.eot_first)
         )
-        return run(job, manifest, executor, MemoryGuard(2**40), progress)  # type: ignore[arg-type]
+        return run(job, manifest, executor, progress)
 
 
 def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Counts]:

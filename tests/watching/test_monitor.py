@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +16,12 @@ import runs
 from inputs import write_jsonl, write_parquet, write_text
 
 from fineweb_shards.errors import Interrupted, NetworkError
+from fineweb_shards.executors.base import Executor
 from fineweb_shards.report.closing import closing_lines
 from fineweb_shards.report.page import write_report
 from fineweb_shards.report.path import FILE_NAME as REPORT
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
-from fineweb_shards.system.memory_guard import MemoryGuard
-from fineweb_shards.types import Cursor
+from fineweb_shards.types import Batch, Cursor, EncodedBlock
 from fineweb_shards.watching import monitor as monitor_module
 from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import Heartbeat, invoke, load_heartbeat
@@ -32,8 +33,14 @@ from fineweb_shards.watching.screen import Screen
 from fineweb_shards.watching.snapshot import WAITING, Snapshot
 
 
-class NoWorkers:
+class ThreeWorkers(Executor):
+    """Says that three are at work."""
+
     workers = 3
+    used_bytes = peak_bytes = 0
+
+    def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
+        return iter(())
 
 
 @pytest.fixture
@@ -48,7 +55,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, P
     progress = Progress(EventLog(job.folder), None, history)
     progress.expect(Total(1000, exact=True), job.source.share_before)
     page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder))
-    monitor = Monitor(job.output, progress, MemoryGuard(2**40), NoWorkers(), invoke("build it"), page)
+    monitor = Monitor(job.output, progress, ThreeWorkers(), invoke("build it"), page)
     return monitor, progress, job.folder
 
 

@@ -1,4 +1,4 @@
-"""What the supervisor and a worker say to each other, and the pipe it goes through."""
+"""What a worker says to the executor, and the pipe it goes through; back come work orders (task.py)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,10 @@ import numpy as np
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.types import Batch, EncodedBlock, Quarantined
+from fineweb_shards.types import EncodedBlock, Quarantined
 
 _SIGN_OF_LIFE_SECONDS = 60.0
 _NO_TOKENS = np.empty(0, np.uint16)
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """To a worker: encode this batch."""
-
-    batch: Batch
-    first_block: int = 0  # the ones before it have arrived already
-    skip_digests: frozenset[str] = frozenset()  # documents in quarantine, by the SHA-256 of their text
-    one_by_one: bool = False  # one document at a time: something in here ends workers
-    use_fallback_for: frozenset[str] = frozenset()  # documents to be tried with the other engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +69,7 @@ class Outbox(Observer):
         self._last_sign = time.monotonic()
 
     def send(self, message: Message) -> None:
-        """A message; a block's tokens follow as raw bytes, which is faster than a pickle."""
+        """Send a message; a block's tokens follow as raw bytes, which is faster than a pickle."""
         if not isinstance(message, EncodedBlock):
             with self._lock:
                 self._pipe.send(message)
@@ -98,8 +87,8 @@ class Outbox(Observer):
         self.send(Waiting(reason))
 
     def fetch(self, size_bytes: int) -> None:
-        """Counted here and told with the next batch: a message for each answer would cost more. But on a slow
-        line one is a sign of life now and then."""
+        """Count bytes that have come over the network. They are told with the next batch: a message for each
+        answer would cost more. But on a slow line one is a sign of life now and then."""
         now = time.monotonic()
         with self._fetched_lock:
             self._fetched_bytes += size_bytes
@@ -110,14 +99,14 @@ class Outbox(Observer):
             self.send(Alive())
 
     def send_done(self) -> None:
-        """All blocks of a batch are sent."""
+        """Tell that all blocks of a batch are sent."""
         with self._fetched_lock:
             done, self._fetched_bytes = Done(self._fetched_bytes), 0
         self.send(done)
 
 
 def receive(pipe: connection.Connection) -> Message:
-    """The other end of an outbox."""
+    """Read what an outbox at the other end of the pipe has sent."""
     message: Message = pipe.recv()
     if isinstance(message, EncodedBlock):
         return replace(message, tokens=np.frombuffer(pipe.recv_bytes(), np.uint16))

@@ -1,4 +1,4 @@
-"""One worker process as the supervisor sees it: its pipe, the batches it has, and how it ended."""
+"""One worker process as its parent sees it: its pipe, what it said of itself, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import contextlib
 import multiprocessing
 import signal
 import threading
-from collections import deque
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 
-from fineweb_shards.executors.death import Death, Kind, explain_exit
+from fineweb_shards.executors.death import Death, DeathKind, explain_exit
 from fineweb_shards.executors.local.worker import WorkerSpec, run_worker
-from fineweb_shards.executors.task import Task
 from fineweb_shards.system.machine import oom_kills
 
 
 class WorkerProcess:
-    """Started by making it."""
+    """A process that runs `run_worker`; making the object starts it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self.tasks: deque[Task] = deque()
         self.ready = False
         self.leaving = False  # gets no more work
         self.waiting: str | None = None  # for the network
@@ -45,11 +42,6 @@ class WorkerProcess:
         """What becomes ready when the process has ended."""
         return self._process.sentinel
 
-    @property
-    def owes_us_something(self) -> bool:
-        """Whether it has work, or is still starting, and does not wait for the network."""
-        return (bool(self.tasks) or not self.ready) and self.waiting is None
-
     def kill(self) -> None:
         self._process.kill()
 
@@ -60,15 +52,15 @@ class WorkerProcess:
 
     def kill_stuck(self, fault: str, *, blameless: bool) -> None:
         """Kill it because it does nothing any more. From any thread."""
-        self._fault = Death(Kind.KILLED if blameless else Kind.STUCK, f"{fault} and was killed")
+        self._fault = Death(DeathKind.KILLED if blameless else DeathKind.STUCK, f"{fault} and was killed")
         self._process.kill()
 
     def note_order(self) -> None:
-        """It begins with something: what the kernel kills from now on may be it."""
+        """Count the kernel's kills for want of memory from now on: it gets an order, and may be one."""
         self._oom_kills_before = oom_kills()
 
     def explain_end(self) -> Death:
-        """How it ended, and by whom."""
+        """Wait for its end, and tell whose doing it was."""
         self._process.join()
         if self._fault is not None:
             return self._fault

@@ -12,7 +12,7 @@ from fineweb_shards.types import Batch
 
 
 class Producer:
-    """Batches, a few ahead of their use. `wakeup` becomes readable when something has changed."""
+    """Keeps a few batches ready, ahead of their use. `wakeup` becomes readable when something has changed."""
 
     def __init__(self, batches: Iterator[Batch], ahead: int) -> None:
         self._batches = batches
@@ -26,7 +26,7 @@ class Producer:
         self._thread.start()
 
     def take(self) -> Batch | None:
-        """The next batch, if there is one already."""
+        """Hand out the next batch, if there is one already."""
         while self.wakeup.poll():
             self.wakeup.recv_bytes()
         alive = self._thread.is_alive()  # asked first: what it put last is then in the queue

@@ -1,9 +1,9 @@
 """Notices workers that have work and do nothing: deaf, deadlocked, or stopped. They are killed, and are then
 dead workers like any other.
 
-From a thread of its own, because the supervisor itself may be waiting for such a worker, in the middle of a
+From a thread of its own, because the executor itself may be waiting for such a worker, in the middle of a
 message. A worker is well as long as it says something or uses processor time, waits for the network (it says
-so), for a disk or for a core (the kernel says so), or while the supervisor does not listen to it. Time in
+so), for a disk or for a core (the kernel says so), or while the executor does not listen to it. Time in
 which nobody looked does not count: the machine was asleep, or we were stopped with everybody else.
 """
 
@@ -44,7 +44,7 @@ class WorkerActivity:
         self._silent_from: float | None = None
 
     def look(self, messages: int, life: tuple[str, float] | None, passed_seconds: float) -> str | None:
-        """What is wrong with the worker, if anything is. `life`: its state and processor time."""
+        """Tell what is wrong with the worker, if anything is. `life`: its state and processor time."""
         if messages != self._messages:
             self._messages = messages
             self._begin()
@@ -72,8 +72,8 @@ class WorkerActivity:
 class Watchdog:
     """A context manager: watches while it is entered. `suspects` are those who have no excuse now."""
 
-    def __init__(self, suspects: Suspects, clock: Clock | None = None) -> None:
-        self.observer = Observer()
+    def __init__(self, suspects: Suspects, observer: Observer, clock: Clock | None = None) -> None:
+        self._observer = observer
         self._suspects = suspects
         self._clock = clock or Clock()
         self._activities: dict[WorkerProcess, WorkerActivity] = {}
@@ -97,10 +97,10 @@ class Watchdog:
                 complaint = f"the watch over the workers failed: {type(error).__name__}: {error}"
                 if complaint not in self._complaints:
                     self._complaints.add(complaint)
-                    self.observer.tell(Event("worker", complaint))
+                    self._observer.tell(Event("worker", complaint))
 
     def look(self) -> None:
-        """Once around."""
+        """Look at every suspect once, and kill those who do nothing."""
         now = self._clock.now()
         passed = min(now - self._last_look, 2 * LOOK_EVERY_SECONDS)
         self._last_look = now

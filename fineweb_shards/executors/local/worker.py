@@ -20,8 +20,9 @@ from multiprocessing import connection, parent_process
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
 from fineweb_shards.executors.death import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
-from fineweb_shards.executors.local.messages import Failed, Order, Outbox, Ready, Trying
+from fineweb_shards.executors.local.messages import Failed, Outbox, Ready, Trying
 from fineweb_shards.executors.one_by_one import encode_one_by_one, holds_any
+from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.machine import lower_priority, offer_to_oom_killer
 from fineweb_shards.tokenizers import resolve_engine
@@ -33,7 +34,7 @@ from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """All that a worker needs to know."""
+    """All that a worker needs to know before its first order."""
 
     source: Source
     engine: str
@@ -51,7 +52,7 @@ class WorkerSpec:
 
 
 def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
-    """The main function of the process."""
+    """Encode batches as they are ordered, until the parent closes the pipe: the process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # held back while it was started
@@ -67,7 +68,7 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
         outbox.send(Failed(error))
         return
     outbox.send(Ready())
-    inbox: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
     receiver = partial(_receive_orders, pipe, source, inbox, outbox)
     threading.Thread(target=in_thread, args=(receiver,), daemon=True).start()
     while (order := inbox.get()) is not None:
@@ -98,13 +99,13 @@ def _run_thread(outbox: Outbox, action: Callable[[], None]) -> None:
 
 
 def _receive_orders(
-    pipe: connection.Connection, source: Source, inbox: queue.SimpleQueue[Order | None], outbox: Outbox
+    pipe: connection.Connection, source: Source, inbox: queue.SimpleQueue[WorkOrder | None], outbox: Outbox
 ) -> None:
     """Take orders as they come, so that the next batch is fetched while this one is encoded."""
     told = set()
     while True:
         try:
-            order: Order = pipe.recv()
+            order: WorkOrder = pipe.recv()
         except (EOFError, OSError):
             inbox.put(None)
             return
@@ -121,9 +122,9 @@ def _receive_orders(
 
 
 def encode_batch(
-    source: Source, encoder: Encoder, order: Order, announce: Callable[[Quarantined], None]
+    source: Source, encoder: Encoder, order: WorkOrder, announce: Callable[[Quarantined], None]
 ) -> Iterator[EncodedBlock]:
-    """The work itself, the same for every executor: a block for each chunk."""
+    """Do an order: yield a block for each chunk of the batch. The same for every executor."""
     name = source.files[order.batch.file].name
     for number, chunk in enumerate(source.chunks(order.batch)):
         if number < order.first_block:

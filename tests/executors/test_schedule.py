@@ -1,0 +1,546 @@
+"""The schedule alone, without a process: order, window, retries, quarantine, whatever becomes of workers."""
+
+from __future__ import annotations
+
+import ast
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fineweb_shards.errors import BadFileError, WorkerError
+from fineweb_shards.executors import schedule as schedule_module
+from fineweb_shards.executors import task as task_module
+from fineweb_shards.executors.death import Death, DeathKind
+from fineweb_shards.executors.schedule import Schedule
+from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS, Task, WorkOrder
+from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
+
+CRASH = Death(DeathKind.CRASHED, "was killed by signal 11")
+KILL = Death(DeathKind.KILLED, "was killed by signal 9")
+OUT_OF_MEMORY = Death(DeathKind.OUT_OF_MEMORY, "ran out of memory")
+STUCK = Death(DeathKind.STUCK, "did nothing for 10 min and was killed")
+TOKENS_OF_A_DOCUMENT = 4
+
+
+def batch_at(position: int, size: int = 10, file: int = 0) -> Batch:
+    return Batch(file, position, position + 1, size)
+
+
+def block_of(position: int, number: int = 0, documents: tuple[int, ...] = (), file: int = 0) -> EncodedBlock:
+    """Block `number` of a batch. A document is a number, and so are its tokens."""
+    tokens = np.repeat(np.array(documents, np.uint16), TOKENS_OF_A_DOCUMENT)
+    return EncodedBlock(Cursor(file, position, number), None, tokens)
+
+
+def document_of(position: int, document: int, file: int = 0) -> Quarantined:
+    return Quarantined(file, position, document, None, None, 1, str(document), str(document))
+
+
+def leave_out(task: Task, death: Death) -> EncodedBlock:
+    """What stands for a batch that can't be read: its first block that is missing says so."""
+    start = Cursor(task.batch.file, task.batch.position, task.received)
+    return EncodedBlock(start, None, np.empty(0, np.uint16), counts=Counts(bad_parts=1), problems=("gone",))
+
+
+def schedule_of(batches: int = 0, window: int = 1000, queued: int = 2) -> Schedule[str]:
+    found: Schedule[str] = Schedule(window, queued, leave_out)
+    for position in range(batches):
+        found.add(batch_at(position))
+    return found
+
+
+def places(blocks: Iterator[EncodedBlock]) -> list[int]:
+    return [block.start.position for block in blocks if block.start is not None]
+
+
+def narrow_down(schedule: Schedule[str]) -> WorkOrder:
+    """Let the first batch end workers until it is tried document by document; "z" has it then."""
+    for number in range(MAXIMUM_DEATHS):
+        order = schedule.give_next(f"dead {number}")
+        assert order is not None
+        assert not order.one_by_one
+        assert not schedule.note_death(f"dead {number}", CRASH)
+    order = schedule.give_next("z")
+    assert order is not None
+    assert order.one_by_one
+    return order
+
+
+def end_over(schedule: Schedule[str], document: int, death: Death, *, position: int = 0) -> bool:
+    """Let "z" end over a document that it has announced."""
+    schedule.announce("z", document_of(position, document))
+    return schedule.note_death("z", death)
+
+
+def test_it_is_pure() -> None:
+    """No processes, no threads, no clock, no files: it can be shared by executors of any kind."""
+    allowed = {"__future__", "collections", "collections.abc", "dataclasses", "typing"}
+    for module in (schedule_module, task_module):
+        tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
+        names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
+        ours = {name for name in names if str(name).startswith("fineweb_shards")}
+        assert names - ours <= allowed
+        assert not any("local" in str(name) or "system" in str(name) for name in ours)
+
+
+def test_batches_come_out_in_order() -> None:
+    """Given out in order, finished in any, told in order; each block once."""
+    schedule = schedule_of(3)
+    for worker in "abc":
+        order = schedule.give_next(worker)
+        assert order is not None
+        assert order.batch.position == "abc".index(worker)
+    for worker in "cb":
+        schedule.receive_block(worker, block_of("abc".index(worker)))
+        schedule.finish(worker)
+        assert not schedule.has_output
+    schedule.receive_block("a", block_of(0))
+    assert places(schedule.take_output()) == [0]
+    assert not schedule.has_output  # "a" may have more
+    schedule.finish("a")
+    assert [places(schedule.take_output()) for _ in range(3)] == [[], [1], [2]]
+    assert schedule.is_empty
+
+
+def test_a_new_batch_begins_only_while_the_window_has_room() -> None:
+    """One batch is always allowed, however large it is."""
+    schedule = schedule_of(window=25)
+    assert schedule.needs_batch
+    for position in range(3):
+        assert schedule.needs_batch
+        schedule.add(batch_at(position))
+        assert not schedule.needs_batch  # first somebody has to take this one
+        assert schedule.give_next("a") is not None
+    assert schedule.in_flight_bytes == 30
+    assert not schedule.needs_batch
+    schedule.finish("a")
+    assert list(schedule.take_output()) == []
+    assert schedule.needs_batch
+
+
+def test_who_has_least_gets_the_next_batch() -> None:
+    """And nobody more than may wait for them."""
+    schedule = schedule_of(4)
+    chosen = []
+    while (worker := schedule.least_busy("ab")) is not None:
+        chosen.append(worker)
+        assert schedule.give_next(worker) is not None
+    assert chosen == ["a", "b", "a", "b"]
+    assert schedule.least_busy([]) is None
+    assert schedule.has_work("a")
+    assert not schedule.has_work("c")
+
+
+def test_the_batches_of_a_worker_that_was_sent_away_are_done_by_others() -> None:
+    """Before newer ones, in order, and without the blocks that have arrived; nobody is blamed."""
+    schedule = schedule_of(4)
+    for worker in "aabb":
+        schedule.give_next(worker)
+    schedule.receive_block("a", block_of(0))
+    for _ in range(10):
+        schedule.remove_worker("b")
+        schedule.remove_worker("a")
+        assert not schedule.needs_batch
+        orders = [schedule.give_next(worker) for worker in "bbaa"]
+        assert [order.batch.position for order in orders if order] == [0, 1, 2, 3]
+        assert [order.first_block for order in orders if order] == [1, 0, 0, 0]
+        assert not any(order.one_by_one for order in orders if order)
+
+
+def test_nobody_listens_to_a_worker_that_is_far_ahead() -> None:
+    """Once a window of tokens is waiting; to the one that everybody waits for, always."""
+    schedule = schedule_of(2, window=16)
+    for worker in "ab":
+        schedule.give_next(worker)
+    assert schedule.may_receive("b")
+    schedule.receive_block("b", block_of(1, documents=(1, 2)))
+    assert not schedule.may_receive("b")
+    assert schedule.may_receive("a")
+    assert schedule.may_receive("new")  # it has nothing to send but that it is ready
+    schedule.receive_block("a", block_of(0))
+    schedule.finish("a")
+    list(schedule.take_output())
+    assert schedule.may_receive("b")
+
+
+def test_an_error_is_raised_in_its_turn() -> None:
+    """What stands in front of it comes out first."""
+    schedule = schedule_of(2)
+    for worker in "ab":
+        schedule.give_next(worker)
+    schedule.finish("b", BadFileError("b.parquet: broken."))
+    assert not schedule.has_output
+    schedule.receive_block("a", block_of(0))
+    schedule.finish("a")
+    assert places(schedule.take_output()) == [0]
+    with pytest.raises(BadFileError, match="broken"):
+        list(schedule.take_output())
+    assert schedule.is_empty
+
+
+@pytest.mark.promise(9)
+@pytest.mark.parametrize("death", [CRASH, STUCK])
+def test_a_document_that_ends_both_engines_goes_to_quarantine(death: Death) -> None:
+    """What comes behind it starts over, without it, and so does nothing in front of it."""
+    schedule = schedule_of(4)
+    for worker in "abc":
+        schedule.give_next(worker)
+    schedule.receive_block("a", block_of(0))
+    schedule.finish("a")
+    schedule.receive_block("c", block_of(2))
+    schedule.finish("c")
+    assert not schedule.note_death("b", CRASH)
+    for _ in range(MAXIMUM_DEATHS - 1):
+        schedule.give_next("z")
+        assert not schedule.note_death("z", CRASH)
+    schedule.give_next("z")
+    assert not end_over(schedule, 77, death, position=1)
+    order = schedule.give_next("z")
+    assert order is not None
+    assert order.use_fallback_for == {"77"}
+    assert end_over(schedule, 77, death, position=1)
+    assert places(schedule.take_output()) == [0]
+    orders = [schedule.give_next("new") for _ in range(4)]
+    assert [order and (order.batch.position, order.first_block) for order in orders] == [
+        (1, 0), (2, 0), (3, 0), None,
+    ]  # fmt: skip
+    assert all(order.skip_digests == {"77"} for order in orders if order)
+    schedule.receive_block("new", block_of(1))
+    (block,) = schedule.take_output()
+    (lost,) = block.quarantined
+    assert lost.begins == "77"
+    assert death.words in lost.cause
+
+
+def test_a_document_whose_block_has_come_is_not_blamed() -> None:
+    """The worker ended over what comes next."""
+    schedule = schedule_of(1)
+    narrow_down(schedule)
+    schedule.announce("z", document_of(0, 7))
+    schedule.receive_block("z", block_of(0))
+    assert not schedule.note_death("z", CRASH)
+    order = schedule.give_next("z")
+    assert order is not None
+    assert (order.first_block, order.use_fallback_for) == (1, frozenset())
+
+
+def test_documents_of_earlier_runs_stay_in_quarantine() -> None:
+    """In their file only."""
+    schedule: Schedule[str] = Schedule(1000, 2, leave_out, [document_of(0, 5, file=1)])
+    for file in (0, 1):
+        schedule.add(batch_at(0, file=file))
+    orders = [schedule.give_next("a") for _ in range(2)]
+    assert [order and set(order.skip_digests) for order in orders] == [set(), {"5"}]
+
+
+def test_too_many_documents_in_quarantine_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is not the documents."""
+    monkeypatch.setattr(schedule_module, "MAXIMUM_QUARANTINED", 1)
+    schedule = schedule_of(1)
+    narrow_down(schedule)
+    end_over(schedule, 1, CRASH)
+    schedule.give_next("z")
+    assert end_over(schedule, 1, CRASH)
+    schedule.give_next("z")
+    assert not end_over(schedule, 2, CRASH)
+    schedule.give_next("z")
+    with pytest.raises(WorkerError, match="More than 1 documents ended their workers"):
+        end_over(schedule, 2, CRASH)
+
+
+@pytest.mark.promise(9)
+def test_what_ran_out_of_memory_is_tried_alone() -> None:
+    """In its turn, with nobody else at work; only what happens then counts."""
+    schedule = schedule_of(3)
+    schedule.give_next("a")
+    order = schedule.give_next("z")
+    for _ in range(MAXIMUM_DEATHS):
+        assert not schedule.note_death("z", OUT_OF_MEMORY)
+        order = schedule.give_next("z")
+    assert order is not None
+    assert (order.batch.position, order.one_by_one, schedule.tries_alone) == (1, True, False)
+    schedule.give_next("b")
+    assert end_over(schedule, 7, OUT_OF_MEMORY, position=1)
+    assert schedule.tries_alone
+    assert not any(map(schedule.has_work, "abz"))
+    first = schedule.give_next("a")
+    assert first is not None
+    assert first.batch.position == 0
+    assert schedule.give_next("b") is None
+    schedule.finish("a")
+    assert schedule.give_next("z") is None  # first what stands in front of it has to come out
+    list(schedule.take_output())
+    alone = schedule.give_next("z")
+    assert alone is not None
+    assert alone.batch.position == 1
+    assert schedule.give_next("b") is None
+    assert not schedule.needs_batch
+    schedule.finish("z")
+    assert not schedule.tries_alone
+    assert schedule.give_next("b") is not None
+
+
+@pytest.mark.promise(8, 9)
+def test_kills_from_outside_never_cost_a_document() -> None:
+    """A block in between, and they are forgotten; very many without any end the run."""
+    schedule = schedule_of(1)
+    narrow_down(schedule)
+    for _ in range(MAXIMUM_KILLS - 1):
+        assert not end_over(schedule, 7, KILL)
+        order = schedule.give_next("z")
+        assert order is not None
+        assert not order.use_fallback_for
+    schedule.receive_block("z", block_of(0))
+    for _ in range(MAXIMUM_KILLS - 1):
+        assert not end_over(schedule, 7, KILL)
+        schedule.give_next("z")
+    with pytest.raises(WorkerError, match=f"{MAXIMUM_KILLS} workers were ended from outside over one batch"):
+        end_over(schedule, 7, KILL)
+
+
+@pytest.mark.parametrize("error", [None, WorkerError("It can't be read.")])
+def test_a_batch_that_cannot_be_read_is_given_up(error: WorkerError | None) -> None:
+    """Three deaths, and three more with no document announced; the others go on."""
+    schedule: Schedule[str] = Schedule(1000, 2, lambda task, death: error or leave_out(task, death))
+    schedule.add(batch_at(0))
+    schedule.add(batch_at(1))
+    narrow_down(schedule)
+    for number in range(MAXIMUM_DEATHS):
+        assert not schedule.has_output
+        assert not schedule.note_death("z", CRASH)
+        order = schedule.give_next("z")
+        assert order is not None
+        assert order.batch.position == int(number == MAXIMUM_DEATHS - 1)
+    if error is None:
+        (block,) = schedule.take_output()
+        assert block.counts.bad_parts == 1
+    else:
+        with pytest.raises(WorkerError, match="can't be read"):
+            list(schedule.take_output())
+    schedule.receive_block("z", block_of(1))
+    assert places(schedule.take_output()) == [1]
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is in a batch: chunks of documents."""
+
+    batch: Batch
+    chunks: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class Simulation:
+    """An executor without processes. Workers do one thing at a time, when the test says so."""
+
+    texts: list[Text]
+    workers: int
+    window: int
+    queued: int
+    deadly: frozenset[int]  # documents that end their worker, whatever the engine
+    deadly_for_first: frozenset[int]  # ... with the first engine
+    out: list[EncodedBlock] = field(default_factory=list)
+    running: dict[int, deque[Iterator[object]]] = field(default_factory=dict)
+    begun: int = 0
+    hired: int = 0
+
+    def __post_init__(self) -> None:
+        self.schedule: Schedule[int] = Schedule(self.window, self.queued, leave_out)
+
+    def work(self, order: WorkOrder) -> Iterator[object]:
+        """What a worker says about a batch, as encode_batch does it: documents it tries, blocks, a death."""
+        (text,) = [text for text in self.texts if text.batch == order.batch]
+        for number, chunk in enumerate(text.chunks):
+            if number < order.first_block:
+                continue
+            made = tuple(document for document in chunk if str(document) not in order.skip_digests)
+            for document in made:
+                if order.one_by_one or len(made) < len(chunk):
+                    yield document_of(order.batch.position, document, order.batch.file)
+                spared = str(document) in order.use_fallback_for
+                if document in self.deadly or (document in self.deadly_for_first and not spared):
+                    yield CRASH
+            yield block_of(order.batch.position, number, made, order.batch.file)
+        yield None
+
+    def dispatch(self) -> None:
+        while len(self.running) < (1 if self.schedule.tries_alone else self.workers):
+            self.running[self.hired] = deque()
+            self.hired += 1
+        while (worker := self.schedule.least_busy(self.running)) is not None:
+            if self.schedule.needs_batch and self.begun < len(self.texts):
+                before = self.schedule.in_flight_bytes
+                assert before < self.window or not before
+                self.schedule.add(self.texts[self.begun].batch)
+                self.begun += 1
+            order = self.schedule.give_next(worker)
+            if order is None:
+                return
+            self.running[worker].append(self.work(order))
+
+    def step(self, worker: int) -> None:
+        """Let a worker say its next word, if anybody listens."""
+        if not self.running[worker] or not self.schedule.may_receive(worker):
+            return
+        message = next(self.running[worker][0])
+        if isinstance(message, Death):
+            self.end(worker, message)
+        elif isinstance(message, Quarantined):
+            self.schedule.announce(worker, message)
+        elif isinstance(message, EncodedBlock):
+            self.schedule.receive_block(worker, message)
+        else:
+            self.schedule.finish(worker)
+            self.running[worker].popleft()
+
+    def end(self, worker: int, death: Death | None) -> None:
+        """None: it is sent away."""
+        end_all = False
+        if death is None:
+            self.schedule.remove_worker(worker)
+        else:
+            end_all = self.schedule.note_death(worker, death)
+        del self.running[worker]
+        if end_all:
+            assert not any(map(self.schedule.has_work, self.running))
+            self.running.clear()
+
+    def take(self) -> None:
+        while self.schedule.has_output:
+            self.out.extend(self.schedule.take_output())
+
+    def finish(self) -> None:
+        """Everybody does something, round after round, until nothing is left to do."""
+        for _ in range(20_000):
+            self.dispatch()
+            for worker in list(self.running):
+                if worker in self.running:
+                    self.step(worker)
+            self.take()
+            if self.schedule.is_empty and self.begun == len(self.texts):
+                return
+        raise AssertionError("deadlock")
+
+
+DOCUMENTS = st.integers(0, 12)  # so few that there are copies
+CHUNKS = st.lists(st.lists(DOCUMENTS, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple)
+# Kills from outside stay below the number that ends a run.
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["step"] * 8 + ["dispatch", "take", "send away", CRASH, OUT_OF_MEMORY, KILL, STUCK]),
+        st.integers(0, 3),
+    ),
+    max_size=150,
+)
+
+
+def make_texts(contents: list[tuple[int, tuple[tuple[int, ...], ...]]], of_first_file: int) -> list[Text]:
+    return [
+        Text(batch_at(position, size, int(position >= of_first_file)), chunks)
+        for position, (size, chunks) in enumerate(contents)
+    ]
+
+
+def play(simulation: Simulation, actions: list[tuple[str | Death, int]]) -> None:
+    """Do what is asked for, to whichever workers there are, then let everybody finish in peace."""
+    kills = 0
+    for action, number in actions:
+        if action == "dispatch" or not simulation.running:
+            simulation.dispatch()
+            continue
+        worker = list(simulation.running)[number % len(simulation.running)]
+        if action == "take":
+            simulation.take()
+        elif action == "step":
+            simulation.step(worker)
+        elif action == "send away":
+            simulation.end(worker, None)
+        elif isinstance(action, Death):
+            kills += action is KILL
+            if action is not KILL or kills < MAXIMUM_KILLS:
+                simulation.end(worker, action)
+    simulation.finish()
+
+
+def check(simulation: Simulation) -> set[tuple[int, int]]:
+    """Each block once, in order; what is missing was told, and is missing from there on. Returns what was
+    lost, by file and document."""
+    blocks = iter(simulation.out)
+    lost: set[tuple[int, int]] = set()
+    told = {(one.file, int(one.sha256)) for block in simulation.out for one in block.quarantined}
+    for text in simulation.texts:
+        for number, chunk in enumerate(text.chunks):
+            block = next(blocks)
+            assert block.start == Cursor(text.batch.file, text.batch.position, number)
+            lost |= {(one.file, int(one.sha256)) for one in block.quarantined}
+            if block.problems:
+                break  # the rest of the batch was given up
+            made = block.tokens[::TOKENS_OF_A_DOCUMENT].tolist()
+            missing = {document for document in chunk if document not in made}
+            assert made == [document for document in chunk if document not in missing]
+            assert {(text.batch.file, document) for document in missing} <= told
+            assert not {(text.batch.file, document) for document in made} & lost
+    assert next(blocks, None) is None
+    return lost
+
+
+@pytest.mark.promise(8, 9)
+@given(
+    contents=st.lists(st.tuples(st.integers(1, 50), CHUNKS), max_size=12),
+    of_first_file=st.integers(0, 12),
+    workers=st.integers(1, 4),
+    window=st.integers(1, 120),
+    queued=st.integers(1, 2),
+    deadly=st.frozensets(DOCUMENTS, max_size=2),
+    deadly_for_first=st.frozensets(DOCUMENTS, max_size=2),
+    actions=ACTIONS,
+)
+def test_whatever_becomes_of_workers_blocks_come_once_and_in_order(
+    contents: list[tuple[int, tuple[tuple[int, ...], ...]]],
+    of_first_file: int,
+    workers: int,
+    window: int,
+    queued: int,
+    deadly: frozenset[int],
+    deadly_for_first: frozenset[int],
+    actions: list[tuple[str | Death, int]],
+) -> None:
+    """They die, are killed, run out of memory or are sent away at any moment: it never hangs, no batch begins
+    beyond the window, every document is there or was told, and no copy of a lost one comes behind it."""
+    texts = make_texts(contents, of_first_file)
+    simulation = Simulation(texts, workers, window, queued, deadly, deadly_for_first)
+    play(simulation, actions)
+    check(simulation)
+
+
+@given(
+    contents=st.lists(st.tuples(st.integers(1, 50), CHUNKS), max_size=12),
+    workers=st.integers(1, 4),
+    window=st.integers(1, 120),
+    deadly=st.frozensets(DOCUMENTS, max_size=3),
+    deadly_for_first=st.frozensets(DOCUMENTS, max_size=3),
+    actions=ACTIONS.map(
+        lambda actions: [(a, n) for a, n in actions if not isinstance(a, Death) or a is KILL]
+    ),
+)
+def test_only_deadly_documents_are_lost(
+    contents: list[tuple[int, tuple[tuple[int, ...], ...]]],
+    workers: int,
+    window: int,
+    deadly: frozenset[int],
+    deadly_for_first: frozenset[int],
+    actions: list[tuple[str | Death, int]],
+) -> None:
+    """However often workers are killed from outside or sent away: exactly those that both engines die of."""
+    texts = make_texts(contents, len(contents))
+    simulation = Simulation(texts, workers, window, 2, deadly, deadly_for_first)
+    play(simulation, actions)
+    present = {document for text in texts for chunk in text.chunks for document in chunk}
+    assert check(simulation) == {(0, document) for document in deadly & present}

@@ -1,0 +1,39 @@
+"""The memory, divided before the start."""
+
+from __future__ import annotations
+
+import pytest
+
+from fineweb_shards.errors import UsageError
+from fineweb_shards.run import budget
+from fineweb_shards.run.budget import PARENT_BYTES, WORKER_BYTES, plan_budget
+
+MIB = 2**20
+
+
+def test_budget_holds_what_it_promises() -> None:
+    """Parent, workers and the window with its copies fit into the memory."""
+    for memory in (600 * MIB, 1024 * MIB, 4096 * MIB):
+        found = plan_budget(2, memory, 4 * MIB)
+        used = PARENT_BYTES + found.workers * WORKER_BYTES + 4 * found.window_bytes
+        assert used <= memory
+        assert found.window_bytes >= 8 * MIB
+
+
+def test_a_small_budget_means_fewer_workers() -> None:
+    """Eight workers don't fit into a gigabyte."""
+    assert plan_budget(8, 1024 * MIB, 4 * MIB).workers == 3
+
+
+def test_too_small_a_budget_is_told() -> None:
+    """With what one worker needs, and how to get there."""
+    with pytest.raises(UsageError, match=r"104\.9 MB is too small"):
+        plan_budget(1, 100 * MIB, 4 * MIB)
+
+
+def test_default_budget_is_a_quarter_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 4 GiB."""
+    monkeypatch.setattr(budget, "available_memory_bytes", lambda: 8 * 1024 * MIB)
+    assert plan_budget(1, None, 4 * MIB).memory_bytes == 2 * 1024 * MIB
+    monkeypatch.setattr(budget, "available_memory_bytes", lambda: 64 * 1024 * MIB)
+    assert plan_budget(1, None, 4 * MIB).memory_bytes == 4 * 1024 * MIB
