@@ -40,12 +40,12 @@ def gather_report(folder: Path, *, alive: bool | None = None) -> Report:
     if status.manifest is None or not status.manifest.shards:
         return Report(status, history)
     records = status.manifest.shards
-    layout = status.manifest.layout
+    shard_format = status.manifest.shard_format
     try:
         survey = complete_folder_statistics(
-            folder, layout, records, in_order=status.manifest.split_rule.is_in_order
+            folder, shard_format, records, in_order=status.manifest.split_rule.is_in_order
         )
-        return Report(status, history, survey, take_samples(folder, layout, records, _SAMPLES))
+        return Report(status, history, survey, take_samples(folder, shard_format, records, _SAMPLES))
     except DamageError as error:
         return Report(status, history, problem=error.message)
 

@@ -59,7 +59,7 @@ def render_tokens(report: Report) -> Markup:
         return section("Most frequent tokens", _absence(report))
     text_tokens = max(1, figures.tokens - figures.borders)
     rows = [
-        [spell(token), str(token), f"{count:,}", f"{100 * count / text_tokens:.2f} %"]
+        [spell(token, figures.vocabulary), str(token), f"{count:,}", f"{100 * count / text_tokens:.2f} %"]
         for token, count in figures.most_frequent(_SHOWN_TOKENS)
     ]
     return section(

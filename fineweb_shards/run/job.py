@@ -29,6 +29,7 @@ from fineweb_shards.system.memory_guard import Budget, plan_budget
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,12 @@ class Job:
     budget: Budget
     commit: str | None = None  # of a dataset on the hub
     notes: tuple[str, ...] = ()  # what was passed over on the way to the input's files
+    vocabulary: Vocabulary = GPT2
 
     @property
     def output(self) -> OutputSpec:
         """What the writing side needs to know."""
-        return output_spec(self.config, self.folder, self.layout)
+        return output_spec(self.config, self.folder, self.layout, self.vocabulary)
 
     def versions(self) -> dict[str, str]:
         """For the manifest. They may differ between two resumes: the bytes can't."""
@@ -72,6 +74,7 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
         separator=config.separator,
         batch_bytes=config.batch_bytes,
         skip_bad=config.on_bad_file == "skip",
+        vocabulary=GPT2,  # the only one there is for users
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
     folder = Path(os.path.expanduser(config.out))
@@ -80,18 +83,18 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
         commit, source = _open_hub(config, settings, folder, commit, observer or Observer())
     else:
         commit, source = None, _open_local(config, settings, folder, layout, notes)
-    return Job(config, folder, layout, engine, source, budget, commit, tuple(notes))
+    return Job(config, folder, layout, engine, source, budget, commit, tuple(notes), settings.vocabulary)
 
 
 def check_config(config: Config) -> None:
     """Mistakes that can be told without looking at any file, nor asking the hub."""
     config.check()
-    output_spec(config, Path(config.out), get_layout(config.layout))
+    output_spec(config, Path(config.out), get_layout(config.layout), GPT2)
     if config.dataset:
         check_addresses()
 
 
-def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
+def output_spec(config: Config, folder: Path, layout: Layout, vocabulary: Vocabulary) -> OutputSpec:
     """The output that the settings ask for, or what is wrong with them."""
     shard_tokens, drop = config.shard_tokens, config.last_shard == "drop"
     if drop and layout.one_file:
@@ -99,14 +102,15 @@ def output_spec(config: Config, folder: Path, layout: Layout) -> OutputSpec:
             f"--last-shard drop: with --layout {layout.name} there is no last shard, all is one file.",
             "Leave it out, or choose a layout with shards.",
         )
-    if layout.most_tokens is not None and shard_tokens > layout.most_tokens:
+    most_tokens = layout.most_tokens(layout.dtype(vocabulary))
+    if most_tokens is not None and shard_tokens > most_tokens:
         raise UsageError(
             f"--shard-tokens {shard_tokens}: {layout.name} can't read a file of 2 GiB or more.",
-            f"Choose at most {layout.most_tokens:,}.",
+            f"Choose at most {most_tokens:,}.",
         )
     default = layout.default_split_rule(shard_tokens)
     split_rule = make_split_rule(config.val_tokens, config.val_ratio, config.val_seed, default)
-    return OutputSpec(folder, layout, shard_tokens, split_rule, drop)
+    return OutputSpec(folder, layout, shard_tokens, split_rule, drop, vocabulary)
 
 
 def pinned_commit(config: Config) -> str | None:

@@ -194,11 +194,12 @@ class Monitor:
         in_order = job.output.split_rule.is_in_order
         if self._statistics is None:
             self._statistics = complete_folder_statistics(
-                job.folder, job.layout, records[:], in_order=in_order
+                job.folder, job.output.shard_format, records[:], in_order=in_order
             )
         elif self._statistics.shards < len(records):
             record = records[self._statistics.shards]
-            self._statistics = self._statistics.add(job.folder, job.layout, record, in_order=in_order)
+            shard_format = job.output.shard_format
+            self._statistics = self._statistics.add(job.folder, shard_format, record, in_order=in_order)
 
     def _write_report(self, *, alive: bool) -> None:
         # Imported when it is first needed: the run should not wait for a chart library.

@@ -156,7 +156,7 @@ def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
             (out / name).unlink()
     verdict = verify_folder(out)
     assert verdict.damages == []
-    assert verdict.ends_mid_document == ["edufineweb_train_000002.npy"]
+    assert verdict.unfinished == ["edufineweb_train_000002.npy"]
     done = runs.run_command("verify", out)
     assert done.returncode == 0
     assert "edufineweb_train_000002.npy: not finished when the run was stopped" in done.stdout

@@ -29,6 +29,7 @@ from fineweb_shards.executors.local.producer import Producer
 from fineweb_shards.executors.local.watchdog import Watchdog
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.executors.task import Task
+from fineweb_shards.stream.borders import NO_PLACES
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
 
@@ -185,7 +186,7 @@ class LocalExecutor:
         """Not from a worker that is ahead of the others, once enough is waiting already."""
         if not self._tasks or self._tasks[0] in worker.tasks or not worker.tasks:
             return True
-        waiting = sum(len(block.tokens) * 2 for task in self._tasks for block in task.blocks)
+        waiting = sum(block.size_bytes for task in self._tasks for block in task.blocks)
         return waiting < self._window_bytes
 
     def _receive(self, worker: WorkerProcess) -> None:
@@ -288,7 +289,7 @@ class LocalExecutor:
         if task.stuck or not (self._spec.source.settings.skip_bad and whole):  # a disk may have been away
             task.error = WorkerError(sentence)
             return
-        nothing = np.empty(0, np.uint16)
+        nothing = np.empty(0, self._spec.vocabulary.dtype), NO_PLACES
         start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
         note = (f"left out: {sentence}",)
-        task.blocks.append(EncodedBlock(start, end, nothing, counts=Counts(bad_parts=1), problems=note))
+        task.blocks.append(EncodedBlock(start, end, *nothing, counts=Counts(bad_parts=1), problems=note))
