@@ -32,6 +32,7 @@ SUFFIXES = (".npy", ".bin")
 Kind = Literal["npy", "llm.c", "raw"]
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_DTYPES = {unsigned_dtype(width_bytes).str: unsigned_dtype(width_bytes) for width_bytes in HEADERS}
+_ROW = "a row of " + " or ".join(dtype.name for dtype in _NPY_DTYPES.values())
 _LONGEST_NPY_HEADER = 4096
 _LOOKED_AT_BYTES = 4096  # at the beginning of a file that may have a header we don't know
 _FOREIGN = {  # what a .bin or .npy may begin with that would pass for tokens, or deserves its name
@@ -157,10 +158,9 @@ def _open_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
         header = ast.literal_eval(file.read(length).decode("latin-1").strip())
         dtype, (tokens,) = header["descr"], header["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError) as error:
-        raise _refused(path, "has a damaged NPY header, or is not a row of uint16 or uint32") from error
+        raise _refused(path, f"has a damaged NPY header, or is not {_ROW}") from error
     if not isinstance(dtype, str) or dtype not in _NPY_DTYPES or type(tokens) is not int or tokens < 0:
-        shape = f"{header['shape']!r:.40}"
-        raise _refused(path, f"holds {dtype!r:.40} of shape {shape}, not a row of uint16 or uint32")
+        raise _refused(path, f"holds {dtype!r:.40} of shape {header['shape']!r:.40}, not {_ROW}")
     found = TokenFile(path, "npy", file.tell(), tokens, _NPY_DTYPES[dtype])
     return _with_right_size(found, size)
 

@@ -31,7 +31,7 @@ _LOOKED_AT_BYTES = 64 * 2**20  # where files are large, fewer of them: reading o
 _LARGE_FILE_BYTES = 8 * 2**20
 _SAMPLE_BYTES = 24 * 2**20
 _QUICK_SAMPLE_BYTES = 2**18
-_LONGEST_TEXT = 2**16
+_LONGEST_TEXT_CHARACTERS = 2**16
 _SHOWN_DOCUMENTS = 3
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 REMOTE_FOOTERS = 3
@@ -209,7 +209,7 @@ def _beginnings(documents: list[str], limit: int) -> Iterator[str]:
     for text in documents:
         if limit <= 0:
             return
-        yield text[: min(limit, _LONGEST_TEXT)]
+        yield text[: min(limit, _LONGEST_TEXT_CHARACTERS)]
         limit -= len(text)
 
 
