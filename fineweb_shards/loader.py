@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.reading.token_file import TokenFile, open_token_file, token_files
+from fineweb_shards.types import Tokens
 
 Rows = NDArray[np.int64]
 
@@ -157,12 +158,12 @@ class _Mapped:
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
         self._files = files
-        self._open: dict[int, NDArray[np.uint16]] = {}
+        self._open: dict[int, Tokens] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_files": self._files, "_open": {}}  # a mapped shard would be pickled with all its tokens
 
-    def __getitem__(self, number: int) -> NDArray[np.uint16]:
+    def __getitem__(self, number: int) -> Tokens:
         if number not in self._open:
             if len(self._open) > 1:
                 del self._open[next(iter(self._open))]
@@ -223,7 +224,7 @@ class _Shuffled:
             self._turn = np.random.default_rng([self._seed, epoch]).permutation(len(self._windows)).tolist()
             self._ends = [*accumulate(self._windows[shard] for shard in self._turn)]
 
-    def _row(self, place: int) -> NDArray[np.uint16]:
+    def _row(self, place: int) -> Tokens:
         turn = bisect_right(self._ends, place)
         shard = self._turn[turn]
         window = self._order_of(shard)[place - (self._ends[turn - 1] if turn else 0)]

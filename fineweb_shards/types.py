@@ -13,17 +13,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Tokens = NDArray[np.uint16]
+Tokens = NDArray[np.integer[Any]]  # as wide as the vocabulary, or the file they come from, has them
+Places = NDArray[np.int64]  # in an array of tokens, ascending
+Dtype = np.dtype[np.integer[Any]]
 Split = Literal["val", "train"]
 SPLITS: tuple[Split, Split] = ("val", "train")
-EOT = 50256  # `<|endoftext|>`: between documents, and never made from text
-_COUNT_TOKENS = 2**17
-
-
-def count_eots(tokens: Tokens) -> int:
-    """A little at a time: what is compared stays in the processor's caches, and no large array is made."""
-    parts = (tokens[i : i + _COUNT_TOKENS] for i in range(0, len(tokens), _COUNT_TOKENS))
-    return sum(int(np.count_nonzero(part == EOT)) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +153,16 @@ class EncodedBlock:
     start: Cursor | None
     end: Cursor | None
     tokens: Tokens
+    eots: Places  # where in `tokens` an EOT is: whoever puts it there knows, and nobody has to search
     seam: bool = False
     counts: Counts = Counts()
     problems: tuple[str, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory."""
+        return self.tokens.nbytes + self.eots.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,7 @@ class TokenBlock:
     start: Cursor
     end: Cursor
     tokens: Tokens
+    eots: Places
     counts: Counts = Counts()
 
 
@@ -183,6 +184,7 @@ class ShardSlice:
     """
 
     tokens: Tokens
+    documents: int  # EOTs among them
     counts: Counts
     end: Cursor
     split: Split = "train"

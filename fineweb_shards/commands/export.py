@@ -58,7 +58,7 @@ def export_lines(result: Exported) -> list[str]:
     if not result.seconds:
         first = "Nothing to do: the export was made before."
     else:
-        speed = show_bytes(2 * result.new_tokens / max(result.seconds, 1e-9))
+        speed = show_bytes(result.spec.shard_format.size_bytes(result.new_tokens) / max(result.seconds, 1e-9))
         first = f"Done: in {show_seconds(result.seconds)}, {speed}/s."
     notes = [f"{'note':<10} {note}" for note in output_notes(result.spec, result.manifest)]
     return [

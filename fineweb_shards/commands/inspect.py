@@ -16,18 +16,19 @@ import numpy as np
 
 from fineweb_shards.commands.arguments import read_count, read_text
 from fineweb_shards.errors import NoMatch
+from fineweb_shards.layouts.llm_c import HEADERS
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.inspection import Match, Target
+from fineweb_shards.reading.token_file import TokenFile
 from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
 from fineweb_shards.system.terminal import printable, safe_text
 from fineweb_shards.tokenizers.decoder import decode
-from fineweb_shards.tokenizers.ranks import VOCABULARY_SIZE
 from fineweb_shards.units import show_bytes, show_count, show_number_of
+from fineweb_shards.vocabulary import Vocabulary
 
 _KINDS = {
-    "npy": "NumPy array, 1.0, uint16",
-    "llm.c": "llm.c header, version 1, uint16",
-    "raw": "no header, uint16",
+    "npy": "NumPy array, 1.0",
+    "raw": "no header",
 }
 _SHOWN_FILES = 12
 _SHOWN_TOKENS = 12
@@ -88,7 +89,7 @@ def _run_grep(options: argparse.Namespace, target: Target) -> None:
 def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
     """The whole view."""
     position = "before" if target.eot_first else "after"
-    rows = [_file_row(file.path.name, _KINDS[file.kind], file.tokens) for file in target.files[:_SHOWN_FILES]]
+    rows = [_file_row(file) for file in target.files[:_SHOWN_FILES]]
     if len(target.files) > _SHOWN_FILES:
         rows.append(f"{'':<10} … and {len(target.files) - _SHOWN_FILES:,} more")
     rows += [
@@ -107,7 +108,7 @@ def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
         )
     if found.outside:
         rows.append(
-            f"{'damage':<10} {found.outside:,} tokens are outside the vocabulary of {VOCABULARY_SIZE:,}"
+            f"{'damage':<10} {found.outside:,} tokens are outside the vocabulary of {found.vocabulary.size:,}"
         )
     return [*rows, "", *_histogram_lines(found), "", *_frequency_lines(found)]
 
@@ -120,6 +121,7 @@ def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100)
                 "name": file.path.name,
                 "kind": file.kind,
                 "header_bytes": file.header_bytes,
+                "dtype": file.dtype.name,
                 "tokens": file.tokens,
             }
             for file in target.files
@@ -138,7 +140,7 @@ def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100)
             if documents
         ],
         "frequent_tokens": [
-            {"token": token, "count": times, "text": _spell(token)}
+            {"token": token, "count": times, "text": _spell(token, found.vocabulary)}
             for token, times in found.most_frequent(frequent)
         ],
     }
@@ -158,8 +160,11 @@ def _gap(char: str) -> str:
     return " " if char.isspace() else ""
 
 
-def _file_row(name: str, kind: str, tokens: int) -> str:
-    return f"{'file':<10} {safe_text(name, 60)}: {show_number_of(tokens, 'token')}, {kind}"
+def _file_row(file: TokenFile) -> str:
+    version = HEADERS[file.dtype.itemsize][1]
+    kind = _KINDS.get(file.kind) or f"llm.c header, version {version}"
+    tokens = show_number_of(file.tokens, "token")
+    return f"{'file':<10} {safe_text(file.path.name, 60)}: {tokens}, {kind}, {file.dtype.name}"
 
 
 def _histogram_lines(found: TokenStatistics) -> list[str]:
@@ -182,15 +187,12 @@ def _frequency_lines(found: TokenStatistics) -> list[str]:
     text_tokens = max(1, found.tokens - found.borders)
     lines = [f"{'token':>17} {'times':>12} {'share':>7}"]
     for token, times in found.most_frequent(_SHOWN_TOKENS):
-        lines.append(f"{_spell(token):>17} {times:>12,} {times / text_tokens:>7.2%}")
+        lines.append(f"{_spell(token, found.vocabulary):>17} {times:>12,} {times / text_tokens:>7.2%}")
     return lines
 
 
-def _spell(token: int) -> str:
-    """A token as a Python string shows it: white space is seen, nothing reaches the terminal raw."""
-    return ascii(decode_one(token)) if token < VOCABULARY_SIZE else f"({token})"
-
-
-def decode_one(token: int) -> str:
-    """A token alone; half a character is shown as its bytes."""
-    return decode(np.array([token], np.uint16)).decode("utf-8", "backslashreplace")
+def _spell(token: int, vocabulary: Vocabulary) -> str:
+    """A token as a Python string shows it: white space is seen, nothing reaches the terminal raw; half a
+    character is shown as its bytes."""
+    data = decode(np.array([token], vocabulary.dtype), vocabulary)
+    return ascii(data.decode("utf-8", "backslashreplace"))

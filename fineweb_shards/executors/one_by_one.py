@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.stream.borders import NO_PLACES, Span, join_spans
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.types import Counts, EncodedBlock, Quarantined, TextChunk, id_of, row_of
 
@@ -40,6 +41,7 @@ def encode_one_by_one(
     piece_bytes: int,
 ) -> EncodedBlock:
     """The chunk as one block, like `encoder.encode`, without the documents that can't be encoded."""
+    nothing = Span(np.empty(0, encoder.vocabulary.dtype), NO_PLACES)
     blocks: list[EncodedBlock] = []
     quarantined: list[Quarantined] = []
     for i in range(len(chunk.documents)):
@@ -59,10 +61,12 @@ def encode_one_by_one(
         except UnencodableError as error:
             quarantined.append(replace(document, cause=str(error)))
             blocks.append(encoder.encode(_emptied(part), where))
+    whole = join_spans([nothing, *(Span(block.tokens, block.eots) for block in blocks)])
     return EncodedBlock(
         start=chunk.start,
         end=chunk.end,
-        tokens=np.concatenate([np.empty(0, np.uint16), *(block.tokens for block in blocks)]),
+        tokens=whole.tokens,
+        eots=whole.eots,
         seam=chunk.seam,
         counts=sum((block.counts for block in blocks), chunk.counts),
         problems=(*chunk.problems, *(problem for block in blocks for problem in block.problems)),

@@ -8,6 +8,7 @@ from fineweb_shards.errors import WorkerError
 from fineweb_shards.executors.death import Death
 from fineweb_shards.executors.task import Task
 from fineweb_shards.sources.base import Source
+from fineweb_shards.stream.borders import NO_PLACES
 from fineweb_shards.types import Counts, Cursor, EncodedBlock
 
 
@@ -25,7 +26,7 @@ def replace_unreadable(source: Source, task: Task, death: Death) -> EncodedBlock
     )
     if task.stuck or not (source.settings.skip_bad and whole):  # a disk may have been away
         return WorkerError(sentence)
-    nothing = np.empty(0, np.uint16)
+    nothing = np.empty(0, source.settings.vocabulary.dtype), NO_PLACES
     start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
     note = (f"left out: {sentence}",)
-    return EncodedBlock(start, end, nothing, counts=Counts(bad_parts=1), problems=note)
+    return EncodedBlock(start, end, *nothing, counts=Counts(bad_parts=1), problems=note)

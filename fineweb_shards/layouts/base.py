@@ -1,4 +1,4 @@
-"""What a layout is: a name rule, a header for n tokens, and the side EOT stands on.
+"""What a layout is: a name rule, a header for n tokens, how wide they are, and the side EOT stands on.
 
 One table per layout says what its reader asks for. Nothing here writes a file.
 """
@@ -10,8 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
+from fineweb_shards.errors import UsageError
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import ShardRecord, Split
+from fineweb_shards.types import Dtype, ShardRecord, Split
+from fineweb_shards.vocabulary import Vocabulary
 
 
 class SizedFile(Protocol):
@@ -33,7 +35,8 @@ class Layout(ABC):
     name: ClassVar[str]
     eot_first: ClassVar[bool]  # EOT stands before (True) or after each document
     header_bytes: ClassVar[int] = 0
-    most_tokens: ClassVar[int | None] = None  # in a file, where the reader has a limit
+    largest_bytes: ClassVar[int | None] = None  # of a file, where the reader has a limit
+    widest_bytes: ClassVar[int] = 4  # of a token, that the reader can take
     one_file: ClassVar[bool] = False  # a split is one file that grows, not numbered shards
     has_index: ClassVar[bool] = False  # beside every file stands Megatron's index of its documents
     digits: ClassVar[int] = 6  # at least, of a shard's number
@@ -45,16 +48,33 @@ class Layout(ABC):
         """The name of a file, below the output folder. `index` is 0 where there is one file; its number
         has `digits` digits where those are more than usual (see numbering.py)."""
 
-    def header(self, tokens: int) -> bytes:
-        """The bytes in front of `tokens` uint16 tokens; always `header_bytes` long."""
+    def dtype(self, vocabulary: Vocabulary) -> Dtype:
+        """How the reader wants a token of this vocabulary. UsageError where it can't hold its ids."""
+        if vocabulary.dtype.itemsize > self.widest_bytes:
+            name, size, width_bytes = vocabulary.name, vocabulary.size, vocabulary.dtype.itemsize
+            raise UsageError(
+                f"--layout {self.name}: its reader takes tokens of {self.widest_bytes} bytes, and the "
+                f"{size:,} ids of the vocabulary {name} need {width_bytes}.",
+                "Choose a layout whose reader takes wider ones: build-nanogpt, llm.c, plain or megatron.",
+            )
+        return vocabulary.dtype
+
+    def header(self, tokens: int, dtype: Dtype) -> bytes:
+        """The bytes in front of so many tokens; always `header_bytes` long."""
         return b""
+
+    def most_tokens(self, dtype: Dtype) -> int | None:
+        """How many tokens a file may hold, where the reader has a limit."""
+        if self.largest_bytes is None:
+            return None
+        return (self.largest_bytes - self.header_bytes) // dtype.itemsize
 
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         """What is for validation where nobody says: shard 0."""
         return SplitRule(val_tokens=shard_tokens)
 
     @abstractmethod
-    def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
         """What a user writes to train on the files `names` in `folder`."""
 
     def warnings(self, files: Sequence[SizedFile]) -> list[str]:

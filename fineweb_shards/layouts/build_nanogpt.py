@@ -14,7 +14,7 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.layouts.reader_limits import BATCH_LENGTH, BATCH_ROWS, GPUS, SHORTEST_SHARD_TOKENS
-from fineweb_shards.types import Split
+from fineweb_shards.types import Dtype, Split
 from fineweb_shards.units import show_number_of
 
 
@@ -31,19 +31,19 @@ class BuildNanoGPT(Layout):
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
         return f"edufineweb_{split}_{index:0{max(digits, self.digits)}d}.npy"
 
-    def header(self, tokens: int) -> bytes:
+    def header(self, tokens: int, dtype: Dtype) -> bytes:
         buffer = io.BytesIO()
         np.lib.format.write_array_header_1_0(
-            buffer, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)}
+            buffer, {"descr": dtype.str, "fortran_order": False, "shape": (tokens,)}
         )
         header = buffer.getvalue()
         assert len(header) == self.header_bytes
         return header
 
-    def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
         first = next(name for name in names if "train" in name)
         return [
-            "import numpy as np  # tokens are uint16",
+            f"import numpy as np  # tokens are {dtype.name}",
             f'tokens = np.load("{folder}/{first}", mmap_mode="r")',
             f'# build-nanogpt: set data_root = "{folder}" in train_gpt2.py',
         ]

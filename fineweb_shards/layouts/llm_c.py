@@ -1,7 +1,7 @@
 """karpathy/llm.c: `edu_fineweb_{val|train}_{index:06d}.bin`, a header of 256 int32, EOT before each document.
 
 Its loader checks magic, version and that the file is exactly as long as the header says, and seeks with
-32-bit offsets.
+32-bit offsets. Tokens of 4 bytes have another magic and version; only its train_llama3.py reads them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.layouts.build_nanogpt import short_shard_warnings
-from fineweb_shards.types import Split
+from fineweb_shards.types import Dtype, Split
 
-MAGIC, VERSION = 20240520, 1  # uint16 tokens
+HEADERS = {2: (20240520, 1), 4: (20240801, 7)}  # magic and version, by the width of a token in bytes
 HEADER_INTS = 256
 LARGEST_FILE_BYTES = 2**31 - 1
 
@@ -25,7 +25,7 @@ class LlmC(Layout):
     name = "llm.c"
     eot_first = True
     header_bytes = 4 * HEADER_INTS
-    most_tokens = (LARGEST_FILE_BYTES - header_bytes) // 2
+    largest_bytes = LARGEST_FILE_BYTES
     pattern = r"edu_fineweb_(val|train)_\d{6,}\.bin"
     glob = r"edu_fineweb_(val|train)_.*\.bin"  # what the reader is told to open
     without_split: ClassVar[dict[Split, str]] = {
@@ -36,13 +36,16 @@ class LlmC(Layout):
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
         return f"edu_fineweb_{split}_{index:0{max(digits, self.digits)}d}.bin"
 
-    def header(self, tokens: int) -> bytes:
+    def header(self, tokens: int, dtype: Dtype) -> bytes:
         header = np.zeros(HEADER_INTS, "<i4")
-        header[:3] = MAGIC, VERSION, tokens
+        header[:3] = *HEADERS[dtype.itemsize], tokens
         return header.tobytes()
 
-    def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
         stem = names[0].rsplit("_", 2)[0]
+        if dtype.itemsize > 2:
+            train, val = f"{folder}/{stem}_train_*.bin", f"{folder}/{stem}_val_*.bin"
+            return [f"python train_llama3.py --input_bin '{train}' --input_val_bin '{val}'"]
         return [f"./train_gpt2cu -i '{folder}/{stem}_train_*.bin' -j '{folder}/{stem}_val_*.bin'"]
 
     def warnings(self, files: Sequence[SizedFile]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from fineweb_shards.layouts import reader_limits as limits
 from fineweb_shards.layouts.base import SizedFile
 from fineweb_shards.layouts.llm_c import LlmC
-from fineweb_shards.types import Split
+from fineweb_shards.types import Dtype, Split
 from fineweb_shards.units import show_number_of
 
 _VALIDATION_STEPS = limits.VALIDATION_TOKENS // limits.VALIDATION_BATCH_TOKENS
@@ -22,6 +22,7 @@ class ModdedNanoGPT(LlmC):
     name = "modded-nanogpt"
     pattern = r"fineweb_(val|train)_\d{6,}\.bin"
     glob = r"fineweb_(val|train)_.*\.bin"
+    widest_bytes = 2  # its _load_data_shard takes llm.c's first magic and torch.uint16 only
     without_split: ClassVar[dict[Split, str]] = {
         "train": "No files found for pattern",
         "val": "No files found for pattern",
@@ -30,7 +31,7 @@ class ModdedNanoGPT(LlmC):
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
         return f"fineweb_{split}_{index:0{max(digits, self.digits)}d}.bin"
 
-    def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
         return [
             f'train_files = "{folder}/fineweb_train_*.bin"  # in train_gpt.py',
             f'val_files = "{folder}/fineweb_val_*.bin"',

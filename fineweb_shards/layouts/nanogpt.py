@@ -12,7 +12,7 @@ from typing import ClassVar
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.layouts.reader_limits import NANOGPT_BLOCK_TOKENS, NANOGPT_SHORTEST_TOKENS
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Split
+from fineweb_shards.types import Dtype, Split
 
 DEFAULT_RATIO = Fraction(1, 2000)
 
@@ -21,6 +21,7 @@ class NanoGPT(Layout):
     name = "nanogpt"
     eot_first = False
     one_file = True
+    widest_bytes = 2  # np.memmap(…, dtype=np.uint16) in its train.py
     pattern = r"(train|val)\.bin"
     without_split: ClassVar[dict[Split, str]] = {
         "train": "No such file or directory: train.bin",
@@ -33,10 +34,10 @@ class NanoGPT(Layout):
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         return SplitRule(val_ratio=DEFAULT_RATIO)
 
-    def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
         return [
             "import numpy as np",
-            f'tokens = np.memmap("{folder}/train.bin", dtype=np.uint16, mode="r")',
+            f'tokens = np.memmap("{folder}/train.bin", dtype=np.{dtype.name}, mode="r")',
             f"# nanoGPT: put the folder below data/ and set dataset to its name ({folder})",
         ]
 

@@ -1,4 +1,4 @@
-"""Numbered shards of nothing but uint16 tokens, EOT after each document: `train_shard_{index:04d}.bin`.
+"""Numbered shards of nothing but tokens, EOT after each document: `train_shard_{index:04d}.bin`.
 
 `cat train_shard_*.bin > train.bin` is a nanoGPT file.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Split
+from fineweb_shards.types import Dtype, Split
 
 
 class Plain(Layout):
@@ -25,10 +25,10 @@ class Plain(Layout):
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         return SplitRule()
 
-    def loader_lines(self, folder: str, names: Sequence[str]) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
         return [
             "import numpy as np",
-            f'tokens = np.memmap("{folder}/{names[0]}", dtype="<u2", mode="r")',
+            f'tokens = np.memmap("{folder}/{names[0]}", dtype="{dtype.str}", mode="r")',
             f"# as one file: cat {folder}/train_shard_*.bin > train.bin",
         ]
 

@@ -12,16 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from fineweb_shards.errors import InputError, UsageError
-from fineweb_shards.reading.token_file import TokenFile, has_eot_first, open_token_file, token_files
-from fineweb_shards.reading.token_statistics import NOTHING, TokenStatistics, count_blocks
+from fineweb_shards.reading.token_file import (
+    TokenFile,
+    has_eot_first,
+    open_token_file,
+    token_files,
+    vocabulary_beside,
+)
+from fineweb_shards.reading.token_statistics import TokenStatistics, count_blocks, count_nothing
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import FILE_NAME, load_manifest
 from fineweb_shards.tokenizers.decoder import BORDER, decode
-from fineweb_shards.tokenizers.ranks import EOT
-from fineweb_shards.types import Tokens, count_eots
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.types import Tokens
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 _CONTEXT_BYTES = 80
 
@@ -33,6 +38,7 @@ class Target:
     path: Path
     files: tuple[TokenFile, ...]
     eot_first: bool
+    vocabulary: Vocabulary
     begins_inside: bool = False  # with EOT behind documents: the first one began in the shard before
 
     @property
@@ -58,9 +64,7 @@ class Match:
 def open_target(path: Path) -> Target:
     """A file, the files of a manifest in their order, or all token files of a folder."""
     if not path.is_dir():
-        file = open_token_file(path)
-        eot_first = has_eot_first(file)
-        return Target(path, (file,), eot_first, not eot_first and _begins_inside(path))
+        return _make_target(path, [open_token_file(path)], vocabulary_beside(path) or GPT2)
     manifest = load_manifest(path) if (path / FILE_NAME).exists() else None
     if manifest is None:
         files = token_files(path)
@@ -71,14 +75,20 @@ def open_target(path: Path) -> Target:
         raise InputError(
             f"{path}: there is no file of tokens here.", "Name a .npy or .bin file, or a folder."
         )
+    return _make_target(path, files, manifest.vocabulary if manifest else GPT2)
+
+
+def _make_target(path: Path, files: list[TokenFile], vocabulary: Vocabulary) -> Target:
     positions = {has_eot_first(file) for file in files}
     if len(positions) > 1:
         raise InputError(f"{path}: files of several layouts are here.", "Name one of the files.")
     eot_first = positions.pop()
-    return Target(path, tuple(files), eot_first, not eot_first and _begins_inside(files[0].path))
+    known = load_token_bytes(vocabulary)
+    begins_inside = not eot_first and _begins_inside(files[0].path, vocabulary)
+    return Target(path, tuple(files), eot_first, known, begins_inside)
 
 
-def _begins_inside(path: Path) -> bool:
+def _begins_inside(path: Path, vocabulary: Vocabulary) -> bool:
     """Whether the shard before this one, if it is there, ends without an EOT."""
     stem = path.stem.rstrip("0123456789")
     number = path.stem[len(stem) :]
@@ -87,24 +97,27 @@ def _begins_inside(path: Path) -> bool:
         previous = path.with_name(f"{name}{path.suffix}")
         if name != path.stem and previous.is_file():
             file = open_token_file(previous)
-            return file.tokens > 0 and int(file.map()[-1]) != EOT
+            return file.tokens > 0 and int(file.map()[-1]) != vocabulary.eot
     return False
 
 
 def count(target: Target) -> TokenStatistics:
     """The figures of all files. Each that follows another goes on with its last document."""
-    total = sum((count_blocks(file.blocks()) for file in target.files), NOTHING)
+    vocabulary = target.vocabulary
+    counted = (count_blocks(file.blocks(), vocabulary) for file in target.files)
+    total = sum(counted, count_nothing(vocabulary))
     return total.closed(eot_first=target.eot_first, begins_inside=target.begins_inside)
 
 
 def choose_document(target: Target, seed: int | None) -> int:
     """A document by chance, each with the same."""
     documents = target.first_number + (1 if target.eot_first else 0)
-    last = EOT
+    eot = target.vocabulary.eot
+    last = eot
     for block in target.blocks():
-        documents += count_eots(block)
+        documents += len(target.vocabulary.find_eots(block))
         last = int(block[-1])
-    documents += 1 if last != EOT and not target.eot_first else 0
+    documents += 1 if last != eot and not target.eot_first else 0
     if documents < 1:
         raise InputError(f"{target.path}: no document begins here.", "Name another file, or the folder.")
     return random.Random(seed).randrange(documents)
@@ -116,7 +129,7 @@ def read_document(target: Target, number: int) -> Iterator[str]:
     found = False
     for tokens in _document_tokens(target, number):
         found = True
-        if text := decoder.decode(decode(tokens)):
+        if text := decoder.decode(decode(tokens, target.vocabulary)):
             yield text
     if not found:
         raise UsageError(
@@ -145,7 +158,7 @@ def _find_bytes(target: Target, wanted: bytes) -> Iterator[Match]:
     number = target.first_number  # of the document at the beginning of a block
     last: int | None = None
     for tokens in target.blocks():
-        data = carry + decode(tokens)
+        data = carry + decode(tokens, target.vocabulary)
         place = data.find(wanted, max(0, len(carry) - len(wanted) + 1))
         counted, document = len(carry), number
         while place >= 0:
@@ -166,7 +179,7 @@ def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
     seen = target.first_number  # number of the document at the beginning of a block
     begun = number == seen
     for tokens in target.blocks():
-        places = np.flatnonzero(tokens == EOT)
+        places = target.vocabulary.find_eots(tokens)
         first, seen = seen, seen + len(places)
         if first > number or (first == number and not begun):
             return

@@ -1,8 +1,9 @@
-"""A file of tokens, whoever made it: a NumPy array, llm.c's header, or nothing but uint16.
+"""A file of tokens, whoever made it: a NumPy array, llm.c's header, or nothing but tokens.
 
 Nothing in the file is trusted. A header must fit the file's length before anything is read or mapped, and no
 pickle is ever loaded. A file without a header that we know is taken for bare tokens only if it has the name
-of such a layout, or begins with tokens of the vocabulary: a header must never be read as tokens.
+of such a layout, or begins with tokens of the vocabulary: a header must never be read as tokens. How wide its
+tokens are then, the manifest beside it says; without one they are GPT-2's.
 """
 
 from __future__ import annotations
@@ -12,26 +13,29 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fineweb_shards.errors import InputError
+from fineweb_shards.errors import InputError, OutputError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.layouts.llm_c import HEADER_INTS, MAGIC, VERSION
-from fineweb_shards.types import EOT, Tokens
+from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS
+from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.store.manifest import FILE_NAME, load_manifest
+from fineweb_shards.types import Dtype, Tokens
+from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype
 
 SUFFIXES = (".npy", ".bin")
 Kind = Literal["npy", "llm.c", "raw"]
 _NPY_MAGIC = b"\x93NUMPY"
-_LLM_C_MAGIC = MAGIC.to_bytes(4, "little")
+_NPY_DTYPES = {unsigned_dtype(width_bytes).str: unsigned_dtype(width_bytes) for width_bytes in HEADERS}
+_ROW = "a row of " + " or ".join(dtype.name for dtype in _NPY_DTYPES.values())
 _LONGEST_NPY_HEADER = 4096
 _LOOKED_AT_BYTES = 4096  # at the beginning of a file that may have a header we don't know
 _FOREIGN = {  # what a .bin or .npy may begin with that would pass for tokens, or deserves its name
-    (20240801).to_bytes(4, "little"): "holds 32-bit tokens of another vocabulary (llm.c's Llama 3)",
     (278895051).to_bytes(4, "little"): "has the header of NeMo Automodel, which is not read here",
     (20240522).to_bytes(4, "little"): "is an evaluation file of llm.c",
     (20240326).to_bytes(4, "little"): "is a model of llm.c",
@@ -54,13 +58,14 @@ class TokenFile:
     kind: Kind
     header_bytes: int
     tokens: int
+    dtype: Dtype
 
-    def map(self) -> NDArray[np.uint16]:
+    def map(self) -> Tokens:
         """The tokens, mapped into memory; pages are read as they are used."""
         if not self.tokens:
-            return np.empty(0, "<u2")
+            return np.empty(0, self.dtype)
         try:
-            return np.memmap(self.path, "<u2", "r", self.header_bytes, (self.tokens,))
+            return np.memmap(self.path, self.dtype, "r", self.header_bytes, (self.tokens,))
         except (OSError, ValueError) as error:  # ValueError: it is shorter than it was
             raise _refused(self.path, f"can't be mapped ({error})") from error
 
@@ -71,7 +76,7 @@ class TokenFile:
                 file.seek(self.header_bytes)
                 left = self.tokens
                 while left:
-                    block = np.fromfile(file, "<u2", min(left, BLOCK_TOKENS))
+                    block = np.fromfile(file, self.dtype, min(left, BLOCK_TOKENS))
                     if not len(block):
                         raise _refused(self.path, "has become shorter while it was read")
                     left -= len(block)
@@ -90,8 +95,9 @@ def open_token_file(path: Path) -> TokenFile:
             start = file.read(_LOOKED_AT_BYTES)
             if start.startswith(_NPY_MAGIC):
                 return _open_npy(path, file, size)
-            if start.startswith(_LLM_C_MAGIC):  # no tokens: 55432 is outside the vocabulary
-                return _open_llm_c(path, start, size)
+            for width_bytes, (magic, _) in HEADERS.items():
+                if start.startswith(magic.to_bytes(4, "little")):  # no tokens: outside GPT-2's vocabulary
+                    return _open_llm_c(path, start, size, width_bytes)
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from error
     return _open_bare(path, start, size)
@@ -101,6 +107,31 @@ def token_files(folder: Path, split: str = "") -> list[TokenFile]:
     """The files of tokens in a folder whose name contains `split`, sorted, as build-nanogpt lists them."""
     paths = [path for path in folder.iterdir() if path.suffix in SUFFIXES and split in path.name]
     return [open_token_file(path) for path in sorted(paths)]
+
+
+def vocabulary_beside(path: Path) -> Vocabulary | None:
+    """What the manifest in a file's folder says its tokens are; None where there is none of ours."""
+    found = _format_beside(path)
+    return found.vocabulary if found else None
+
+
+def _format_beside(path: Path) -> ShardFormat | None:
+    try:
+        state = (path.parent / FILE_NAME).stat()
+    except OSError:
+        return None
+    return _read_format(path.parent, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read_format(folder: Path, mtime_ns: int, size_bytes: int) -> ShardFormat | None:
+    """Once for all files of a folder, until its manifest is another one. A damaged one is told: whoever
+    guessed the width would read garbage."""
+    try:
+        manifest = load_manifest(folder)
+    except OutputError:  # of another program
+        return None
+    return manifest.shard_format if manifest else None
 
 
 def has_eot_first(file: TokenFile) -> bool:
@@ -127,22 +158,27 @@ def _open_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
         header = ast.literal_eval(file.read(length).decode("latin-1").strip())
         dtype, (tokens,) = header["descr"], header["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError) as error:
-        raise _refused(path, "has a damaged NPY header, or is not a row of uint16") from error
-    if dtype != "<u2" or type(tokens) is not int or tokens < 0:
-        raise _refused(path, f"holds {dtype!r:.40} of shape {header['shape']!r:.40}, not a row of uint16")
-    if file.tell() + 2 * tokens != size:
-        raise _refused(path, f"is {size:,} bytes long, but its header says {tokens:,} tokens")
-    return TokenFile(path, "npy", file.tell(), tokens)
+        raise _refused(path, f"has a damaged NPY header, or is not {_ROW}") from error
+    if not isinstance(dtype, str) or dtype not in _NPY_DTYPES or type(tokens) is not int or tokens < 0:
+        raise _refused(path, f"holds {dtype!r:.40} of shape {header['shape']!r:.40}, not {_ROW}")
+    found = TokenFile(path, "npy", file.tell(), tokens, _NPY_DTYPES[dtype])
+    return _with_right_size(found, size)
 
 
-def _open_llm_c(path: Path, start: bytes, size: int) -> TokenFile:
-    header_bytes = 4 * HEADER_INTS
+def _open_llm_c(path: Path, start: bytes, size: int, width_bytes: int) -> TokenFile:
+    header_bytes, version = 4 * HEADER_INTS, HEADERS[width_bytes][1]
     header = np.frombuffer(start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
-    if header[1] != VERSION:
-        raise _refused(path, f"has version {header[1]} in its header, not {VERSION}: no uint16 tokens")
-    if header[2] < 0 or header_bytes + 2 * header[2] != size:
-        raise _refused(path, f"is {size:,} bytes long, but its header says {header[2]:,} tokens")
-    return TokenFile(path, "llm.c", header_bytes, header[2])
+    if header[1] != version:
+        raise _refused(path, f"has version {header[1]} in its header, not {version}: not the tokens we know")
+    found = TokenFile(path, "llm.c", header_bytes, header[2], unsigned_dtype(width_bytes))
+    return _with_right_size(found, size)
+
+
+def _with_right_size(file: TokenFile, size: int) -> TokenFile:
+    """The file, if it is as long as its header says."""
+    if file.tokens < 0 or file.header_bytes + file.tokens * file.dtype.itemsize != size:
+        raise _refused(file.path, f"is {size:,} bytes long, but its header says {file.tokens:,} tokens")
+    return file
 
 
 def _open_bare(path: Path, start: bytes, size: int) -> TokenFile:
@@ -153,16 +189,25 @@ def _open_bare(path: Path, start: bytes, size: int) -> TokenFile:
     for magic, what in _FOREIGN.items():
         if start.startswith(magic) and not layout:
             raise _refused(path, what)
-    if path.suffix != ".bin" or size % 2:
-        raise _refused(path, f"is no file of uint16 tokens ({size:,} bytes)")
-    highest = int(np.frombuffer(start[: len(start) // 2 * 2], "<u2").max(initial=0))
-    if highest > EOT and not layout:
+    vocabulary, dtype = _bare_tokens(path)
+    if path.suffix != ".bin" or size % dtype.itemsize:
+        raise _refused(path, f"is no file of {dtype.name} tokens ({size:,} bytes)")
+    looked_at = len(start) // dtype.itemsize
+    highest = int(np.frombuffer(start, dtype, looked_at).max(initial=0))
+    if highest >= vocabulary.size and not layout:
         raise InputError(
-            f"{path}: it has no header we know, and {highest} among its first numbers is no token of GPT-2.",
-            "If it holds nothing but uint16 tokens, call it train.bin, val.bin or train_shard_0000.bin.",
+            f"{path}: it has no header we know, and {highest} among its first numbers is no token of "
+            f"{vocabulary.name}.",
+            f"If it holds nothing but {dtype.name}, call it train.bin, val.bin or train_shard_0000.bin.",
         )
-    return TokenFile(path, "raw", 0, size // 2)
+    return TokenFile(path, "raw", 0, size // dtype.itemsize, dtype)
+
+
+def _bare_tokens(path: Path) -> tuple[Vocabulary, Dtype]:
+    """What tokens without a header are: as the manifest beside them says, or GPT-2's."""
+    found = _format_beside(path)
+    return (found.vocabulary, found.read_dtype) if found else (GPT2, GPT2.dtype)
 
 
 def _refused(path: Path, why: str) -> InputError:
-    return InputError(f"{path}: {why}.", "Name a .npy or .bin file of GPT-2 tokens, or a folder of them.")
+    return InputError(f"{path}: {why}.", "Name a .npy or .bin file of tokens, or a folder of them.")

@@ -8,31 +8,31 @@ behind its last one. So shards can be counted apart, in any number of processes,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.tokenizers.ranks import EOT, VOCABULARY_SIZE, load_ranks, token_bytes
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Tokens
+from fineweb_shards.vocabulary import Vocabulary
 
 Counted = NDArray[np.int64]
 BUCKETS = 48  # of document lengths: 0, 1, 2 to 3, 4 to 7 … tokens
-_IDS = 2**16  # whatever uint16 can hold, also what no vocabulary has
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenStatistics:
     """Of a segment of tokens. Lengths are without the EOT."""
 
+    vocabulary: Vocabulary
     tokens: int
     borders: int  # EOTs
     head_tokens: int  # before the first EOT: the end of a document, or all of one; if closed, only the former
     tail_tokens: int  # behind the last EOT
     lengths: Counted  # how many documents lie whole between two EOTs, by bucket
     longest: int  # of those
-    frequencies: Counted  # of every token id
+    frequencies: Counted  # of every token id, and at last of all that are none
 
     def __add__(self, other: TokenStatistics) -> TokenStatistics:
         lengths = self.lengths + other.lengths
@@ -42,6 +42,7 @@ class TokenStatistics:
             lengths = lengths + _bucket_counts(np.array([joined]))
             longest = max(longest, joined)
         return TokenStatistics(
+            self.vocabulary,
             self.tokens + other.tokens,
             self.borders + other.borders,
             self.head_tokens + (0 if self.borders else other.head_tokens),
@@ -69,7 +70,7 @@ class TokenStatistics:
         rest_tokens = self.head_tokens if eot_first or begins_inside else 0
         lengths = self.lengths + _bucket_counts(np.array(ends, np.int64))
         longest = max([self.longest, *ends])
-        return TokenStatistics(self.tokens, self.borders, rest_tokens, 0, lengths, longest, self.frequencies)
+        return replace(self, head_tokens=rest_tokens, tail_tokens=0, lengths=lengths, longest=longest)
 
     @property
     def documents(self) -> int:
@@ -84,12 +85,13 @@ class TokenStatistics:
     @property
     def text_bytes(self) -> int:
         """Of all tokens that stand for text."""
-        return int(self.frequencies[:EOT] @ _token_lengths())
+        lengths = [len(token) for token in load_token_bytes(self.vocabulary).token_bytes]
+        return int(self.frequencies[: len(lengths)] @ np.array(lengths, np.int64))
 
     @property
     def outside(self) -> int:
         """Tokens that are not in the vocabulary."""
-        return int(self.frequencies[VOCABULARY_SIZE:].sum())
+        return int(self.frequencies[self.vocabulary.size])
 
     @property
     def bytes_per_token(self) -> float:
@@ -97,33 +99,38 @@ class TokenStatistics:
 
     def most_frequent(self, count: int) -> list[tuple[int, int]]:
         """The most frequent tokens (EOT left out), and how often they come."""
-        frequencies = self.frequencies.copy()
-        frequencies[EOT] = 0
+        frequencies = self.frequencies[: self.vocabulary.size].copy()
+        frequencies[self.vocabulary.eot] = 0
         best = np.argsort(-frequencies, kind="stable")[:count]
         return [(int(token), int(frequencies[token])) for token in best if frequencies[token]]
 
 
-NOTHING = TokenStatistics(0, 0, 0, 0, np.zeros(BUCKETS, np.int64), 0, np.zeros(_IDS, np.int64))
+def count_nothing(vocabulary: Vocabulary) -> TokenStatistics:
+    """The figures of no tokens at all."""
+    frequencies = np.zeros(vocabulary.size + 1, np.int64)
+    return TokenStatistics(vocabulary, 0, 0, 0, 0, np.zeros(BUCKETS, np.int64), 0, frequencies)
 
 
-def count_tokens(tokens: Tokens) -> TokenStatistics:
+def count_tokens(tokens: Tokens, vocabulary: Vocabulary) -> TokenStatistics:
     """The figures of one block."""
-    places = np.flatnonzero(tokens == EOT)
+    places = vocabulary.find_eots(tokens)
     lengths = np.diff(places) - 1
+    outside = np.int64(vocabulary.size)  # a file may hold any number: all that are no ids are counted as one
     return TokenStatistics(
+        vocabulary,
         len(tokens),
         len(places),
         int(places[0]) if len(places) else len(tokens),
         len(tokens) - int(places[-1]) - 1 if len(places) else len(tokens),
         _bucket_counts(lengths),
         int(lengths.max()) if len(lengths) else 0,
-        np.bincount(tokens, minlength=_IDS),
+        np.bincount(np.minimum(tokens, outside), minlength=vocabulary.size + 1),
     )
 
 
-def count_blocks(blocks: Iterable[Tokens]) -> TokenStatistics:
+def count_blocks(blocks: Iterable[Tokens], vocabulary: Vocabulary) -> TokenStatistics:
     """The figures of blocks that stand side by side."""
-    return sum((count_tokens(block) for block in blocks), NOTHING)
+    return sum((count_tokens(block, vocabulary) for block in blocks), count_nothing(vocabulary))
 
 
 def bucket_range(bucket: int) -> tuple[int, int]:
@@ -135,8 +142,3 @@ def _bucket_counts(lengths: Counted) -> Counted:
     """By the number of binary digits; exact, where a logarithm would round."""
     buckets = np.searchsorted(2 ** np.arange(BUCKETS - 1, dtype=np.int64), lengths, side="right")
     return np.bincount(buckets, minlength=BUCKETS)
-
-
-@cache
-def _token_lengths() -> Counted:
-    return np.array([len(token) for token in token_bytes(load_ranks())], np.int64)

@@ -2,7 +2,8 @@
 
 Shards in a row are read one after the other. Where a share of the documents went to validation, both splits
 are read side by side and every document goes back to its place: its number says which split it is in.
-Nothing is trusted: a segment is checked against its hash before a token of it is used.
+Nothing is trusted: a segment is checked against its hash before a token of it is used. EOTs are searched for
+once, in a block as it is read; from there on their places go with the tokens.
 """
 
 from __future__ import annotations
@@ -15,51 +16,51 @@ from pathlib import Path
 import numpy as np
 
 from fineweb_shards.errors import DamageError
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.reading.verify import check_segment
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.stream.borders import NO_PLACES, Span, join_spans
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.tokenizers.ranks import EOT
 from fineweb_shards.types import SPLITS, ShardRecord, Split, Tokens
 
 BLOCK_TOKENS = 2**19  # as in verify.py: no larger, or page faults take more time than the copying
 _RUN_DOCUMENTS = 2**16  # numbers looked at together
 
 
-def read_stream(
-    folder: Path, layout: Layout, manifest: Manifest, split_rule: SplitRule, start: int
-) -> Iterator[Tokens]:
+def read_stream(folder: Path, manifest: Manifest, start: int) -> Iterator[Span]:
     """The stream from token `start` on, as it was before it was split."""
-    records = manifest.shards
+    records, shard_format, split_rule = manifest.shards, manifest.shard_format, manifest.split_rule
     if not split_rule.val_ratio:
-        yield from _read(folder, layout, records, start)
+        yield from _read(folder, shard_format, records, start)
         return
     splits: dict[Split, _Documents] = {}
     for split in SPLITS:
-        blocks = _read(folder, layout, [record for record in records if record.split == split], 0)
-        splits[split] = _Documents(blocks, layout.eot_first)
+        blocks = _read(folder, shard_format, [record for record in records if record.split == split], 0)
+        splits[split] = _Documents(blocks, shard_format.layout.eot_first)
     for block in gather(_merge(splits, split_rule)):
         if start < len(block):
-            yield block[start:]
+            yield block.cut(start, len(block))
         start = max(0, start - len(block))
 
 
-def gather(parts: Iterable[Tokens]) -> Iterator[Tokens]:
-    """Many small arrays in a few large ones."""
-    waiting: list[Tokens] = []
+def gather(parts: Iterable[Span]) -> Iterator[Span]:
+    """Many small spans in a few large ones."""
+    waiting: list[Span] = []
     tokens = 0
     for part in parts:
         waiting.append(part)
         tokens += len(part)
         if tokens >= BLOCK_TOKENS:
-            yield np.concatenate(waiting)
+            yield join_spans(waiting)
             waiting, tokens = [], 0
     if tokens:
-        yield np.concatenate(waiting)
+        yield join_spans(waiting)
 
 
-def _read(folder: Path, layout: Layout, records: Sequence[ShardRecord], start: int) -> Iterator[Tokens]:
+def _read(
+    folder: Path, shard_format: ShardFormat, records: Sequence[ShardRecord], start: int
+) -> Iterator[Span]:
     """The tokens of segments one after the other. The next segment is checked while one is read."""
     files = {file.name: file for file in list_files(records)}
     wanted = []  # with the number of tokens to skip
@@ -72,7 +73,7 @@ def _read(folder: Path, layout: Layout, records: Sequence[ShardRecord], start: i
 
         def check(number: int) -> Future[str | None]:
             record = wanted[number][0]
-            return checker.submit(check_segment, folder, layout, files[record.name], record)
+            return checker.submit(check_segment, folder, shard_format, files[record.name], record)
 
         ahead = [check(0)] if wanted else []
         for number, (record, skip) in enumerate(wanted):
@@ -80,22 +81,23 @@ def _read(folder: Path, layout: Layout, records: Sequence[ShardRecord], start: i
                 raise DamageError(f"{folder}: {damage}.", "Restore it, or build it again.")
             if number + 1 < len(wanted):
                 ahead.append(check(number + 1))
-            yield from _read_segment(folder / record.name, layout, record, skip)
+            for tokens in _read_segment(folder / record.name, shard_format, record, skip):
+                yield Span(tokens, shard_format.vocabulary.find_eots(tokens))
 
 
-def _read_segment(path: Path, layout: Layout, record: ShardRecord, skip: int) -> Iterator[Tokens]:
+def _read_segment(path: Path, shard_format: ShardFormat, record: ShardRecord, skip: int) -> Iterator[Tokens]:
     with open(path, "rb") as file:
-        file.seek(max(record.offset, layout.header_bytes) + 2 * skip)
+        file.seek(max(record.offset, shard_format.header_bytes) + shard_format.size_bytes(skip))
         left = record.tokens - skip
         while left:
-            block = np.fromfile(file, "<u2", min(left, BLOCK_TOKENS))
+            block = np.fromfile(file, shard_format.read_dtype, min(left, BLOCK_TOKENS))
             if not len(block):
                 raise DamageError(f"{path}: has become shorter while it was read.")
             left -= len(block)
             yield block
 
 
-def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[Tokens]:
+def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[Span]:
     """The documents of both splits in the order of their numbers."""
     first = 0
     while any(split.more() for split in splits.values()):
@@ -109,13 +111,12 @@ def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[T
 class _Documents:
     """One split, taken by documents."""
 
-    def __init__(self, blocks: Iterator[Tokens], eot_first: bool) -> None:
+    def __init__(self, blocks: Iterator[Span], eot_first: bool) -> None:
         self._blocks = blocks
         self._eot_first = eot_first
-        self._block: Tokens = np.empty(0, np.uint16)
-        self._places: list[int] = []  # of the EOTs in it
+        self._block = Span(NO_PLACES, NO_PLACES)
         self._position = 0
-        self._place = 0
+        self._place = 0  # how many EOTs of the block are passed
 
     def more(self) -> bool:
         """Whether anything is left; loads the next block where needed."""
@@ -124,21 +125,21 @@ class _Documents:
             if block is None:
                 return False
             self._block, self._position, self._place = block, 0, 0
-            self._places = np.flatnonzero(block == EOT).tolist()
         return True
 
-    def take(self, documents: int) -> Iterator[Tokens]:
+    def take(self, documents: int) -> Iterator[Span]:
         """The tokens of the next `documents` documents, or of those that are left."""
         while documents > 0 or self._eot_first:
             if not self.more():
                 return
             # With EOT in front, a document's end is known by the beginning of the next one.
             last = self._place + documents - (0 if self._eot_first else 1)
-            found = last < len(self._places)
-            end = self._places[last] + (0 if self._eot_first else 1) if found else len(self._block)
+            places = self._block.eots
+            found = last < len(places)
+            end = int(places[last]) + (0 if self._eot_first else 1) if found else len(self._block)
             if end > self._position:
-                yield self._block[self._position : end]
-            passed = (last if self._eot_first else last + 1) if found else len(self._places)
+                yield self._block.cut(self._position, end)
+            passed = (last if self._eot_first else last + 1) if found else len(places)
             documents -= passed - self._place
             self._position, self._place = end, passed
             if found:

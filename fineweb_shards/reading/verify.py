@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 from fineweb_shards.errors import DamageError
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.files import OutputFile, find_file, list_files
 from fineweb_shards.store.manifest import Manifest, may_be_longer, require_manifest
 from fineweb_shards.store.megatron_index import check_index, with_indices
 from fineweb_shards.system.machine import usable_cores
-from fineweb_shards.tokenizers.ranks import VOCABULARY_SIZE
-from fineweb_shards.types import ShardRecord, count_eots
+from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of
 
 _READ_BYTES = 2**19  # larger blocks are given back to the kernel each time, and cost a page fault a page
@@ -41,19 +38,21 @@ class Verdict:
 def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _: None) -> Verdict:
     """Check everything; `report` is called for each shard that is checked."""
     manifest = require_manifest(folder)
-    layout = manifest.layout
+    shard_format = manifest.shard_format
     files = {file.name: file for file in list_files(manifest.shards)}
 
     def check(record: ShardRecord) -> str | None:
         may_grow = not manifest.complete and may_be_longer(manifest, files[record.name])
-        damage = check_segment(folder, layout, files[record.name], record, may_grow=may_grow)
+        damage = check_segment(folder, shard_format, files[record.name], record, may_grow=may_grow)
         report(record)
         return damage
 
     with ThreadPoolExecutor(usable_cores()) as pool:  # hashing and numpy release the GIL
         found = [damage for damage in pool.map(check, manifest.shards) if damage]
-        if layout.has_index and manifest.complete:
-            indices = pool.map(lambda file: check_index(folder / file.name, file.documents), files.values())
+        if manifest.layout.has_index and manifest.complete:
+            indices = pool.map(
+                lambda file: check_index(folder / file.name, file.documents, shard_format), files.values()
+            )
             found += [damage for damage in indices if damage]
     untracked, unfinished = _check_names(folder, manifest)
     return Verdict(manifest, [*dict.fromkeys(found), *untracked], unfinished)
@@ -89,7 +88,12 @@ def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]
 
 
 def check_segment(
-    folder: Path, layout: Layout, file: OutputFile, record: ShardRecord, *, may_grow: bool = False
+    folder: Path,
+    shard_format: ShardFormat,
+    file: OutputFile,
+    record: ShardRecord,
+    *,
+    may_grow: bool = False,
 ) -> str | None:
     """What is wrong with one segment of a file, or None. `may_grow`: there may be more in the file than the
     manifest knows of, even if it has its name already."""
@@ -99,38 +103,39 @@ def check_segment(
     try:
         with open(path, "rb") as data:
             named = path == folder / file.name
-            damage = _check_size(layout, file, data, named=named, may_grow=may_grow or not named)
-            return damage or _check_tokens(layout, record, data)
+            damage = _check_size(shard_format, file, data, named=named, may_grow=may_grow or not named)
+            return damage or _check_tokens(shard_format, record, data)
     except OSError as error:
         return f"{file.name}: {error.strerror}"
 
 
 def _check_size(
-    layout: Layout, file: OutputFile, data: BinaryIO, *, named: bool, may_grow: bool
+    shard_format: ShardFormat, file: OutputFile, data: BinaryIO, *, named: bool, may_grow: bool
 ) -> str | None:
     size = os.fstat(data.fileno()).st_size
     if size < file.end_bytes or (size > file.end_bytes and not may_grow):
         return f"{file.name}: {size:,} bytes long, should be {file.end_bytes:,}"
-    tokens = (size - layout.header_bytes) // 2
-    if named and data.read(layout.header_bytes) != layout.header(tokens):
+    tokens, _ = shard_format.tokens_in(size)
+    if named and data.read(shard_format.header_bytes) != shard_format.header(tokens):
         return f"{file.name}: the header is damaged"
     return None
 
 
-def _check_tokens(layout: Layout, record: ShardRecord, data: BinaryIO) -> str | None:
+def _check_tokens(shard_format: ShardFormat, record: ShardRecord, data: BinaryIO) -> str | None:
+    vocabulary = shard_format.vocabulary
     data.seek(record.offset)
-    header = data.read(max(0, layout.header_bytes - record.offset))
+    header = data.read(max(0, shard_format.header_bytes - record.offset))
     digest, documents, highest = hashlib.sha256(header), 0, 0
     left = record.bytes - len(header)
     while left and (block := data.read(min(left, _READ_BYTES))):
         left -= len(block)
         digest.update(block)
-        tokens = np.frombuffer(block[: len(block) // 2 * 2], "<u2")
-        documents += count_eots(tokens)
+        tokens = shard_format.from_bytes(block)
+        documents += len(vocabulary.find_eots(tokens))
         highest = max(highest, int(tokens.max(initial=0)))
     if digest.hexdigest() != record.sha256:
         return f"{record.name}: SHA-256{_place(record)} is {digest.hexdigest()}, should be {record.sha256}"
-    if highest >= VOCABULARY_SIZE:
+    if highest >= vocabulary.size:
         return f"{record.name}: token {highest} is outside the vocabulary"
     if documents != record.documents:
         return f"{record.name}: {show_number_of(documents, 'document')}, should be {record.documents:,}"

@@ -80,7 +80,7 @@ def list_tokens(facts: Facts) -> FrequentTokens | None:
         return None
     text_tokens = max(1, figures.tokens - figures.borders)
     rows = [
-        [spell(token), str(token), f"{count:,}", f"{100 * count / text_tokens:.2f} %"]
+        [spell(token, figures.vocabulary), str(token), f"{count:,}", f"{100 * count / text_tokens:.2f} %"]
         for token, count in figures.most_frequent(_SHOWN_TOKENS)
     ]
     return FrequentTokens(f"{figures.bytes_per_token:.2f}", Table(_TOKEN_COLUMNS, rows))

@@ -38,11 +38,11 @@ def gather_facts(folder: Path, *, alive: bool | None = None) -> Facts:
     if status.manifest is None or not status.manifest.shards:
         return Facts(status, history)
     records = status.manifest.shards
-    layout = status.manifest.layout
+    shard_format = status.manifest.shard_format
     try:
         figures = complete_folder_statistics(
-            folder, layout, records, in_order=status.manifest.split_rule.is_in_order
+            folder, shard_format, records, in_order=status.manifest.split_rule.is_in_order
         )
-        return Facts(status, history, figures, take_samples(folder, layout, records, _SAMPLES))
+        return Facts(status, history, figures, take_samples(folder, shard_format, records, _SAMPLES))
     except DamageError as error:
         return Facts(status, history, problem=error.message)

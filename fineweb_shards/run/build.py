@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,9 +28,10 @@ from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.sources.changed_files import check_same_files
 from fineweb_shards.sources.files import files_to_json
 from fineweb_shards.sources.hub.environment import check_addresses
+from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.fresh import holds_shards, refuse_untracked_shards, start_over
 from fineweb_shards.store.leftovers import tidy_finished
-from fineweb_shards.store.manifest import Manifest, check_settings, load_manifest, trim
+from fineweb_shards.store.manifest import Manifest, load_manifest, trim
 from fineweb_shards.store.output import Output, open_folder
 from fineweb_shards.store.quarantine import check_batch_bytes, describe, write_quarantine
 from fineweb_shards.store.token_limit import move_limit
@@ -184,7 +185,7 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     )
     lost = list(manifest.quarantined)
     encoded = report_problems(executor.encode(job.source.batches(start)), job, lost, disk, progress)
-    slices = pack(packer, stitch(encoded, make_mender, start))
+    slices = pack(packer, stitch(encoded, partial(make_mender, job.vocabulary), start))
     return write_shards(job, manifest, slices, RunTotals(executor, lost, manifest, progress), disk, progress)
 
 
@@ -247,10 +248,12 @@ def write_shards(
 ) -> Manifest:
     """Write slices to shards and enter each finished one in the manifest."""
     begins_shard = True
+    size_bytes = job.output.shard_format.size_bytes
     with Output(job.output, manifest, disk, run_totals.add_to) as output:
         for part in slices:
             if begins_shard:  # not before something comes: the last shard may have been the last
-                wait_for_room(disk, progress, 2 * job.config.shard_tokens)
+                left = progress.expected_left()
+                wait_for_room(disk, left, job.config.shard_tokens, size_bytes)
             begins_shard = part.checkpoint
             known = len(output.manifest.shards)
             progress.advance(len(part.tokens), known, part.end)
@@ -265,11 +268,10 @@ def write_shards(
     return manifest
 
 
-def wait_for_room(disk: Disk, progress: Progress, shard_bytes: int) -> None:
+def wait_for_room(disk: Disk, left: int | None, shard_tokens: int, size_bytes: Callable[[int], int]) -> None:
     """Room for the next shard. Of a stream of unknown length it may be tiny: then the disk will tell."""
-    left = progress.expected_left()
     if left is not None:
-        disk.wait_for(min(2 * left, shard_bytes))
+        disk.wait_for(size_bytes(min(left, shard_tokens)))
 
 
 def open_manifest(job: Job, *, same_source: bool) -> Manifest:
@@ -279,16 +281,18 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
     settings, files = job.config.fingerprint(), files_to_json(job.source.files)
     if manifest is None:
         refuse_untracked_shards(job.folder, job.layout, set())
-        return Manifest(settings, files, job.versions(), job.commit)
+        return Manifest(settings, files, job.versions(), job.commit, vocabulary=job.vocabulary)
     try:
-        check_settings(manifest, {**settings, "max_tokens": manifest.settings["max_tokens"]})
+        settings_now = {**settings, "max_tokens": manifest.settings["max_tokens"]}
+        check_settings(manifest, settings_now, Config().fingerprint())
+        check_vocabulary(manifest, job.vocabulary)
         check_same_files(job.source.files, manifest.files, trust_times=same_source)
         check_batch_bytes(manifest.quarantined, job.config.batch_bytes)
     except ChangedError:
         if holds_shards(job.folder, manifest):
             raise
         refuse_untracked_shards(job.folder, job.layout, set())
-        return Manifest(settings, files, job.versions(), job.commit)
+        return Manifest(settings, files, job.versions(), job.commit, vocabulary=job.vocabulary)
     # First: what a lost file has made unknown is still there, and can't be made shorter.
     moved = move_limit(manifest, job.config.max_tokens, job.folder)
     return replace(trim(moved, job.folder), versions=job.versions())

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.tokenizers.ranks import EOT, RANKS_SHA256, VOCABULARY_SIZE
 from fineweb_shards.units import show_bytes
 
 # How an upload knows a card that it may replace; somebody else's is left alone.
@@ -36,7 +35,7 @@ def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFil
             MARK,
             f"# {name}",
             "",
-            f"GPT-2 tokens in the layout of {layout.name}, made with `fineweb_shards`.",
+            f"{_title(manifest)} tokens in the layout of {layout.name}, made with `fineweb_shards`.",
             "",
             "| | |",
             "|---|---|",
@@ -56,7 +55,7 @@ def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFil
             "",
             f"With {layout.name} itself:",
             "",
-            *(f"    {line}" for line in layout.loader_lines(name, token_names)),
+            *(f"    {line}" for line in layout.loader_lines(name, token_names, manifest.shard_format.dtype)),
             "",
             "## Files",
             "",
@@ -79,12 +78,16 @@ def _facts(layout: Layout, manifest: Manifest, files: list[CardFile]) -> list[tu
     position = "before" if layout.eot_first else "after"
     size = show_bytes(sum(file.size_bytes for file in files))
     versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
+    vocabulary, dtype = manifest.vocabulary, manifest.shard_format.dtype.name
     return [
         *_source_facts(manifest),
-        ("tokenizer", f"GPT-2 BPE, {VOCABULARY_SIZE:,} ids; SHA-256 of the ranks `{RANKS_SHA256}`"),
+        (
+            "tokenizer",
+            f"{_title(manifest)} BPE, {vocabulary.size:,} ids; SHA-256 of the ranks `{vocabulary.sha256}`",
+        ),
         ("tokens", f"{manifest.tokens:,}: {train:,} for training, {val:,} for validation"),
-        ("documents", f"{manifest.documents:,}, the EOT token {EOT} {position} each"),
-        ("format", f"uint16, little-endian, {layout.header_bytes} bytes of header in front"),
+        ("documents", f"{manifest.documents:,}, the EOT token {vocabulary.eot} {position} each"),
+        ("format", f"{dtype}, little-endian, {layout.header_bytes} bytes of header in front"),
         ("files", f"{len(files):,}, {size}"),
         ("made with", versions),
     ]
@@ -92,12 +95,18 @@ def _facts(layout: Layout, manifest: Manifest, files: list[CardFile]) -> list[tu
 
 def _metadata(manifest: Manifest) -> list[str]:
     dataset = manifest.settings["dataset"]
-    lines = ["---", "tags:", "- gpt2-tokens", "- fineweb_shards", "viewer: false"]
+    lines = ["---", "tags:", f"- {manifest.vocabulary.name}-tokens", "- fineweb_shards", "viewer: false"]
     if dataset:
         lines += ["source_datasets:", f"- {dataset}"]
     if licence := _LICENCES.get(dataset):
         lines.append(f"license: {licence}")
     return [*lines, "---"]
+
+
+def _title(manifest: Manifest) -> str:
+    """What people call the vocabulary."""
+    name = manifest.vocabulary.name
+    return {"gpt2": "GPT-2"}.get(name, name)
 
 
 def _source_facts(manifest: Manifest) -> list[tuple[str, str]]:

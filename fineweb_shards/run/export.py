@@ -25,22 +25,21 @@ from fineweb_shards.reading.token_stream import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.trainer_warnings import stray_warnings
+from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
 from fineweb_shards.store.leftovers import tidy_finished
-from fineweb_shards.store.manifest import Manifest, check_settings, load_manifest, nothing_built, trim
+from fineweb_shards.store.manifest import Manifest, load_manifest, nothing_built, trim
 from fineweb_shards.store.output import Output, OutputSpec, open_folder
+from fineweb_shards.stream.borders import NO_PLACES, Span
 from fineweb_shards.stream.packer import Packer
-from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.machine import free_disk_bytes
-from fineweb_shards.tokenizers.ranks import EOT
-from fineweb_shards.types import Counts, Cursor, TokenBlock, Tokens
+from fineweb_shards.types import Counts, Cursor, TokenBlock
 from fineweb_shards.units import show_bytes
 
 # The rest of a source's settings says what its documents are, and stays.
 OUTPUT_SETTINGS = ("layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard")
-_EOT = np.array([EOT], np.uint16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +49,6 @@ class Origin:
     folder: Path
     layout: Layout
     manifest: Manifest
-    split_rule: SplitRule
 
     @property
     def is_cut(self) -> bool:
@@ -100,7 +98,7 @@ def open_origin(folder: Path) -> Origin:
             f"{folder}: made with --val-ratio and --last-shard drop; the order of its documents is lost.",
             "Build it again without --last-shard drop.",
         )
-    return Origin(folder, manifest.layout, manifest, manifest.split_rule)
+    return Origin(folder, manifest.layout, manifest)
 
 
 def export(
@@ -113,7 +111,7 @@ def export(
     yes: bool = False,
 ) -> Exported:
     """Copy the tokens into another folder and layout, or the rest of them."""
-    spec = output_spec(config)
+    spec = output_spec(config, origin.manifest.vocabulary)
     if spec.folder.resolve() == origin.folder.resolve():
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
     load_manifest(spec.folder)  # a folder of another program is refused before anything is put into it
@@ -129,11 +127,12 @@ def export(
             say(f"{'WARNING':<10} {warning}")
         begin = time.monotonic()
         disk = Disk(spec.folder, config.max_outage, observer)
+        size_bytes = spec.shard_format.size_bytes
         with tqdm(
-            total=2 * origin.manifest.tokens, initial=2 * manifest.tokens, unit="B", unit_scale=True,
-            disable=None,  # outside a terminal
+            total=size_bytes(origin.manifest.tokens), initial=size_bytes(manifest.tokens), unit="B",
+            unit_scale=True, disable=None,  # outside a terminal
         ) as bar:  # fmt: skip
-            result = _copy(origin, spec, manifest, disk, lambda tokens: bar.update(2 * tokens))
+            result = _copy(origin, spec, manifest, disk, lambda tokens: bar.update(size_bytes(tokens)))
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
 
 
@@ -146,8 +145,11 @@ def _open_manifest(origin: Origin, config: Config, spec: OutputSpec) -> Manifest
         refuse_untracked_shards(spec.folder, spec.layout, set())
         versions = {**source.versions, "fineweb_shards": fineweb_shards.__version__}
         digits = choose_digits(spec.layout, spec.shard_tokens, source.tokens, exact=True)
-        return Manifest(settings, source.files, versions, source.commit, digits=digits)
-    check_settings(manifest, settings)
+        return Manifest(
+            settings, source.files, versions, source.commit, digits=digits, vocabulary=source.vocabulary
+        )
+    check_settings(manifest, settings, Config().fingerprint())
+    check_vocabulary(manifest, source.vocabulary)
     return trim(manifest, spec.folder)
 
 
@@ -176,41 +178,46 @@ def _copy(
 def _blocks(origin: Origin, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
     """The stream from token `start` on, EOT on its new side. Its cursors are token numbers."""
     position = start
-    for tokens in _moved(origin, start, eot_first=eot_first):
-        yield TokenBlock(Cursor(0, position), Cursor(0, position + len(tokens)), tokens)
-        position += len(tokens)
+    for span in _moved(origin, start, eot_first=eot_first):
+        yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)
+        position += len(span)
     end = Cursor(0, position)
-    yield TokenBlock(end, end, _EOT[:0], origin.counts)
+    nothing = np.empty(0, origin.manifest.vocabulary.dtype)
+    yield TokenBlock(end, end, nothing, NO_PLACES, origin.counts)
 
 
-def _moved(origin: Origin, start: int, *, eot_first: bool) -> Iterator[Tokens]:
-    def read(first: int) -> Iterator[Tokens]:
-        return read_stream(origin.folder, origin.layout, origin.manifest, origin.split_rule, first)
+def _moved(origin: Origin, start: int, *, eot_first: bool) -> Iterator[Span]:
+    def read(first: int) -> Iterator[Span]:
+        return read_stream(origin.folder, origin.manifest, first)
 
-    total = origin.manifest.tokens
+    vocabulary, total = origin.manifest.vocabulary, origin.manifest.tokens
+    only_eot = Span(np.array([vocabulary.eot], vocabulary.dtype), np.zeros(1, np.int64))
     if eot_first == origin.layout.eot_first or not total:
         yield from read(start)
     elif eot_first:
         if start == 0:
-            yield _EOT
+            yield only_eot
         yield from _without_last_eot(read(max(0, start - 1)))
     else:
         yield from read(start + 1)
         if not origin.is_cut and start < total:
-            yield _EOT
+            yield only_eot
 
 
-def _without_last_eot(blocks: Iterator[Tokens]) -> Iterator[Tokens]:
+def _without_last_eot(blocks: Iterator[Span]) -> Iterator[Span]:
     """A stream cut inside a document does not end in one."""
-    held = next(blocks, _EOT[:0])
+    held = None
     for block in blocks:
-        yield held
+        if held is not None:
+            yield held
         held = block
-    yield held[:-1] if held[-1:] == _EOT else held
+    if held is not None:
+        last = len(held) - 1
+        yield held.cut(0, last) if held.eots[-1:].tolist() == [last] else held
 
 
 def _check_disk(origin: Origin, spec: OutputSpec, manifest: Manifest) -> None:
-    needed = 2 * (origin.manifest.tokens - manifest.tokens)
+    needed = spec.shard_format.size_bytes(origin.manifest.tokens - manifest.tokens)
     free = free_disk_bytes(spec.folder)
     if needed > free:
         raise DiskFullError(

@@ -29,6 +29,7 @@ from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Job:
     @property
     def layout(self) -> Layout:
         return self.output.layout
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.output.vocabulary
 
     def versions(self) -> dict[str, str]:
         """For the manifest. They may differ between two resumes: the bytes can't."""
@@ -73,6 +78,7 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
         separator=config.separator,
         batch_bytes=config.batch_bytes,
         skip_bad=config.on_bad_file == "skip",
+        vocabulary=output.vocabulary,
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
     notes: list[str] = []
@@ -83,7 +89,7 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
     return Job(config, output, engine, source, budget, commit, tuple(notes))
 
 
-def output_spec(config: Config) -> OutputSpec:
+def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
     """The output that the settings ask for, or what is wrong with them: no file is looked at for that."""
     config.check()
     layout = get_layout(config.layout)
@@ -93,15 +99,16 @@ def output_spec(config: Config) -> OutputSpec:
             f"--last-shard drop: with --layout {layout.name} there is no last shard, all is one file.",
             "Leave it out, or choose a layout with shards.",
         )
-    if layout.most_tokens is not None and shard_tokens > layout.most_tokens:
+    most_tokens = layout.most_tokens(layout.dtype(vocabulary))
+    if most_tokens is not None and shard_tokens > most_tokens:
         raise UsageError(
             f"--shard-tokens {shard_tokens}: {layout.name} can't read a file of 2 GiB or more.",
-            f"Choose at most {layout.most_tokens:,}.",
+            f"Choose at most {most_tokens:,}.",
         )
     default = layout.default_split_rule(shard_tokens)
     split_rule = make_split_rule(config.val_tokens, config.val_ratio, config.val_seed, default)
     folder = Path(os.path.expanduser(config.out))
-    return OutputSpec(folder, layout, shard_tokens, split_rule, drop)
+    return OutputSpec(folder, layout, shard_tokens, split_rule, drop, vocabulary)
 
 
 def pinned_commit(config: Config) -> str | None:

@@ -61,7 +61,9 @@ class Plan:
     @property
     def output_bytes(self) -> int | None:
         """What is still to be written."""
-        return None if self.extent.tokens is None else 2 * max(0, self.extent.tokens - self.done_tokens)
+        if self.extent.tokens is None:
+            return None
+        return self.job.output.shard_format.size_bytes(max(0, self.extent.tokens - self.done_tokens))
 
     @property
     def read_bytes(self) -> int:
@@ -109,7 +111,8 @@ def check_disk(plan: Plan, done_tokens: int) -> None:
     """Refuse to start what the disk can't hold. An estimate gets the benefit of the doubt."""
     if plan.extent.tokens is None:
         return
-    needed, free = 2 * (plan.extent.tokens - done_tokens), plan.free_bytes
+    needed = plan.job.output.shard_format.size_bytes(plan.extent.tokens - done_tokens)
+    free = plan.free_bytes
     about, told = ("", "") if plan.extent.exact else ("about ", " (an estimate)")
     if free < (needed if plan.extent.exact else needed * _BENEFIT_OF_THE_DOUBT):
         raise DiskFullError(

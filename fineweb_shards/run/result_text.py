@@ -57,5 +57,5 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
     if not tokens_of(manifest.shards, "train"):
         return []
     names = [file.name for file in list_files(manifest.shards)]
-    lines = spec.layout.loader_lines(str(spec.folder), names)
+    lines = spec.layout.loader_lines(str(spec.folder), names, spec.shard_format.dtype)
     return ["", "To train on them:", "", *(f"    {line}" for line in lines)]

@@ -14,6 +14,7 @@ from fineweb_shards.errors import BadFileError
 from fineweb_shards.events import Observer
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 STANDARD_INPUT = "-"
 _EXPECTED_FILES = 3  # the current one and two ahead
@@ -41,6 +42,7 @@ class ReadSettings:
     batch_bytes: int
     skip_bad: bool
     hub: HubRef | None = None
+    vocabulary: Vocabulary = GPT2  # decides where long documents may be cut, and what `token_count` counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import InputFile
-from fineweb_shards.sources.rows import TOKEN_COUNT_COLUMNS, is_text
+from fineweb_shards.sources.base import InputFile, ReadSettings
+from fineweb_shards.sources.rows import TOKEN_COUNT_COLUMNS, TOKEN_COUNT_VOCABULARY, is_text
 
 # What pyarrow raises over damaged bytes; ValueError over a name that is no UTF-8.
 _PYARROW_ERRORS = (OSError, pa.ArrowException, ValueError, OverflowError)
@@ -35,8 +35,9 @@ class Footer:
     note: str | None  # what a person should know of the file
 
 
-def read_footer(file: InputFile, opened: Any, text_column: str) -> Footer:
+def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
     """What a ParquetFile says of itself; an error with the file's name where it makes no sense."""
+    text_column = settings.text_column
     with told_as_damage(f"{file.path}: the footer is damaged"):
         schema, metadata = opened.schema_arrow, opened.metadata
         _check_text_column(file, schema, text_column)
@@ -50,7 +51,8 @@ def read_footer(file: InputFile, opened: Any, text_column: str) -> Footer:
         sizes = tuple(int(group.column(index).total_uncompressed_size) for group in groups)
         if min((*rows, *sizes), default=0) < 0 or sum(rows) != metadata.num_rows:
             raise pa.ArrowInvalid(f"it counts {metadata.num_rows:,} rows, its row groups {sum(rows):,}")
-        claims, note = _claims(file, schema, text_column)
+        counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY
+        claims, note = _claims(file, schema, text_column) if counted else ((), None)
     return Footer(index, (text_column, *claims), rows, sizes, tuple(accumulate(rows, initial=0)), note)
 
 

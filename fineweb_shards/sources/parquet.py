@@ -121,7 +121,7 @@ class ParquetFormat(Format):
         """What the file says of itself, checked; kept until another file's is asked for."""
         known = self._footer  # prefetching, another thread may ask for the next file's
         if known is None or known[0] != file.path:
-            known = (file.path, read_footer(file, self.open(file), self.settings.text_column))
+            known = (file.path, read_footer(file, self.open(file), self.settings))
             self._footer = known
         return known[1]
 

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from fineweb_shards.sources.base import decode_text
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Counts, Origin, TextChunk
+from fineweb_shards.vocabulary import GPT2
 
 # FineWeb says of every document how many GPT-2 tokens it has, EOT not counted.
 TOKEN_COUNT_COLUMNS = ("token_count", "id")
+TOKEN_COUNT_VOCABULARY = GPT2
 _LONG_CELL_BYTES = 4 * 2**20
 _CUT_WINDOW_BYTES = 64 * 1024
 _LARGEST_INT64 = 2**63 - 1

@@ -122,14 +122,14 @@ def refuse_untracked_shards(folder: Path, layout: Layout, ours: set[str]) -> Non
 def _is_whole(folder: Path, manifest: Manifest, name: str) -> bool:
     """Whether a file is what a run was giving its name when it was killed: whole, with the length and the
     header of a shard, and no longer under the name it had while it grew."""
-    layout = manifest.layout
+    layout, shard_format = manifest.layout, manifest.shard_format
     try:
         with open(folder / name, "rb") as file:
-            tokens, odd = divmod(os.fstat(file.fileno()).st_size - layout.header_bytes, 2)
+            tokens, odd = shard_format.tokens_in(os.fstat(file.fileno()).st_size)
             fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
             grown = not os.path.lexists(growing_path(folder / name))
             whole = grown and not odd and tokens > 0 and fits
-            return whole and file.read(layout.header_bytes) == layout.header(tokens)
+            return whole and file.read(layout.header_bytes) == shard_format.header(tokens)
     except OSError:
         return False
 

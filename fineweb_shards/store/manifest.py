@@ -18,14 +18,17 @@ from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.layouts.numbering import Numbering
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.files import OutputFile, find_file, list_files
 from fineweb_shards.store.manifest_checks import check_manifest
+from fineweb_shards.store.manifest_vocabulary import check_dtype, vocabulary_of, vocabulary_to_json
 from fineweb_shards.store.megatron_index import index_bytes, index_path
 from fineweb_shards.stream.packer import Done
 from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, read_file, write_file
 from fineweb_shards.system.json_values import expect, get, make, parse_object
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 3
@@ -33,7 +36,7 @@ FORMAT_VERSION = 3
 _READABLE_FORMATS = (2, FORMAT_VERSION)
 _RENAMED_SINCE_2 = {"inside": "starts_mid_document", "wrong_claims": "token_count_mismatches"}
 _FIELDS = (
-    "checksum", "tokenizer", "settings", "commit", "versions", "totals", "effort", "quarantined", "shards",
+    "checksum", "vocabulary", "settings", "commit", "versions", "totals", "effort", "quarantined", "shards",
     "files", "complete",
 )  # fmt: skip
 
@@ -53,6 +56,7 @@ class Manifest:
     seconds: float = 0.0  # of work in these shards, over all runs
     peak_memory_bytes: int = 0
     digits: int = 0  # of the numbers in names: see numbering.py
+    vocabulary: Vocabulary = GPT2  # without the bytes of its tokens
 
     @property
     def tokens(self) -> int:
@@ -74,6 +78,10 @@ class Manifest:
     @property
     def layout(self) -> Layout:
         return get_layout(self.settings["layout"])
+
+    @property
+    def shard_format(self) -> ShardFormat:
+        return ShardFormat(self.layout, self.vocabulary)
 
     @property
     def split_rule(self) -> SplitRule:
@@ -102,7 +110,7 @@ class Manifest:
     def save(self, folder: Path) -> None:
         data = {
             "format": FORMAT_VERSION,
-            "tokenizer": "gpt2",
+            "vocabulary": vocabulary_to_json(self.shard_format),
             "settings": self.settings,
             "commit": self.commit,
             "digits": self.digits,
@@ -212,8 +220,10 @@ def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
         seconds=expect("seconds", effort.get("seconds", 0), float),
         peak_memory_bytes=expect("peak_memory_bytes", effort.get("peak_memory_bytes", 0), int),
         digits=expect("digits", data.get("digits", 0), int),
+        vocabulary=vocabulary_of(data),
     )
     check_manifest(manifest)
+    check_dtype(data, manifest.shard_format)
     return manifest
 
 
@@ -229,24 +239,6 @@ def _with_new_names(value: Any) -> Any:
 def _checksum(data: dict[str, Any]) -> str:
     """Of the values, not of the white space between them."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-
-
-def check_settings(manifest: Manifest, settings: dict[str, Any]) -> None:
-    """Refuse to go on with settings that would give other bytes."""
-    for name in sorted(manifest.settings.keys() | settings.keys()):
-        old, new = manifest.settings.get(name), settings.get(name)
-        if old != new:
-            if name == "exported_from":
-                raise ChangedError("The shards to export are not those with which this folder was begun.")
-            flag = f"--{name.replace('_', '-')}"
-            raise ChangedError(f"{flag} was {_show(old)} when this folder was begun and is {_show(new)} now.")
-
-
-def _show(value: Any) -> str:
-    """A setting's value in a sentence."""
-    if value is None or value == "":
-        return "not set"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def trim(manifest: Manifest, folder: Path) -> Manifest:
@@ -281,4 +273,4 @@ def _has_index(manifest: Manifest, path: Path, documents: int) -> bool:
     if not manifest.layout.has_index:
         return True
     index = index_path(path)
-    return index.is_file() and index.stat().st_size == index_bytes(path, documents)
+    return index.is_file() and index.stat().st_size == index_bytes(path, documents, manifest.shard_format)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fineweb_shards.errors import UsageError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.numbering import Numbering
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.system.json_values import expect, get
 from fineweb_shards.types import SPLITS, Cursor, Quarantined, ShardRecord
 
@@ -27,10 +28,10 @@ def check_manifest(manifest: Manifest) -> None:
     for name, version in manifest.versions.items():
         expect(f"the version of {name}", version, str)
     try:
-        numbering = manifest.numbering
+        numbering, shard_format = manifest.numbering, manifest.shard_format
     except UsageError as error:
         raise ValueError(error.message) from None
-    check_records(manifest.shards, numbering)
+    check_records(manifest.shards, numbering, shard_format)
     check_cursors([record.end for record in manifest.shards], len(manifest.files))
     check_quarantined(manifest.quarantined, len(manifest.files))
     if min(manifest.seconds, manifest.peak_memory_bytes, manifest.digits) < 0 or manifest.digits > 18:
@@ -58,11 +59,11 @@ def check_files(files: Sequence[Any]) -> None:
         get(expect("a file", file, dict), "name", str)
 
 
-def check_records(records: Sequence[ShardRecord], numbering: Numbering) -> None:
+def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_format: ShardFormat) -> None:
     """Each is where the one before it ends, in the file that it must be in."""
     done = dict.fromkeys(SPLITS, 0)
     for record in records:
-        check_place(record, numbering, done[record.split])
+        check_place(record, numbering, shard_format, done[record.split])
         if not 0 <= record.documents <= record.tokens:
             raise ValueError(f"{record.name}: {record.documents:,} documents in {record.tokens:,} tokens")
         if not _SHA256.fullmatch(record.sha256):
@@ -75,19 +76,19 @@ def check_records(records: Sequence[ShardRecord], numbering: Numbering) -> None:
         raise ValueError(f"there are {val:,} tokens for validation, where there should be {limit:,}")
 
 
-def check_place(record: ShardRecord, numbering: Numbering, before: int) -> None:
+def check_place(record: ShardRecord, numbering: Numbering, shard_format: ShardFormat, before: int) -> None:
     """`before` is how many tokens of its split the records before it have."""
-    begin, header_bytes = numbering.begin(before), numbering.layout.header_bytes
+    begin = numbering.begin(before)
     name = numbering.name(record.split, before)
     if record.name != name:
         raise ValueError(f"it names {record.name!r:.80} where it should name {name}")
     if not 1 <= record.tokens <= numbering.shard_tokens - before % numbering.shard_tokens:
         raise ValueError(f"{name}: {record.tokens:,} tokens do not fit into it")
-    first = header_bytes + 2 * begin
+    first = shard_format.offset_bytes(begin)
     # A file that was whole at once is recorded with its header.
     if record.offset != first and (record.offset or begin):
         raise ValueError(f"{name}: a record begins at {record.offset:,}, should begin at {first:,}")
-    if record.offset + record.bytes != first + 2 * record.tokens:
+    if record.offset + record.bytes != shard_format.offset_bytes(begin + record.tokens):
         raise ValueError(f"{name}: {record.bytes:,} bytes are not {record.tokens:,} tokens")
 
 

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.megatron import DTYPE_CODES
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.system.durable import WORK_FOLDER, output_error, publish
-from fineweb_shards.tokenizers.ranks import EOT
 
-MAGIC, VERSION, UINT16 = b"MMIDIDX\x00\x00", 1, 8
+MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 _HEADER = struct.Struct("<9sQBQQ")
 _READ_BYTES = 4 * 2**20
 
@@ -43,20 +44,20 @@ def with_indices(layout: Layout, names: set[str]) -> set[str]:
     return names | {index_path(Path(name)).name for name in names} if layout.has_index else names
 
 
-def index_bytes(path: Path, documents: int) -> int:
+def index_bytes(path: Path, documents: int, shard_format: ShardFormat) -> int:
     """How long the index of a `.bin` that holds `documents` EODs is."""
     with open(path, "rb") as tokens:
-        sequences = _count_sequences(tokens, documents)
+        sequences = _count_sequences(tokens, documents, shard_format)
     return _HEADER.size + 4 * sequences + 8 * sequences + 8 * (sequences + 1)
 
 
-def write_index(path: Path, documents: int) -> None:
+def write_index(path: Path, documents: int, shard_format: ShardFormat) -> None:
     """Make the index of a finished `.bin` that holds `documents` EODs."""
     final = index_path(path)
     temporary = path.parent / WORK_FOLDER / "index.tmp"
     try:
         with open(path, "rb") as tokens, open(temporary, "wb") as file:
-            for part in _parts(tokens, documents):
+            for part in _parts(tokens, documents, shard_format):
                 file.seek(part.offset)
                 file.write(part.data)
             file.flush()
@@ -66,14 +67,14 @@ def write_index(path: Path, documents: int) -> None:
         raise output_error(final, error) from error
 
 
-def check_index(path: Path, documents: int) -> str | None:
+def check_index(path: Path, documents: int, shard_format: ShardFormat) -> str | None:
     """What is wrong with the index of a `.bin`, or None."""
     final = index_path(path)
     try:
         with open(path, "rb") as tokens, open(final, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             end = 0
-            for part in _parts(tokens, documents):
+            for part in _parts(tokens, documents, shard_format):
                 file.seek(part.offset)
                 if file.read(len(part.data)) != part.data:
                     return f"{final.name}: does not fit {path.name}"
@@ -85,42 +86,44 @@ def check_index(path: Path, documents: int) -> str | None:
     return None if size == end else f"{final.name}: {size:,} bytes long, should be {end:,}"
 
 
-def _parts(tokens: BinaryIO, documents: int) -> Iterator[_Part]:
-    total = os.fstat(tokens.fileno()).st_size // 2
-    sequences = _count_sequences(tokens, documents)
-    yield _Part(0, _HEADER.pack(MAGIC, VERSION, UINT16, sequences, sequences + 1))
+def _parts(tokens: BinaryIO, documents: int, shard_format: ShardFormat) -> Iterator[_Part]:
+    sequences = _count_sequences(tokens, documents, shard_format)
+    code = DTYPE_CODES[shard_format.dtype.str]
+    yield _Part(0, _HEADER.pack(MAGIC, VERSION, code, sequences, sequences + 1))
     lengths_at = _HEADER.size
     starts_at = lengths_at + 4 * sequences
     numbers_at = starts_at + 8 * sequences
     done, start = 0, 0  # documents, and the token at which the next one begins
-    for ends in _document_ends(tokens, total):
+    for ends in _document_ends(tokens, shard_format):
         starts = np.concatenate([[start], ends[:-1]])
         yield _Part(lengths_at + 4 * done, (ends - starts).astype("<i4").tobytes())
-        yield _Part(starts_at + 8 * done, (2 * starts).astype("<i8").tobytes())
+        offsets = starts * shard_format.dtype.itemsize
+        yield _Part(starts_at + 8 * done, offsets.astype("<i8").tobytes())
         yield _Part(numbers_at + 8 * done, np.arange(done, done + len(ends), dtype="<i8").tobytes())
         done, start = done + len(ends), int(ends[-1])
     yield _Part(numbers_at + 8 * done, np.array([done], "<i8").tobytes())
 
 
-def _count_sequences(tokens: BinaryIO, documents: int) -> int:
+def _count_sequences(tokens: BinaryIO, documents: int, shard_format: ShardFormat) -> int:
     """A rest behind the last EOD is one, too."""
-    total = os.fstat(tokens.fileno()).st_size // 2
-    tokens.seek(max(0, 2 * total - 2))
-    return documents + int(total > 0 and tokens.read(2) != EOT.to_bytes(2, "little"))
+    total, _ = shard_format.tokens_in(os.fstat(tokens.fileno()).st_size)
+    if not total:
+        return documents
+    tokens.seek(shard_format.offset_bytes(total - 1))
+    (last,) = shard_format.from_bytes(tokens.read(shard_format.dtype.itemsize)).tolist()
+    return documents + int(last != shard_format.vocabulary.eot)
 
 
-def _document_ends(tokens: BinaryIO, total: int) -> Iterator[NDArray[np.int64]]:
+def _document_ends(tokens: BinaryIO, shard_format: ShardFormat) -> Iterator[NDArray[np.int64]]:
     """Where documents end, a block at a time; never an empty array."""
     tokens.seek(0)
     position = last = 0
     while data := tokens.read(_READ_BYTES):
-        block = np.frombuffer(
-            data[: len(data) // 2 * 2], "<u2"
-        )  # an odd byte at the end is damage told elsewhere
-        ends = np.flatnonzero(block == EOT) + (position + 1)
+        block = shard_format.from_bytes(data)
+        ends = shard_format.vocabulary.find_eots(block) + (position + 1)
         position += len(block)
         if len(ends):
             last = int(ends[-1])
             yield ends
-    if last < total:
-        yield np.array([total], np.int64)
+    if last < position:
+        yield np.array([position], np.int64)

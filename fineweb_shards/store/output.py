@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.layouts.numbering import Numbering
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.files import growing_path, list_files
 from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest
@@ -21,6 +22,7 @@ from fineweb_shards.store.writer import ShardWriter
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.types import SPLITS, Counts, ShardRecord, ShardSlice, Split
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class OutputSpec:
     shard_tokens: int
     split_rule: SplitRule
     drop_short: bool = False  # leave out a last training shard that is not full
+    vocabulary: Vocabulary = GPT2
+
+    @property
+    def shard_format(self) -> ShardFormat:
+        return ShardFormat(self.layout, self.vocabulary)
 
 
 def open_folder(folder: Path, manifest: Manifest) -> None:
@@ -71,7 +78,7 @@ class Output:
         self._counts += part.counts
         self._end = part.end
         if len(part.tokens):
-            self._writer(part.split).write(part.tokens)
+            self._writer(part.split).write(part.tokens, part.documents)
         if part.checkpoint:
             self._enter(self._commit({part.split} if part.fills_shard else set()))
             self._save(self.manifest)
@@ -89,7 +96,8 @@ class Output:
         self._enter(self._commit(set(SPLITS)))
         if self._spec.layout.has_index:
             for file in list_files(self.manifest.shards):
-                self._disk.attempt(partial(write_index, self._spec.folder / file.name, file.documents))
+                path = self._spec.folder / file.name
+                self._disk.attempt(partial(write_index, path, file.documents, self._spec.shard_format))
         manifest = self.manifest
         totals = {
             "shards": manifest.shard_count,
@@ -136,7 +144,7 @@ class Output:
             numbering.check_width(split, tokens)
             writer = ShardWriter(
                 spec.folder,
-                spec.layout,
+                spec.shard_format,
                 split,
                 numbering.index(split, tokens),
                 spec.shard_tokens,

@@ -15,13 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.files import growing_path
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error, publish, sync_folder
-from fineweb_shards.types import Counts, Cursor, ShardRecord, Split, Tokens, count_eots
+from fineweb_shards.types import Counts, Cursor, ShardRecord, Split, Tokens
 
 # Written data goes to the disk in the background a little at a time. The fsync at the end is then
 # short, and the machine's page cache is not filled with a whole shard of unwritten data.
@@ -35,7 +33,7 @@ class ShardWriter:
     def __init__(
         self,
         folder: Path,
-        layout: Layout,
+        shard_format: ShardFormat,
         split: Split,
         index: int,
         shard_tokens: int,
@@ -46,8 +44,8 @@ class ShardWriter:
     ) -> None:
         self.split = split
         self.tokens = kept_tokens  # those before it are in the manifest
-        self.final = folder / layout.shard_name(split, index, digits)
-        self._layout = layout
+        self.final = folder / shard_format.layout.shard_name(split, index, digits)
+        self._format = shard_format
         self._disk = disk
         self._expected_tokens = shard_tokens
         self._temporary = growing_path(self.final)
@@ -63,7 +61,7 @@ class ShardWriter:
                 os.replace(self.final, self._temporary)  # it was whole, and then some of it was lost
             self._file = open(self._temporary, "r+b" if self.tokens else "w+b", buffering=0)
             if self.tokens:
-                os.ftruncate(self._file.fileno(), self._offset(self.tokens))
+                os.ftruncate(self._file.fileno(), self._format.offset_bytes(self.tokens))
                 self._file.seek(0, os.SEEK_END)
         except OSError as error:
             raise output_error(self._temporary, error) from error
@@ -84,32 +82,32 @@ class ShardWriter:
         """Remove what is written; nothing is there any more if the file has its name."""
         self._temporary.unlink(missing_ok=True)
 
-    def write(self, tokens: Tokens) -> None:
-        """Append tokens."""
+    def write(self, tokens: Tokens, documents: int) -> None:
+        """Append tokens, of which so many are EOTs."""
         if not self.tokens:
-            header = self._layout.header(self._expected_tokens)
+            header = self._format.header(self._expected_tokens)
             self._digest.update(header)
             self._put(header)
-        data = np.ascontiguousarray(tokens, "<u2").data.cast("B")
+        data = self._format.to_bytes(tokens)
         hashing = self._hasher.submit(self._digest.update, data)  # while the disk takes the same bytes
         self._put(data)
         hashing.result()
         self.tokens += len(tokens)
-        self._documents += count_eots(tokens)
+        self._documents += documents
         self._sync_in_background(len(data))
 
     def commit(self, end: Cursor, *, whole: bool = True) -> ShardRecord:
         """Make the segment durable, and the file under its name if it is `whole`; the caller then
         enters the record in the manifest."""
-        offset = self._offset(self._begin) if self._begin or not whole else 0
+        offset = self._format.offset_bytes(self._begin) if self._begin or not whole else 0
         try:
             # A file that goes on may have been whole once, with a header for fewer tokens.
             if whole and (self.tokens != self._expected_tokens or self._begin):
                 self._file.seek(0)
-                self._put(self._layout.header(self.tokens))
+                self._put(self._format.header(self.tokens))
                 self._file.seek(0, os.SEEK_END)
             full = whole and self.tokens == self._expected_tokens
-            if self._layout.header_bytes and not self._begin and not full:
+            if self._format.header_bytes and not self._begin and not full:
                 self._hash_again(offset)
             self._wait_for_sync()
             os.fsync(self._file.fileno())
@@ -139,9 +137,6 @@ class ShardWriter:
     def has_news(self) -> bool:
         """Whether tokens were written that no record names."""
         return self.tokens > self._begin
-
-    def _offset(self, tokens: int) -> int:
-        return self._layout.header_bytes + 2 * tokens
 
     def _start_segment(self) -> None:
         self._begin = self.tokens

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fineweb_shards.stream.borders import Span, count_between
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import SPLITS, Counts, ShardSlice, Split, TokenBlock, Tokens, count_eots
+from fineweb_shards.types import SPLITS, Counts, ShardSlice, Split, TokenBlock, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,25 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """Tokens for one split, and how many EOTs are among them."""
+
+    split: Split
+    tokens: Tokens
+    documents: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Piece:
     """The next tokens of the stream, each with its split; the one that fills a segment comes last."""
 
     length: int
-    parts: tuple[tuple[Split, Tokens], ...]
+    parts: tuple[_Part, ...]
     full: bool = False
+
+    @property
+    def documents(self) -> int:
+        return sum(part.documents for part in self.parts)
 
 
 class Packer:
@@ -72,24 +86,26 @@ class Packer:
         position = min(self._skip_tokens, len(block.tokens))
         self._skip_tokens -= position
         if position == len(block.tokens):  # nothing new, but its counts may be
-            yield ShardSlice(block.tokens[:0], block.counts, block.end)
+            yield ShardSlice(block.tokens[:0], 0, block.counts, block.end)
         while position < len(block.tokens) and not self.ended:
-            piece = self._next_piece(block.tokens[position:][: self._left_tokens])
+            piece = self._next_piece(block, position)
             position += piece.length
+            self._documents += piece.documents
             if self._left_tokens is not None:
                 self._left_tokens -= piece.length
             end = block.end if position == len(block.tokens) else block.start.after(position)
-            for number, (split, tokens) in enumerate(piece.parts, 1):
-                self._tokens[split] += len(tokens)
+            for number, part in enumerate(piece.parts, 1):
+                self._tokens[part.split] += len(part.tokens)
                 last = number == len(piece.parts)
                 counted = last and position == len(block.tokens)
                 yield ShardSlice(
-                    tokens,
+                    part.tokens,
+                    part.documents,
                     block.counts if counted else Counts(),
                     end,
-                    split=split,
+                    split=part.split,
                     checkpoint=last and piece.full,
-                    fills_shard=last and piece.full and self._is_final(split),
+                    fills_shard=last and piece.full and self._is_final(part.split),
                 )
 
     def _is_final(self, split: Split) -> bool:
@@ -102,43 +118,57 @@ class Packer:
             room = min(room, self._split_rule.val_tokens - self._tokens["val"])
         return room
 
-    def _next_piece(self, tokens: Tokens) -> _Piece:
-        """As much as fits, up to the end of the first segment that is full."""
-        if self._split_rule.val_ratio:
-            ranges = self._split_rule.ranges(tokens, self._documents, eot_first=self._eot_first)
-            piece = self._both_splits(tokens, ranges) if len(ranges) else self._one_split("train", tokens)
-            self._documents += count_eots(tokens[: piece.length])
-            return piece
-        return self._one_split(
-            "val" if self._tokens["val"] < self._split_rule.val_tokens else "train", tokens
+    def _next_piece(self, block: TokenBlock, start: int) -> _Piece:
+        """As much as fits behind `start`, up to the end of the first segment that is full."""
+        rule, stop = self._split_rule, len(block.tokens)
+        if self._left_tokens is not None:
+            stop = min(stop, start + self._left_tokens)
+        if not rule.val_ratio:
+            split: Split = "val" if self._tokens["val"] < rule.val_tokens else "train"
+            return self._one_split(split, block, start, stop)
+        span = Span(block.tokens, block.eots).cut(start, stop)
+        ranges = rule.ranges(span.eots, len(span), self._documents, eot_first=self._eot_first)
+        return (
+            self._both_splits(span, ranges) if len(ranges) else self._one_split("train", block, start, stop)
         )
 
-    def _one_split(self, split: Split, tokens: Tokens) -> _Piece:
+    def _one_split(self, split: Split, block: TokenBlock, start: int, stop: int) -> _Piece:
         room = self._room(split)
-        part = tokens[:room]
-        return _Piece(len(part), ((split, part),), full=len(part) == room)
+        end = min(stop, start + room)
+        part = _Part(split, block.tokens[start:end], count_between(block.eots, start, end))
+        return _Piece(end - start, (part,), full=end - start == room)
 
-    def _both_splits(self, tokens: Tokens, ranges: NDArray[np.int64]) -> _Piece:
+    def _both_splits(self, span: Span, ranges: NDArray[np.int64]) -> _Piece:
         """`ranges` are for validation, what is between them for training."""
+        length, full = self._first_full(len(span), ranges)
+        bounds = ranges.ravel().clip(max=length)
+        # In turns for training and for validation.
+        pieces = np.split(span.tokens[:length], bounds)
+        before = np.searchsorted(span.eots, bounds)  # EOTs before each bound
+        val_documents = int((before[1::2] - before[::2]).sum())
+        train_documents = count_between(span.eots, 0, length) - val_documents
+        parts: dict[Split, _Part] = {
+            "val": _Part("val", np.concatenate(pieces[1::2]), val_documents),
+            "train": _Part("train", np.concatenate(pieces[::2]), train_documents),
+        }
+        order = sorted(SPLITS, key=lambda split: split == full)
+        return _Piece(
+            length, tuple(parts[split] for split in order if len(parts[split].tokens)), full is not None
+        )
+
+    def _first_full(self, tokens: int, ranges: NDArray[np.int64]) -> tuple[int, Split | None]:
+        """How many of so many tokens fit until a segment is full, and in which split it is."""
         starts, ends = ranges.T
         val_until = np.cumsum(ends - starts)  # validation tokens up to the end of each range
         train_until = ends - val_until  # training tokens before each range
-        length, full = len(tokens), None
+        length: int = tokens
+        full: Split | None = None
         if val_until[-1] >= (room := self._room("val")):
             last = int(np.searchsorted(val_until, room))
             length, full = int(ends[last] - (val_until[last] - room)), "val"
-        if len(tokens) - val_until[-1] >= (room := self._room("train")):
+        if tokens - val_until[-1] >= (room := self._room("train")):
             passed = int(np.searchsorted(train_until, room))  # ranges that begin before it is full
             place = room + (int(val_until[passed - 1]) if passed else 0)
             if place <= length:
                 length, full = place, "train"
-        # In turns for training and for validation.
-        pieces = np.split(tokens[:length], ranges.ravel().clip(max=length))
-        parts: dict[Split, Tokens] = {
-            "val": np.concatenate(pieces[1::2]),
-            "train": np.concatenate(pieces[::2]),
-        }
-        order = sorted(SPLITS, key=lambda split: split == full)
-        return _Piece(
-            length, tuple((split, parts[split]) for split in order if len(parts[split])), full is not None
-        )
+        return length, full

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.types import EOT, Split, Tokens
+from fineweb_shards.types import Places, Split
 
 _MOST_DECIMALS = 9  # document numbers times the ratio's numerator must fit into 64 bits
 
@@ -49,16 +49,18 @@ class SplitRule:
         draws = (_scramble(groups.astype(np.uint64), self.seed) >> np.uint64(1)).astype(np.int64)
         return np.equal(documents, firsts + draws % sizes)
 
-    def ranges(self, tokens: Tokens, documents_before: int, *, eot_first: bool) -> NDArray[np.int64]:
-        """Where the documents for validation begin and end in `tokens`: a row for each.
+    def ranges(
+        self, eots: Places, tokens: int, documents_before: int, *, eot_first: bool
+    ) -> NDArray[np.int64]:
+        """Where the documents for validation begin and end in so many tokens, of which those at `eots` are
+        EOTs: a row for each.
 
         `documents_before` is how many EOTs came before these tokens.
         """
-        places = np.flatnonzero(tokens == EOT)
         # Every EOT but a first or last one parts two documents: which is the first one here?
         first = documents_before - 1 if eot_first else documents_before
-        chosen = self.chooses(np.arange(first, first + len(places) + 1, dtype=np.int64).clip(0))
-        borders = np.concatenate([[0], places if eot_first else places + 1, [len(tokens)]])
+        chosen = self.chooses(np.arange(first, first + len(eots) + 1, dtype=np.int64).clip(0))
+        borders = np.concatenate([[0], eots if eot_first else eots + 1, [tokens]])
         numbers = np.flatnonzero(chosen)
         return np.stack([borders[numbers], borders[numbers + 1]], axis=1)
 

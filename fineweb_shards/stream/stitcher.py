@@ -12,9 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fineweb_shards.tokenizers.ranks import EOT
 from fineweb_shards.tokenizers.seams import SeamMender
-from fineweb_shards.types import Counts, Cursor, EncodedBlock, TokenBlock, Tokens
+from fineweb_shards.types import Counts, Cursor, EncodedBlock, TokenBlock
 
 
 def stitch(
@@ -29,7 +28,7 @@ def stitch(
         begin, place = place, block.end or place.after(len(block.tokens))
         waiting += block.counts
         counted, waiting = (waiting, Counts()) if block.end else (Counts(), waiting)
-        yield TokenBlock(begin, place, block.tokens, counted)
+        yield TokenBlock(begin, place, block.tokens, block.eots, counted)
 
 
 def mend_seams(
@@ -48,9 +47,10 @@ def mend_seams(
                 held = None
             continue
         assert held is not None, "a stream can't begin with a seam"
-        left_start = _last_document_start(held.tokens)
+        left_start = int(held.eots[-1]) + 1 if len(held.eots) else 0
+        right_end = int(block.eots[0]) if len(block.eots) else len(block.tokens)
         whole = left_start > 0 or not held.seam  # the left side begins where a piece begins
-        left, right = held.tokens[left_start:], block.tokens[: _first_document_end(block.tokens)]
+        left, right = held.tokens[left_start:], block.tokens[:right_end]
         if not len(left) or not len(right):  # one side is in quarantine: there is nothing to mend
             yield replace(held, end=None)
             held = replace(block, start=None, seam=False)
@@ -58,18 +58,9 @@ def mend_seams(
         mend = get_mender().mend(left, right, left_is_whole=whole)
         keep = len(held.tokens) - mend.left_tokens
         whole = whole and keep == left_start
-        yield replace(held, tokens=held.tokens[:keep], end=None)
+        yield replace(held, tokens=held.tokens[:keep], end=None)  # its last EOT is before `left`
         joined = np.concatenate([mend.middle, block.tokens[mend.right_tokens :]])
-        held = replace(block, tokens=joined, start=None, seam=not whole)
+        moved = block.eots + (len(mend.middle) - mend.right_tokens)  # all of them are behind `right`
+        held = replace(block, tokens=joined, eots=moved, start=None, seam=not whole)
     if held is not None:
         yield held
-
-
-def _last_document_start(tokens: Tokens) -> int:
-    places = np.flatnonzero(tokens == EOT)
-    return int(places[-1]) + 1 if len(places) else 0
-
-
-def _first_document_end(tokens: Tokens) -> int:
-    places = np.flatnonzero(tokens == EOT)
-    return int(places[0]) if len(places) else len(tokens)

@@ -1,4 +1,4 @@
-"""What an engine is: many texts in, their GPT-2 tokens out, exactly as tiktoken has them."""
+"""What an engine is: many texts in, their tokens out, exactly as the vocabulary's reference has them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-# As wide as the engine makes them: the encoder checks their range before it makes them uint16.
-Ids = NDArray[np.unsignedinteger[Any]]
+from fineweb_shards.tokenizers.vocabularies import load_gpt2
+from fineweb_shards.vocabulary import Vocabulary
+
+# As wide as the engine makes them: the encoder checks their range before it makes them narrower.
+Ids = NDArray[np.integer[Any]]
 Offsets = NDArray[np.int64]
 
 
@@ -18,6 +21,10 @@ class Engine(ABC):
     """A tokenizer of one process, using one thread. Constructing it loads the vocabulary."""
 
     name: ClassVar[str]  # also the name of the package on PyPI
+
+    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
+        """`vocabulary` comes with the bytes of its tokens; None: GPT-2."""
+        self.vocabulary = vocabulary or load_gpt2()
 
     @classmethod
     def installed_version(cls) -> str | None:

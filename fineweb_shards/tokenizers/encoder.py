@@ -21,10 +21,11 @@ from fineweb_shards.errors import ExactnessError
 from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
-from fineweb_shards.tokenizers.ranks import EOT, load_ranks, token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.types import Counts, Cursor, EncodedBlock, TextChunk, Tokens, id_of
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.types import Counts, Cursor, EncodedBlock, Places, TextChunk, Tokens, id_of
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 PASSAGE_BYTES = 256 * 1024
 _CUT_WINDOW_BYTES = 64 * 1024
@@ -35,16 +36,16 @@ SAMPLE_BYTES = 16 * 1024
 
 
 @cache
-def make_mender() -> SeamMender:
+def make_mender(vocabulary: Vocabulary = GPT2) -> SeamMender:
     """The mender of this process; both it and tiktoken's tables are only ever read."""
-    reference = TiktokenEngine()
+    reference = TiktokenEngine(load_token_bytes(vocabulary))
     encoder = Encoder(reference, reference, eot_first=True, seed=0)
 
     def encode(text: str) -> list[int]:
         # Through an Encoder, because a window may grow to a length that tiktoken alone can't do.
         return encoder.encode_documents([text])[0].tolist()  # type: ignore[no-any-return]
 
-    return SeamMender(encode, token_bytes(load_ranks()))
+    return SeamMender(encode, reference.vocabulary.token_bytes)
 
 
 def replace_surrogates(text: str) -> str:
@@ -66,9 +67,10 @@ class _Passage:
 
 
 class Encoder:
-    """Encodes chunks for one worker."""
+    """Encodes chunks for one worker, in the vocabulary of `reference`."""
 
     def __init__(self, engine: Engine, reference: TiktokenEngine, *, eot_first: bool, seed: int) -> None:
+        self.vocabulary = reference.vocabulary
         self._engine = engine
         self._reference = reference
         self._eot_first = eot_first
@@ -80,7 +82,7 @@ class Encoder:
         if not isinstance(self._engine, TiktokenEngine):
             engine: Engine = self._reference
         elif FastokensEngine.installed_version():
-            engine = FastokensEngine()
+            engine = FastokensEngine(self.vocabulary)
         else:
             return None
         return Encoder(engine, self._reference, eot_first=self._eot_first, seed=self._seed)
@@ -93,10 +95,12 @@ class Encoder:
         tokens, offsets = self.encode_documents(chunk.documents)
         self._check_sample(chunk, tokens, offsets, where)
         wrong = list(_token_count_mismatches(chunk, offsets, where))
+        block, eots = self._with_eots(chunk, tokens, offsets)
         return EncodedBlock(
             start=chunk.start,
             end=chunk.end,
-            tokens=self._with_eot(chunk, tokens, offsets),
+            tokens=block,
+            eots=eots,
             seam=chunk.seam,
             counts=chunk.counts + Counts(token_count_mismatches=len(wrong)),
             problems=(*chunk.problems, *wrong),
@@ -104,7 +108,7 @@ class Encoder:
 
     def encode_documents(self, documents: list[str]) -> tuple[Ids, Offsets]:
         """Exactly `encode_ordinary` of every document, whatever its length and content."""
-        if all(len(document) <= PASSAGE_BYTES for document in documents):
+        if not self.vocabulary.cut_rule or all(len(document) <= PASSAGE_BYTES for document in documents):
             return self._encode_texts(documents)
         passages = [_passages(document) for document in documents]
         tokens, borders = self._encode_texts([p.text for parts in passages for p in parts])
@@ -127,7 +131,7 @@ class Encoder:
                 joined.append(tokens)
                 whole = True
                 continue
-            mend = make_mender().mend(joined[-1], tokens, left_is_whole=whole)
+            mend = make_mender(self.vocabulary).mend(joined[-1], tokens, left_is_whole=whole)
             joined[-1] = joined[-1][: len(joined[-1]) - mend.left_tokens]
             joined.append(np.concatenate([mend.middle, tokens[mend.right_tokens :]]))
             whole = whole and len(joined[-2]) == 0
@@ -142,14 +146,15 @@ class Encoder:
             raise
         except BaseException as error:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
             raise UnencodableError(self._engine.name, error) from error
-        if len(tokens) and int(tokens.max()) >= EOT:
+        if len(tokens) and int(tokens.max()) >= len(self.vocabulary.token_bytes):
             raise ExactnessError(
                 f"{self._engine.name} made token {int(tokens.max())}, which no text can have."
             )
         return tokens, offsets
 
-    def _with_eot(self, chunk: TextChunk, tokens: Ids, offsets: Offsets) -> Tokens:
-        """The block with an EOT on its side of every document, but none where one only goes on."""
+    def _with_eots(self, chunk: TextChunk, tokens: Ids, offsets: Offsets) -> tuple[Tokens, Places]:
+        """The block with an EOT on its side of every document, but none where one only goes on; and where
+        they are."""
         documents = len(chunk.documents)
         starts, ends = offsets[:-1], offsets[1:]
         if self._eot_first:
@@ -157,14 +162,15 @@ class Encoder:
         else:
             places = ends[:-1] if chunk.ends_mid_document and documents else ends
         # Tokens move right by the number of EOTs before them: copy run by run, not token by token.
-        block = np.empty(len(tokens) + len(places), np.uint16)
+        block = np.empty(len(tokens) + len(places), self.vocabulary.dtype)
         previous = 0
         for shift, place in enumerate(places.tolist()):
             block[previous + shift : place + shift] = tokens[previous:place]
-            block[place + shift] = EOT
             previous = place
         block[previous + len(places) :] = tokens[previous:]
-        return block
+        eots = places + np.arange(len(places))
+        block[eots] = self.vocabulary.eot
+        return block, eots
 
     def _check_sample(self, chunk: TextChunk, tokens: Ids, offsets: Offsets, where: str) -> None:
         if isinstance(self._engine, TiktokenEngine):
@@ -172,7 +178,7 @@ class Encoder:
         chooser = random.Random(f"{self._seed} {where} {chunk.start}")  # noqa: S311, RUF100
         for i in _sample(len(chunk.documents), chooser):
             document = replace_surrogates(chunk.documents[i])
-            text = _sample_passage(document)
+            text = _sample_passage(document) if self.vocabulary.cut_rule else document
             expected = self._reference.encoding.encode_ordinary(text)
             begin = int(offsets[i])
             # A part of a document is compared as far as its own tokens go; see _sample_passage.

@@ -11,19 +11,22 @@ import os
 import numpy as np
 
 from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
-from fineweb_shards.tokenizers.ranks import load_ranks, tokenizer_json
+from fineweb_shards.tokenizers.ranks import tokenizer_json
+from fineweb_shards.vocabulary import Vocabulary
 
 
 class FastokensEngine(Engine):
     name = "fastokens"
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
+        super().__init__(vocabulary)
         # One process, one thread: with more, the workers would fight over the cores. Rayon reads it
         # once, when its pool starts, which is after this line in every process of ours.
         os.environ["RAYON_NUM_THREADS"] = "1"
         import fastokens  # here, because it is missing where no wheel exists
 
-        self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer_json(load_ranks()))
+        ranks = {token: rank for rank, token in enumerate(self.vocabulary.token_bytes)}
+        self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer_json(ranks))
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         ids, offsets = self._tokenizer.encode_batch_flat(texts, split_special_tokens=True)

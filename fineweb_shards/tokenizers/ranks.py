@@ -1,4 +1,4 @@
-"""The GPT-2 vocabulary: the ranks that ship with the package, and what is derived from them.
+"""The ranks of GPT-2, which ship with the package, and what is derived from ranks.
 
 The file's hash is checked at every load: one flipped byte would change the tokens of every run.
 """
@@ -11,11 +11,9 @@ import json
 from importlib import resources
 
 from fineweb_shards.errors import ShardError
-from fineweb_shards.types import EOT as EOT
+from fineweb_shards.vocabulary import GPT2
 
-VOCABULARY_SIZE = 50257
 RANKS_FILE = "gpt2.tiktoken"
-RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 
 
 def load_ranks() -> dict[bytes, int]:
@@ -27,10 +25,10 @@ def load_ranks() -> dict[bytes, int]:
 def parse_ranks(data: bytes) -> dict[bytes, int]:
     """Ranks from the bytes of `gpt2.tiktoken`, refused unless they are exactly the published ones."""
     found = hashlib.sha256(data).hexdigest()
-    if found != RANKS_SHA256:
+    if found != GPT2.sha256:
         raise ShardError(
             f"The GPT-2 ranks in the package are damaged: {RANKS_FILE} has SHA-256 {found}, "
-            f"not {RANKS_SHA256}.",
+            f"not {GPT2.sha256}.",
             "Install fineweb_shards again.",
         )
     pairs = (line.split() for line in data.splitlines())
@@ -64,8 +62,9 @@ def derive_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 def _merge_until_two(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
     parts = [token[i : i + 1] for i in range(len(token))]
+    never = len(ranks)  # behind all that can be merged
     while len(parts) > 2:
-        best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], EOT))
+        best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], never))
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return parts[0], parts[1]
 

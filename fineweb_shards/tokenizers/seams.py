@@ -12,11 +12,10 @@ way; then the window grows to its end, which is bounded by the length of a batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fineweb_shards.errors import ExactnessError
 from fineweb_shards.tokenizers.base import Ids
@@ -30,14 +29,14 @@ class Mend:
     """Replace the last `left_tokens` and the first `right_tokens` around the seam by `middle`."""
 
     left_tokens: int
-    middle: NDArray[np.uint16]
+    middle: Ids
     right_tokens: int
 
 
 class SeamMender:
     """Joins token arrays at seams, with the reference tokenizer."""
 
-    def __init__(self, encode: Callable[[str], list[int]], token_bytes: list[bytes]) -> None:
+    def __init__(self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]) -> None:
         self._encode = encode
         self._token_bytes = token_bytes
 
@@ -59,7 +58,7 @@ class SeamMender:
             left_fits = (left_is_whole and n_left == len(left)) or middle[0] == left[-n_left]
             right_fits = n_right == len(right) or middle[-1] == right[n_right - 1]
             if left_fits and right_fits:
-                return Mend(n_left, np.array(middle, np.uint16), n_right)
+                return Mend(n_left, np.array(middle, left.dtype), n_right)
             if not left_fits:
                 if n_left == len(left):
                     raise ExactnessError("A document's tokens could not be joined at a cut.")

@@ -7,18 +7,19 @@ import tiktoken
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
-from fineweb_shards.tokenizers.ranks import EOT, load_ranks
+from fineweb_shards.vocabulary import Vocabulary
 
 
 class TiktokenEngine(Engine):
     name = "tiktoken"
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
+        super().__init__(vocabulary)
         self.encoding = tiktoken.Encoding(
-            "gpt2",
+            self.vocabulary.name,
             pat_str=r50k_pat_str,
-            mergeable_ranks=load_ranks(),
-            special_tokens={"<|endoftext|>": EOT},
+            mergeable_ranks={token: rank for rank, token in enumerate(self.vocabulary.token_bytes)},
+            special_tokens={"<|endoftext|>": self.vocabulary.eot},
         )
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.reading.token_statistics import (
-    NOTHING,
     TokenStatistics,
     bucket_range,
     count_blocks,
+    count_nothing,
     count_tokens,
 )
+from fineweb_shards.vocabulary import GPT2
 
 streams = st.lists(st.sampled_from([reference.EOT, 1, 2, 300, 65535]), max_size=40)
 
@@ -39,9 +40,11 @@ def plain(tokens: list[int], *, eot_first: bool, begins_inside: bool = False) ->
 def test_parts_add_up_to_the_whole(tokens: list[int], cuts: list[int], eot_first: bool) -> None:
     """Whatever the cuts, also inside documents: counts, histogram and frequencies are a plain loop's."""
     array = np.array(tokens, np.uint16)
-    found = count_blocks(np.split(array, sorted(cuts)))
+    found = count_blocks(np.split(array, sorted(cuts)), GPT2)
     assert (found.tokens, found.borders) == (len(tokens), tokens.count(reference.EOT))
-    assert {i: int(n) for i, n in enumerate(found.frequencies) if n} == Counter(tokens)
+    assert {i: int(n) for i, n in enumerate(found.frequencies) if n} == Counter(
+        min(token, GPT2.size) for token in tokens
+    )
     for begins_inside in (False, True):
         closed = found.closed(eot_first=eot_first, begins_inside=begins_inside)
         expected = plain(tokens, eot_first=eot_first, begins_inside=begins_inside)
@@ -52,20 +55,21 @@ def test_parts_add_up_to_the_whole(tokens: list[int], cuts: list[int], eot_first
 @given(st.lists(streams, min_size=3, max_size=3))
 def test_adding_does_not_depend_on_the_order_of_adding(parts: list[list[int]]) -> None:
     """(a + b) + c is a + (b + c), and nothing changes by adding nothing."""
-    a, b, c = (count_tokens(np.array(part, np.uint16)) for part in parts)
+    a, b, c = (count_tokens(np.array(part, np.uint16), GPT2) for part in parts)
 
     def values(one: TokenStatistics) -> tuple[object, ...]:
         return (one.tokens, one.borders, one.head_tokens, one.tail_tokens, one.lengths.tolist(), one.longest)
 
+    nothing = count_nothing(GPT2)
     assert values((a + b) + c) == values(a + (b + c))
-    assert values(a + NOTHING) == values(a) == values(NOTHING + a)
+    assert values(a + nothing) == values(a) == values(nothing + a)
 
 
 def test_bytes_per_token_and_frequent_tokens() -> None:
     """By the vocabulary, EOT left out."""
     text = "the cat and the dog and the end"
     tokens = reference.stream([text])
-    found = count_tokens(tokens)
+    found = count_tokens(tokens, GPT2)
     assert found.text_bytes == len(text)
     assert found.bytes_per_token == len(text) / (len(tokens) - 1)
     assert found.most_frequent(1) == [(reference.encode(" the")[0], 2)]

@@ -25,6 +25,7 @@ from page_payloads import PAYLOADS
 
 from fineweb_shards.events import Event
 from fineweb_shards.layouts import get_layout
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.reading import folder_statistics as shard_statistics
 from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
 from fineweb_shards.reading.samples import spell, take_samples
@@ -36,11 +37,12 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
+from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, Mark, Point
 from fineweb_shards.watching.run_record import RunRecord, Waited
 
-LAYOUT = get_layout("build-nanogpt")
+FORMAT = ShardFormat(get_layout("build-nanogpt"), GPT2)
 DOCUMENTS = [text for text in make_documents(150, seed=73) if text]
 
 
@@ -168,8 +170,8 @@ def test_the_figures_are_those_of_the_documents(finished: Path) -> None:
     """Lengths, frequencies and bytes a token, counted here once more from the texts."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    figures = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
-    figures = figures.statistics.closed(eot_first=True)
+    counted = complete_folder_statistics(finished, FORMAT, manifest.shards, in_order=True)
+    figures = counted.statistics.closed(eot_first=True)
     encoded = [reference.encode(text) for text in DOCUMENTS]
     lengths = Counter(len(tokens).bit_length() for tokens in encoded)
     assert {i: int(n) for i, n in enumerate(figures.lengths) if n} == dict(lengths)
@@ -178,7 +180,7 @@ def test_the_figures_are_those_of_the_documents(finished: Path) -> None:
     assert figures.most_frequent(5)[0] == frequencies.most_common(1)[0]
     text_bytes = sum(len(reference.encoding().decode_bytes(tokens)) for tokens in encoded)
     assert figures.bytes_per_token == pytest.approx(text_bytes / sum(map(len, encoded)))
-    assert load_folder_statistics(finished).fits(manifest.shards)
+    assert load_folder_statistics(finished, GPT2).fits(manifest.shards)
 
 
 def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +189,7 @@ def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: p
     manifest = load_manifest(finished)
     assert manifest is not None
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).unlink(missing_ok=True)
-    figures = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
+    figures = complete_folder_statistics(finished, FORMAT, manifest.shards, in_order=True)
     assert not figures.whole
     assert figures.statistics.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
     whole_documents = sum(
@@ -203,15 +205,15 @@ def test_a_shard_that_was_made_again_is_counted_again(finished: Path) -> None:
     """The figures know what they were counted from; a damaged file is counted anew, too."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    figures = complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True)
+    figures = complete_folder_statistics(finished, FORMAT, manifest.shards, in_order=True)
     assert figures.fits(manifest.shards)
     other = (replace(manifest.shards[0], sha256="0" * 64), *manifest.shards[1:])
     assert not figures.fits(other)
     assert not figures.fits(manifest.shards[:1])
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).write_bytes(b"PK\x03\x04 broken")
-    assert load_folder_statistics(finished).shards == 0
+    assert load_folder_statistics(finished, GPT2).shards == 0
     assert (
-        complete_folder_statistics(finished, LAYOUT, manifest.shards, in_order=True).digest == figures.digest
+        complete_folder_statistics(finished, FORMAT, manifest.shards, in_order=True).digest == figures.digest
     )
 
 
@@ -293,7 +295,7 @@ def test_samples_end_at_a_word(tmp_path: Path) -> None:
     runs.build_inline(tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", [text] * 4), shard_tokens=301)
     manifest = load_manifest(tmp_path / "out")
     assert manifest is not None
-    samples = take_samples(tmp_path / "out", LAYOUT, manifest.shards, 5)
+    samples = take_samples(tmp_path / "out", FORMAT, manifest.shards, 5)
     assert samples
     for sample in samples:
         assert sample.cut
@@ -304,7 +306,7 @@ def test_samples_are_documents(finished: Path) -> None:
     """Each is the beginning of one, and they are spread."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    samples = take_samples(finished, LAYOUT, manifest.shards, 5)
+    samples = take_samples(finished, FORMAT, manifest.shards, 5)
     assert len(samples) >= 4  # a document may fill a whole shard, in which none begins
     for sample in samples:
         whole = sample.text.rstrip("\ufffd")
@@ -314,10 +316,10 @@ def test_samples_are_documents(finished: Path) -> None:
 
 def test_tokens_are_spelled_visibly() -> None:
     """Spaces, line ends and half characters have a sign."""
-    assert spell(reference.encode(" the")[0]) == "␣the"
-    assert spell(reference.encode("\n")[0]) == "\\n"
-    assert spell(reference.encode("\x07")[0]) == "U+0007"
-    assert spell(reference.encode("\u4f60")[0]).startswith("\\xe4")
+    assert spell(reference.encode(" the")[0], GPT2) == "␣the"
+    assert spell(reference.encode("\n")[0], GPT2) == "\\n"
+    assert spell(reference.encode("\x07")[0], GPT2) == "U+0007"
+    assert spell(reference.encode("\u4f60")[0], GPT2).startswith("\\xe4")
 
 
 def test_a_damaged_shard_costs_its_figures_only(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

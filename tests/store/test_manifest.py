@@ -20,14 +20,8 @@ from promises import Tries
 from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.manifest import (
-    FILE_NAME,
-    FORMAT_VERSION,
-    Manifest,
-    check_settings,
-    load_manifest,
-    trim,
-)
+from fineweb_shards.store.changed_settings import check_settings
+from fineweb_shards.store.manifest import FILE_NAME, FORMAT_VERSION, Manifest, load_manifest, trim
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
@@ -70,7 +64,7 @@ def test_a_changed_setting_is_refused_by_name(field: str) -> None:
     """The sentence names the flag and both values."""
     changed = {**MANIFEST.settings, field: "other"}
     with pytest.raises(ChangedError, match=f"--{field.replace('_', '-')} was .* and is other now"):
-        check_settings(MANIFEST, changed)
+        check_settings(MANIFEST, changed, {})
 
 
 @pytest.mark.parametrize(

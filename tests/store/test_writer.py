@@ -15,13 +15,16 @@ from doubles import FailingCall
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store import writer as writer_module
 from fineweb_shards.store.writer import ShardWriter
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Cursor
+from fineweb_shards.vocabulary import GPT2
 
 LAYOUT = BuildNanoGPT()
+FORMAT = ShardFormat(LAYOUT, GPT2)
 TOKENS = np.array([50256, 1, 2, 50256, 3, 65535], np.uint16)
 
 
@@ -40,9 +43,9 @@ def numpy_bytes(tokens: np.ndarray) -> bytes:
 @pytest.mark.parametrize("shard_tokens", [6, 100])
 def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: int) -> None:
     """Byte for byte, with the record to match."""
-    with ShardWriter(folder, LAYOUT, "val", 0, shard_tokens, Disk(folder, 0, Observer())) as writer:
-        writer.write(TOKENS[:2])
-        writer.write(TOKENS[2:])
+    with ShardWriter(folder, FORMAT, "val", 0, shard_tokens, Disk(folder, 0, Observer())) as writer:
+        writer.write(TOKENS[:2], 1)
+        writer.write(TOKENS[2:], 1)
         record = writer.commit(Cursor(1, 2, 3))
     data = (folder / "edufineweb_val_000000.npy").read_bytes()
     assert data == numpy_bytes(TOKENS)
@@ -53,8 +56,8 @@ def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: 
 
 def test_without_commit_nothing_is_left(folder: Path) -> None:
     """A shard given up in the middle leaves neither a file nor a temporary one."""
-    with ShardWriter(folder, LAYOUT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
-        writer.write(TOKENS)
+    with ShardWriter(folder, FORMAT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
+        writer.write(TOKENS, 2)
     assert [path.name for path in folder.rglob("*")] == [WORK_FOLDER]
 
 
@@ -66,8 +69,8 @@ def test_the_shard_is_synced_then_named_then_the_folder_synced(
     for name in ("fsync", "replace"):
         real = getattr(os, name)
         monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
-    with ShardWriter(folder, LAYOUT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
-        writer.write(TOKENS)
+    with ShardWriter(folder, FORMAT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
+        writer.write(TOKENS, 2)
         assert calls == []
         writer.commit(Cursor(0, 0))
     assert calls == ["fsync", "replace", "fsync"]
@@ -79,8 +82,8 @@ def test_an_fsync_error_in_the_background_is_fatal(folder: Path, monkeypatch: py
     monkeypatch.setattr(writer_module, "_SYNC_EVERY_BYTES", 4)
     failing = FailingCall(os.fsync, failing=1)
     monkeypatch.setattr(os, "fsync", failing)
-    with ShardWriter(folder, LAYOUT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
-        writer.write(TOKENS)
+    with ShardWriter(folder, FORMAT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
+        writer.write(TOKENS, 2)
         with pytest.raises(OutputError, match="Input/output error"):
             writer.commit(Cursor(0, 0))
     assert failing.calls == 1
@@ -90,8 +93,8 @@ def test_an_fsync_error_in_the_background_is_fatal(folder: Path, monkeypatch: py
 def test_a_full_disk_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the final fsync, too."""
     monkeypatch.setattr(os, "fsync", FailingCall(os.fsync, failing=1, code=errno.ENOSPC))
-    with ShardWriter(folder, LAYOUT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
-        writer.write(TOKENS)
+    with ShardWriter(folder, FORMAT, "val", 0, 6, Disk(folder, 0, Observer())) as writer:
+        writer.write(TOKENS, 2)
         with pytest.raises(DiskFullError):
             writer.commit(Cursor(0, 0))
 
@@ -103,9 +106,9 @@ def test_the_header_is_numpys(tokens: int) -> None:
     np.lib.format.write_array_header_1_0(
         expected, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)}
     )
-    assert LAYOUT.header(tokens) == expected.getvalue()
+    assert FORMAT.header(tokens) == expected.getvalue()
     if tokens < 10**6:
-        assert LAYOUT.header(tokens) == numpy_bytes(np.zeros(tokens, np.uint16))[:128]
+        assert FORMAT.header(tokens) == numpy_bytes(np.zeros(tokens, np.uint16))[:128]
 
 
 def test_names_of_shards() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fineweb_shards.stream.packer import Done, Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Counts, Cursor, ShardSlice, TokenBlock
+from fineweb_shards.vocabulary import GPT2
 
 
 def blocks_of(lengths: list[int]) -> list[TokenBlock]:
@@ -20,7 +21,8 @@ def blocks_of(lengths: list[int]) -> list[TokenBlock]:
     blocks, start = [], 0
     for number, length in enumerate(lengths):
         tokens = np.arange(start, start + length, dtype=np.uint16)
-        blocks.append(TokenBlock(Cursor(0, number), Cursor(0, number + 1), tokens, Counts(text_bytes=1)))
+        place = Cursor(0, number), Cursor(0, number + 1)
+        blocks.append(TokenBlock(*place, tokens, GPT2.find_eots(tokens), Counts(text_bytes=1)))
         start += length
     return blocks
 
@@ -92,16 +94,17 @@ def test_a_share_of_the_documents_goes_to_validation(
         checkpoints = []
         for first in range(start, len(stream), block):
             part = array[first : first + block]
-            whole = TokenBlock(Cursor(0, first), Cursor(0, first + len(part)), part)
-            for one in packer.pack(whole):
+            place = Cursor(0, first), Cursor(0, first + len(part))
+            for one in packer.pack(TokenBlock(*place, part, GPT2.find_eots(part))):
+                assert one.documents == one.tokens.tolist().count(reference.EOT)
                 found[one.split] += one.tokens.tolist()
                 if one.checkpoint:
                     sizes = done.val_tokens + len(found["val"]), done.train_tokens + len(found["train"])
-                    place = one.end.position + one.end.skip_tokens
-                    assert sum(sizes) == place
+                    done_tokens = one.end.position + one.end.skip_tokens
+                    assert sum(sizes) == done_tokens
                     assert sizes[one.split == "train"] % n == 0
-                    eots = stream[:place].count(reference.EOT)
-                    checkpoints.append((place, Done(*sizes, eots)))
+                    eots = stream[:done_tokens].count(reference.EOT)
+                    checkpoints.append((done_tokens, Done(*sizes, eots)))
         return found, checkpoints
 
     found, checkpoints = pack_from(0, Done())

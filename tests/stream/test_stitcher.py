@@ -9,6 +9,7 @@ from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.tokenizers.ranks import load_ranks, token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.types import Counts, Cursor, EncodedBlock, TokenBlock
+from fineweb_shards.vocabulary import GPT2
 
 EOT = [reference.EOT]
 ONE = Counts(text_bytes=1)
@@ -16,7 +17,7 @@ ONE = Counts(text_bytes=1)
 
 def encoded(text: str, *, eot: bool = False, **more: object) -> EncodedBlock:
     tokens = np.array([*(EOT if eot else []), *reference.encode(text)], np.uint16)
-    return EncodedBlock(tokens=tokens, counts=ONE, **more)  # type: ignore[arg-type]
+    return EncodedBlock(tokens=tokens, eots=GPT2.find_eots(tokens), counts=ONE, **more)  # type: ignore[arg-type]
 
 
 def stitched(*blocks: EncodedBlock) -> list[TokenBlock]:
@@ -47,14 +48,11 @@ def test_a_run_cut_at_seams_is_the_run() -> None:
 
 def test_a_seam_touches_only_its_own_document() -> None:
     """Documents before and after the one that was cut stay as they are."""
-    left = EncodedBlock(
-        Cursor(0, 0),
-        Cursor(0, 9, starts_mid_document=True),
-        np.array([*EOT, 1, 2, *EOT, *reference.encode("bbb")], np.uint16),
-    )
-    right = EncodedBlock(
-        None, Cursor(0, 20), np.array([*reference.encode("bbbb"), *EOT, 3, 4], np.uint16), seam=True
-    )
+    before = np.array([*EOT, 1, 2, *EOT, *reference.encode("bbb")], np.uint16)
+    behind = np.array([*reference.encode("bbbb"), *EOT, 3, 4], np.uint16)
+    end = Cursor(0, 9, starts_mid_document=True)
+    left = EncodedBlock(Cursor(0, 0), end, before, GPT2.find_eots(before))
+    right = EncodedBlock(None, Cursor(0, 20), behind, GPT2.find_eots(behind), seam=True)
     tokens = [token for block in stitched(left, right) for token in block.tokens.tolist()]
     assert tokens == [*EOT, 1, 2, *EOT, *reference.encode("bbbbbbb"), *EOT, 3, 4]
 

@@ -25,6 +25,7 @@ from fineweb_shards.reading.folder_statistics import complete_folder_statistics,
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import render_page
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
+from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, load_history
 from fineweb_shards.watching.status import read_status, status_lines, status_values
@@ -50,11 +51,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     history.begin_wait("network", "waiting for the network")
     history._interval_seconds = 1.0
     history.save(out)
-    complete_folder_statistics(out, manifest.layout, manifest.shards, in_order=True)
+    complete_folder_statistics(out, manifest.shard_format, manifest.shards, in_order=True)
     (out / WORK_FOLDER / "quarantine.jsonl").write_text("{}\n")
     assert {path.name for path in (out / WORK_FOLDER).iterdir()} == set(NAMES)
     assert len(load_history(out).marks) == 2
-    assert load_folder_statistics(out).shards == len(manifest.shards)
+    assert load_folder_statistics(out, GPT2).shards == len(manifest.shards)
     return out
 
 
@@ -66,7 +67,7 @@ def out(made: Path, tmp_path: Path) -> Path:
 
 def look(out: Path, *, page: bool = False) -> None:
     """Everything that reads these files, as a run at work and as nobody."""
-    load_folder_statistics(out)
+    load_folder_statistics(out, GPT2)
     load_history(out).begin_run()
     with contextlib.suppress(ShardError):  # a sentence; anything else fails the test
         for alive in (True, False):

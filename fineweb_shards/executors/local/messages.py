@@ -14,7 +14,6 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.types import EncodedBlock, Quarantined
 
 _SIGN_OF_LIFE_SECONDS = 60.0
-_NO_TOKENS = np.empty(0, np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Outbox(Observer):
         # Made first: nothing may fail between the two messages, or the next would be taken for tokens.
         data = message.tokens.data.cast("B") if len(message.tokens) else b""
         with self._lock:
-            self._pipe.send(replace(message, tokens=_NO_TOKENS))
+            self._pipe.send(replace(message, tokens=message.tokens[:0]))  # which says how wide they are
             self._pipe.send_bytes(data)
 
     def tell(self, event: Event) -> None:
@@ -109,5 +108,5 @@ def receive(pipe: connection.Connection) -> Message:
     """Read what an outbox at the other end of the pipe has sent."""
     message: Message = pipe.recv()
     if isinstance(message, EncodedBlock):
-        return replace(message, tokens=np.frombuffer(pipe.recv_bytes(), np.uint16))
+        return replace(message, tokens=np.frombuffer(pipe.recv_bytes(), message.tokens.dtype))
     return message

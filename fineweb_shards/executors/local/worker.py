@@ -29,7 +29,9 @@ from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.selftest import check_engine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
+from fineweb_shards.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,17 @@ class WorkerSpec:
     eot_first: bool
     seed: int
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What is encoded to. Without the bytes of its tokens: a worker reads them itself."""
+        return self.source.settings.vocabulary
+
     def make_encoder(self) -> Encoder:
         """The worker's encoder, once it has passed its self-test."""
-        reference = TiktokenEngine()
+        vocabulary = load_token_bytes(self.vocabulary)
+        reference = TiktokenEngine(vocabulary)
         engine_class = resolve_engine(self.engine)
-        engine = reference if engine_class is TiktokenEngine else engine_class()
+        engine = reference if engine_class is TiktokenEngine else engine_class(vocabulary)
         encoder = Encoder(engine, reference, eot_first=self.eot_first, seed=self.seed)
         check_engine(encoder, engine.name, reference)
         return encoder
