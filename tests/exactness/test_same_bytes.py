@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import reference
 import runs
+from corpus import read_texts
 from documents import make_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,8 @@ from fineweb_shards.sources.base import Source
 from fineweb_shards.stitcher import stitch
 from fineweb_shards.tokenizers.encoder import make_mender
 
-SHARD_SIZES = [1_000_000, 777_777, 10**9]
+LARGE_SHARD_SIZES = [1_000_000, 777_777, 10**9]
+SHARD_SIZES = [100_000, 77_777, 10**9]
 SMALL_SHARD_SIZES = [10_000, 7_777, 10**9]
 
 
@@ -64,14 +66,32 @@ def _with_batches(source: Source, batch_bytes: int) -> Source:
     return Source(source.files, {n: type(f)(changed) for n, f in source.formats.items()}, changed)
 
 
-def test_the_real_corpus(corpus: Path, tmp_path: Path) -> None:
-    """Real documents, the real command: three shard sizes, every file as numpy.save writes it."""
-    files = sorted(corpus.glob("*.parquet"))
-    documents = [text for file in files for text in pq.read_table(file, columns=["text"])["text"].to_pylist()]
-    whole = reference.stream(documents)
-    for number, shard_tokens in enumerate(SHARD_SIZES):
-        out = tmp_path / str(number)
-        done = runs.run_command("build", "--input", corpus, "--out", out, "--shard-tokens", str(shard_tokens))
+def test_real_text(corpus: list[Path], tmp_path: Path) -> None:
+    """A hundred documents of each file of the corpus, the real command: three shard sizes, every file as
+    numpy.save writes it."""
+    folder = tmp_path / "some"
+    folder.mkdir()
+    for file in corpus:
+        table = pq.read_table(file)
+        some = table.take(list(range(0, len(table), max(1, len(table) // 100))))
+        pq.write_table(some, folder / file.name, row_group_size=10)
+    check_command(sorted(folder.iterdir()), tmp_path, SHARD_SIZES)
+
+
+@pytest.mark.soak
+@pytest.mark.promise(5)
+def test_the_whole_corpus(corpus: list[Path], tmp_path: Path) -> None:
+    """The same for all of it, in larger shards."""
+    check_command(corpus, tmp_path, LARGE_SHARD_SIZES)
+
+
+def check_command(files: list[Path], scratch: Path, shard_sizes: list[int]) -> None:
+    """The real command makes of these files what the reference does, in shards of every one of the sizes."""
+    whole = reference.stream([text for file in files for text in read_texts(file)])
+    inputs = [word for file in files for word in ("--input", file)]
+    for number, shard_tokens in enumerate(shard_sizes):
+        out = scratch / str(number)
+        done = runs.run_command("build", *inputs, "--out", out, "--shard-tokens", str(shard_tokens))
         assert done.returncode == 0, done.stderr
         expected = reference.digests(reference.shard_files(whole, shard_tokens))
         assert reference.digests(runs.shards_in(out)) == expected
