@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import inline
 import pytest
 import reference
 import runs
@@ -117,7 +118,7 @@ def test_a_terminal_that_closes_ends_the_run_cleanly(
     assert told.read_text().strip() == "interrupted 129"
     log = (out / ".fineweb-shards" / "log.txt").read_text().splitlines()
     assert log[-1].endswith("The terminal was closed. Everything finished is kept")
-    status = runs.run_command("status", out)
+    status = inline.run_command("status", out)
     assert "with exit code 129: The terminal was closed." in status.stdout
     assert subprocess.run(build_words(source, out), capture_output=True, check=False).returncode == 0
     expected = reference.stream([text for text in source.read_text().split("<|endoftext|>") if text])
