@@ -20,20 +20,35 @@ import reference
 
 VARIABLE = "FINEWEB_SHARDS_CORPUS"
 DEMO = Path(__file__).parent.parent / "configs" / "demo.toml"
-ROWS_IN_A_GROUP = 100
+ROW_GROUPS = 8
 
 
-def corpus_files(scratch: Path) -> list[Path]:
-    """The files of the corpus; those of the demo's text are written into `scratch`."""
+def corpus_files(scratch: Path, documents: int | None = None) -> list[Path]:
+    """The files of the corpus, or as many files with about so many documents of each, spread over it. What is
+    not there is written into `scratch`."""
     if folder := os.environ.get(VARIABLE):
         files = sorted(Path(folder).glob("*.parquet"))
         assert files, f"{VARIABLE}={folder}: there is no parquet file."
-        return files
+        return files if documents is None else [write_some(scratch, file, documents) for file in files]
     names = demo_names()
+    step = 1 if documents is None else max(1, len(names) // 2 // documents)
     half = len(names) // 2
     return [
-        write_demo(scratch / f"{n:03}_00000.parquet", p) for n, p in enumerate((names[:half], names[half:]))
+        write_demo(scratch / "000_00000.parquet", names[:half:step]),
+        write_demo(scratch / "001_00000.parquet", names[half::step]),
     ]
+
+
+def write_some(scratch: Path, file: Path, documents: int) -> Path:
+    """A copy of the file with documents from all over it."""
+    table = pq.read_table(file)
+    rows = list(range(0, len(table), max(1, len(table) // documents)))
+    return write_table(table.take(rows), scratch / file.name)
+
+
+def write_table(table: pa.Table, path: Path) -> Path:
+    pq.write_table(table, path, row_group_size=-(-len(table) // ROW_GROUPS))
+    return path
 
 
 def read_texts(file: Path) -> list[str]:
@@ -69,5 +84,4 @@ def write_demo(path: Path, names: Sequence[str]) -> Path:
         }
         for number, (name, text, count) in enumerate(zip(names, texts, counts, strict=True))
     ]
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=ROWS_IN_A_GROUP)
-    return path
+    return write_table(pa.Table.from_pylist(rows), path)

@@ -168,11 +168,14 @@ def test_several_poisons_and_copies_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.promise(9)
 @pytest.mark.parametrize("filler", ["Plain words and more of them. " * 10_000, "没有空格的文字" * 15_000])
-def test_a_poisoned_piece_of_a_long_document(tmp_path: Path, filler: str) -> None:
+def test_a_poisoned_piece_of_a_long_document(
+    tmp_path: Path, filler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only the piece is missing: the document keeps its one EOT, and those around it are whole."""
+    monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
     long = filler + poison.DEADLY + filler
     path = write_text(tmp_path / "a.txt", ["Before.", long, "After."])
-    blocks, _ = encode(runs.job_of(tmp_path / "out", path, batch_bytes=65536).source)
+    blocks, _ = encode(runs.job_of(tmp_path / "out", path, batch_bytes=65536).source, workers=1)
     (lost,) = [document for block in blocks for document in block.quarantined]
     assert lost.piece_of_bytes == 65536
     _, before, rest, after = runs.decode(stream_of(blocks)).split("<|endoftext|>")
@@ -186,6 +189,7 @@ def test_a_poisoned_piece_of_a_long_document(tmp_path: Path, filler: str) -> Non
 def test_too_many_deaths_are_not_the_documents_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which everything dies must not end in an empty result that says it is complete."""
     monkeypatch.setattr(local, "MAXIMUM_QUARANTINED", 2)
+    monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
     path = write_jsonl(tmp_path / "a.jsonl", [f"{i} {poison.DEADLY}" for i in range(4)])
     with pytest.raises(WorkerError, match="More than 2 documents"):
         encode(runs.job_of(tmp_path / "out", path).source, workers=1)
