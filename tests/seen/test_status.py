@@ -254,11 +254,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = subprocess.Popen(
         runs.command(*words), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = load_heartbeat(folder / "out")
-        if found is not None and found.snapshot.finished_shards:
-            break
+    while (found := load_heartbeat(folder / "out")) is None or not found.snapshot.finished_shards:
+        assert run.poll() is None
         time.sleep(0.05)
     (folder / "seen.txt").write_text(inline.run_command("status", folder / "out").stdout)
     (folder / "seen.json").write_text(inline.run_command("status", "--json", folder / "out").stdout)
