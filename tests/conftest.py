@@ -11,7 +11,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import hypothesis
-from corpus import corpus_files
 
 pytest_plugins = ["promises"]
 
@@ -26,8 +25,38 @@ STARTUP = Path(__file__).parent / "startup"
 os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
 os.nice = lambda increment: 0
 
+# Files whose tests take longest, the first ones most.
+LONG = [
+    "test_hub.py",
+    "test_poison.py",
+    "test_same_bytes.py",
+    "test_kill.py",
+    "test_streams.py",
+    "test_faults.py",
+    "test_kill_layouts.py",
+    "test_deaths.py",
+    "test_local.py",
+    "test_signals.py",
+    "test_memory.py",
+    "test_upload.py",
+]
 
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Files of real text: of FINEWEB_SHARDS_CORPUS, or of the demo."""
-    return corpus_files(tmp_path_factory.mktemp("corpus"))
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each of several processes, which begin with equal parts of the list, begins with its share of the long
+    files and ends with short tests: then none of them is waited for at the end."""
+    processes: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    if processes == 1:
+        return
+    files: dict[str, list[pytest.Item]] = {name: [] for name in LONG}
+    short: list[pytest.Item] = []
+    for item in items:
+        files.get(item.path.name, short).append(item)
+    ordered: list[pytest.Item] = []
+    for number in range(processes):
+        part = [item for name in LONG[number::processes] for item in files[name]]
+        room = (len(items) - len(ordered)) // (processes - number) - len(part)
+        ordered += [*part, *short[: max(0, room)]]
+        del short[: max(0, room)]
+    items[:] = [*ordered, *short]
