@@ -205,7 +205,10 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
     def drive() -> subprocess.CompletedProcess[str]:
         words = ["build", "--input", path, "--out", out, "--shard-tokens", "4000", "--batch-bytes", "5000"]
         return subprocess.run(
-            [sys.executable, DRIVER, *map(str, words)], capture_output=True, text=True, check=False
+            [sys.executable, DRIVER, *map(str, words), "--workers", "1"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     expected = reference.shard_files(reference.stream(HEALTHY), 4000)
@@ -223,6 +226,7 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
     for name in sorted(expected)[1:]:  # the shards after the first again, from the ledger's cursor
         (out / name).unlink()
     # With the real engine the document is harmless, but the shards that are kept were cut without it.
-    again = runs.run_command("build", "--input", path, "--out", out, "--shard-tokens", "4000")
+    words = ["build", "--input", path, "--out", out, "--shard-tokens", "4000", "--workers", "1"]
+    again = runs.run_command(*words)
     assert again.returncode == 11, again.stderr
     assert runs.shards_in(out) == expected

@@ -9,8 +9,10 @@ import random
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -57,11 +59,17 @@ EVERY_FAULT: list[Fault] = [
 ]
 
 
+@cache
+def count_tokens(text: str) -> int:
+    """By the reference, once for each text."""
+    return len(reference.encode(text))
+
+
 def fineweb_parquet(
     documents: list[str], *, wrong: int | None = None, rows: int = 4, url: str | None = "u"
 ) -> bytes:
     """A file in FineWeb-Edu's schema, with true token counts (but for one); long addresses without `url`."""
-    counts = [len(reference.encode(text)) for text in documents]
+    counts = [count_tokens(text) for text in documents]
     if wrong is not None:
         counts[wrong] += 1
     table = pa.table(
@@ -183,7 +191,7 @@ def test_bytes_and_requests(home: Path, tmp_path: Path, other_columns: str) -> N
         assert re.search(r"^fetched +[0-9.]+ MB, [0-9.]+ [kM]B/s on average$", done.stdout, re.M)
         assert hub.api_requests <= 10
         assert len(content_requests(hub)) < (200 if other_columns == "small" else 1700)
-    expected = reference.shard_files(reference.stream(texts * 2), 10**6)
+    expected = reference.shard_files(np.tile(reference.stream(texts), 2), 10**6)
     assert runs.shards_in(tmp_path / "out") == expected
 
 
@@ -456,10 +464,13 @@ def test_a_dataset_that_is_not_parquet(home: Path, tmp_path: Path) -> None:
         assert runs.shards_in(out) == expected
         for name in sorted(expected)[2:-1]:
             (out / name).unlink()
-        again = build(hub, home, out, *words)
+        commands = [
+            ["build", "--out", str(out), *FLAGS, *words],
+            ["build", "--out", str(tmp_path / "out2"), *FLAGS, *words, "--text-column", "body"],
+        ]
+        again, missing = runs.run_commands(commands, **environment(hub, home))
         assert again.returncode == 0, again.stderr
         assert runs.shards_in(out) == expected
-        missing = build(hub, home, tmp_path / "out2", *words, "--text-column", "body")
         assert missing.returncode == 3
         assert "no column 'body'; the columns are: text" in missing.stderr
 
@@ -519,10 +530,11 @@ def test_a_file_on_the_hub_that_is_no_parquet(home: Path, tmp_path: Path) -> Non
     """Named, or left out with --on-bad-file skip."""
     names = sorted(FILES)
     with StandInHub([Repository(REPO, {names[0]: FILES[names[0]], names[1]: b"PAR1 garbage PAR1"})]) as hub:
-        done = build(hub, home, tmp_path / "out", *SAMPLE)
+        words = ["build", "--out", str(tmp_path / "out"), *FLAGS, *SAMPLE]
+        commands = [words, [*words, "--on-bad-file", "skip"]]
+        done, skipped = runs.run_commands(commands, **environment(hub, home))
         assert done.returncode == 3, done.stderr
         assert names[1] in done.stderr
         assert "Traceback" not in done.stderr
-        skipped = build(hub, home, tmp_path / "out", *SAMPLE, "--on-bad-file", "skip")
         assert skipped.returncode == 0, skipped.stderr
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(DOCUMENTS[0]), 20_000)

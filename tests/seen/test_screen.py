@@ -16,9 +16,10 @@ from pathlib import Path
 
 import inline
 import pytest
+import runs
 from documents import make_documents
 from example_run import SNAPSHOT
-from inputs import write_parquet
+from inputs import write_jsonl, write_parquet
 
 from fineweb_shards import bars, screen
 from fineweb_shards.observer import Event
@@ -63,11 +64,36 @@ def test_quiet_shows_the_result_only(source: Path, tmp_path: Path) -> None:
     assert "nowhere" in failed.stderr
 
 
-def test_json_is_for_programs(source: Path, tmp_path: Path) -> None:
+def test_json_is_for_programs(tmp_path: Path) -> None:
     """Every line of standard output is an object, the last is the result, standard error is empty."""
-    done = inline.run_command("build", "--input", source, "--out", tmp_path / "out", "--json")
-    objects = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.stderr == ""
+    words = [
+        "build",
+        "--input",
+        "-",
+        "--format",
+        "jsonl",
+        "--out",
+        tmp_path / "out",
+        "--workers",
+        "1",
+        "--json",
+    ]
+    with subprocess.Popen(
+        runs.command(*words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(write_jsonl(tmp_path / "a.jsonl", DOCUMENTS).read_bytes())
+        process.stdin.flush()
+        lines = []
+        while b'"progress"' not in (line := process.stdout.readline()):  # its input has no end before that
+            assert line
+            lines.append(line)
+        process.stdin.close()
+        lines += [line, *process.stdout]
+        assert process.stderr.read() == b""
+    objects = [json.loads(line) for line in lines]
     assert {one["event"] for one in objects} >= {"message", "progress", "result"}
     result = objects[-1]
     assert result["event"] == "result"
