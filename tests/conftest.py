@@ -29,16 +29,16 @@ os.nice = lambda increment: 0
 LONG = [
     "test_hub.py",
     "test_poison.py",
-    "test_same_bytes.py",
-    "test_kill.py",
     "test_streams.py",
-    "test_faults.py",
-    "test_kill_layouts.py",
-    "test_deaths.py",
-    "test_local.py",
-    "test_signals.py",
+    "test_same_bytes.py",
     "test_memory.py",
-    "test_upload.py",
+    "test_local.py",
+    "test_parquet.py",
+    "test_kill_layouts.py",
+    "test_kill.py",
+    "test_deaths.py",
+    "test_threads.py",
+    "test_damage.py",
 ]
 
 
