@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 import pyarrow.parquet as pq
-from run import CORPUS, HERE, measure_speed, stdlib_parquet
+from run import HERE, corpus_files, measure_speed
 
 from fineweb_shards.units import show_count
 
@@ -32,8 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=HERE) as folder:
         scratch = Path(folder)
-        files = options.files or [str(path) for path in sorted(CORPUS.glob("*.parquet"))]
-        files = files or [str(stdlib_parquet(scratch / "stdlib.parquet"))]
+        files = options.files or [str(path) for path in corpus_files(scratch)]
         served = scratch / "served"
         served.mkdir()
         for number in range(2):

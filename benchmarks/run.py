@@ -1,7 +1,8 @@
 """`make bench`: speed and memory against the loop of build-nanogpt's fineweb.py.
 
 Everything is measured in one run on the same files, because machines differ and are noisy: read the
-ratios, not the figures. Writes benchmarks/results.md.
+ratios, not the figures. Writes benchmarks/results.md. The files are those of FINEWEB_SHARDS_CORPUS, or the
+demo's text (tests/corpus.py).
 
     python benchmarks/run.py [--files FILE.parquet …] [--repeat 8] [--line-bytes 1GB]
 """
@@ -13,20 +14,20 @@ import json
 import platform
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from memory import PeakMemory
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+from corpus import corpus_files
 
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.units import parse_bytes, show_bytes, show_count
 
 HERE = Path(__file__).parent
-CORPUS = HERE.parent.parent / "shared" / "data" / "corpus"
 
 
 def main() -> None:
@@ -37,22 +38,13 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=HERE) as folder:
         scratch = Path(folder)
-        files = options.files or [str(path) for path in sorted(CORPUS.glob("*.parquet"))]
-        files = files or [str(stdlib_parquet(scratch / "stdlib.parquet"))]
+        files = options.files or [str(path) for path in corpus_files(scratch)]
         rows = [
             *compare_speed(scratch, files, options.repeat),
             *compare_memory(scratch, files, options.repeat),
             *measure_line(scratch, files, options.line_bytes),
         ]
     write_results(rows)
-
-
-def stdlib_parquet(path: Path) -> Path:
-    """Where no corpus is at hand: Python's own library, one document a file."""
-    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("**/*.py"))
-    table = pa.table({"text": [source.read_text("utf-8", "replace") for source in sources]})
-    pq.write_table(table, path, row_group_size=200)
-    return path
 
 
 def start_build(out: Path, inputs: list[str], *flags: str) -> subprocess.Popen[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,12 +18,45 @@ pytest_plugins = ["promises"]
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("quick")
 
-CORPUS = Path(__file__).parent.parent.parent / "shared" / "data" / "corpus"
+# Nothing of a developer's shell decides how long a test takes: modules are compiled once, not in every
+# process, and no process leaves the cores to others, not even this one, after a build in it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+STARTUP = Path(__file__).parent / "support" / "startup"
+os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
+os.nice = lambda increment: 0
+
+# Files whose tests take longest, the first ones most.
+LONG = [
+    "test_hub.py",
+    "test_poison.py",
+    "test_standard_streams.py",
+    "test_same_bytes.py",
+    "test_memory.py",
+    "test_local.py",
+    "test_parquet.py",
+    "test_kill_layouts.py",
+    "test_kill.py",
+    "test_deaths.py",
+    "test_threads.py",
+    "test_damage.py",
+]
 
 
-@pytest.fixture(scope="session")
-def corpus() -> Path:
-    """The real corpus beside the checkout; it is not part of the project."""
-    if not CORPUS.is_dir():
-        pytest.skip("the corpus is not on this machine")
-    return CORPUS
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each of several processes, which begin with equal parts of the list, begins with its share of the long
+    files and ends with short tests: then none of them is waited for at the end."""
+    processes: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    if processes == 1:
+        return
+    files: dict[str, list[pytest.Item]] = {name: [] for name in LONG}
+    short: list[pytest.Item] = []
+    for item in items:
+        files.get(item.path.name, short).append(item)
+    ordered: list[pytest.Item] = []
+    for number in range(processes):
+        part = [item for name in LONG[number::processes] for item in files[name]]
+        room = (len(items) - len(ordered)) // (processes - number) - len(part)
+        ordered += [*part, *short[: max(0, room)]]
+        del short[: max(0, room)]
+    items[:] = [*ordered, *short]

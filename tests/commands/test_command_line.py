@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import inline
 import pytest
 import reference
 import runs
@@ -72,7 +73,7 @@ def test_a_finished_run_does_nothing_and_says_so(finished: Path, tries: Tries, w
 )
 def test_a_changed_setting_is_refused(finished: Path, field: str, words: list[str]) -> None:
     """With the field's name and exit code 4."""
-    done = runs.run_command("build", "--input", finished / "a.parquet", "--out", finished / "out", *words)
+    done = inline.run_command("build", "--input", finished / "a.parquet", "--out", finished / "out", *words)
     assert done.returncode == 4
     assert field in done.stderr
     assert "Traceback" not in done.stderr
@@ -91,15 +92,15 @@ def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
     """Same name, same size, other bytes; --fresh says what it deletes and starts over."""
     path = write_text(tmp_path / "a.txt", ["one", "two"])
     words = ["build", "--input", path, "--out", tmp_path / "out", "--workers", "1"]
-    assert runs.run_command(*words).returncode == 0
+    assert inline.run_command(*words).returncode == 0
     path.write_bytes(path.read_bytes().replace(b"two", b"owt"))
-    refused = runs.run_command(*words)
+    refused = inline.run_command(*words)
     assert refused.returncode == 4
     assert "a.txt" in refused.stderr
-    asked = runs.run_command(*words, "--fresh")
+    asked = inline.run_command(*words, "--fresh")
     assert asked.returncode == 2
     assert "--yes" in asked.stderr
-    fresh = runs.run_command(*words, "--fresh", "--yes", "--quiet")
+    fresh = inline.run_command(*words, "--fresh", "--yes", "--quiet")
     assert fresh.returncode == 0
     assert "deleting 2 files" in fresh.stderr
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one", "owt"]), 10**8)
@@ -131,7 +132,7 @@ def test_mistakes_get_one_sentence_and_the_next_step(
     tmp_path: Path, words: list[str], code: int, sentence: str
 ) -> None:
     """The right exit code, no traceback, nothing written."""
-    done = runs.run_command(*words, cwd=tmp_path)
+    done = inline.run_command(*words, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
@@ -153,7 +154,7 @@ def test_mistakes_get_one_sentence_and_the_next_step(
 def test_mistakes_in_a_config_are_told_with_the_file(tmp_path: Path, text: str, sentence: str) -> None:
     """And the key."""
     (tmp_path / "c.toml").write_text(text)
-    done = runs.run_command("build", "--config", tmp_path / "c.toml", cwd=tmp_path)
+    done = inline.run_command("build", "--config", tmp_path / "c.toml", cwd=tmp_path)
     assert done.returncode == 2
     assert "c.toml" in done.stderr
     assert sentence in done.stderr
@@ -169,11 +170,11 @@ def test_flags_override_the_config(tmp_path: Path) -> None:
 
 def test_status_tells_the_state(finished: Path, tmp_path: Path) -> None:
     """complete, stopped."""
-    assert "state      complete" in runs.run_command("status", finished / "out").stdout
+    assert "state      complete" in inline.run_command("status", finished / "out").stdout
     data = json.loads((finished / "out" / "manifest.json").read_text())
     data |= {"complete": False, "totals": {}, "shards": data["shards"][:1]}
     runs.write_manifest(tmp_path, data)
-    text = runs.run_command("status", tmp_path).stdout
+    text = inline.run_command("status", tmp_path).stdout
     assert "state      stopped" in text
     assert "1 finished" in text
     assert "the same build command goes on" in text
@@ -183,13 +184,13 @@ def test_verify_names_damaged_files_and_fails(finished: Path, tmp_path: Path) ->
     """Exit code 7; 0 and a sentence where all is well."""
     import shutil
 
-    good = runs.run_command("verify", finished / "out")
+    good = inline.run_command("verify", finished / "out")
     assert good.returncode == 0
     assert "verified" in good.stdout
     shutil.copytree(finished / "out", tmp_path / "out")
     path = tmp_path / "out" / "edufineweb_train_000001.npy"
     path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
-    bad = runs.run_command("verify", tmp_path / "out")
+    bad = inline.run_command("verify", tmp_path / "out")
     assert bad.returncode == 7
     assert "edufineweb_train_000001.npy: SHA-256" in bad.stderr
 
@@ -199,7 +200,7 @@ def test_strange_shards_are_not_overwritten(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", ["one"])
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "edufineweb_train_000001.npy").write_bytes(b"precious")
-    done = runs.run_command("build", "--input", path, "--out", tmp_path / "out")
+    done = inline.run_command("build", "--input", path, "--out", tmp_path / "out")
     assert done.returncode == 5
     assert "edufineweb_train_000001.npy" in done.stderr
     assert (tmp_path / "out" / "edufineweb_train_000001.npy").read_bytes() == b"precious"
@@ -227,9 +228,9 @@ def test_a_folder_in_which_nothing_is_finished_takes_other_settings(tmp_path: Pa
     path = tmp_path / "a.txt"
     path.write_text("")
     words = ["build", "--input", path, "--out", tmp_path / "out", "--workers", "1"]
-    assert runs.run_command(*words).returncode == 3
+    assert inline.run_command(*words).returncode == 3
     write_text(path, ["one", "two"])
-    done = runs.run_command(*words, "--shard-tokens", "2")
+    done = inline.run_command(*words, "--shard-tokens", "2")
     assert done.returncode == 0, done.stderr
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one", "two"]), 2)
 
@@ -237,7 +238,7 @@ def test_a_folder_in_which_nothing_is_finished_takes_other_settings(tmp_path: Pa
 def test_an_output_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
     """By its own name, not by that of a lock in it."""
     path = write_text(tmp_path / "a.txt", ["one", "two"])
-    done = runs.run_command("build", "--input", path, "--out", path)
+    done = inline.run_command("build", "--input", path, "--out", path)
     assert done.returncode == 5
     assert f"{path}: this is a file, not a folder." in done.stderr
     assert path.read_text()

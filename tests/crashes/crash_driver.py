@@ -1,43 +1,67 @@
-"""Runs a build in this process and kills it (SIGKILL) at the n-th file operation that matters.
+"""Builds that are killed (SIGKILL) at the n-th file operation that matters, each in a fork of this process.
 
-    python crash_driver.py N before|after INPUT OUT SHARD_TOKENS
-
-Prints how many such operations a whole run has, if it gets there.
+Reads jobs from standard input, one a line: [n, "before" or "after", input, out, shard tokens]. Answers each
+with [exit code, operations of a run that got to its end].
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 import runs
 
-DEADLY, WHEN, INPUT, OUT = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
 calls = 0
 
 
-def deadly(name: str) -> None:
+def make_deadly(name: str, number: int, when: str) -> None:
+    """The `number`-th call of this function of `os`, or of another one of them, is the last."""
     real = getattr(os, name)
 
     def call(*arguments: object) -> object:
         global calls
         calls += 1
-        if calls == DEADLY and WHEN == "before":
+        if calls == number and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             return real(*arguments)
         finally:
-            if calls == DEADLY and WHEN == "after":
+            if calls == number and when == "after":
                 os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(os, name, call)
 
 
-for operation in ("fsync", "replace", "unlink"):
-    deadly(operation)
-runs.build_inline(OUT, INPUT, shard_tokens=int(sys.argv[5]), engine="tiktoken", batch_bytes=2048)
-print(calls)
+def crash(number: int, when: str, path: str, out: str, shard_tokens: int) -> int:
+    for operation in ("fsync", "replace", "unlink"):
+        make_deadly(operation, number, when)
+    runs.build_inline(Path(out), path, shard_tokens=shard_tokens, engine="tiktoken", batch_bytes=2048)
+    return calls
+
+
+def forked(number: int, when: str, path: str, out: str, shard_tokens: int) -> tuple[int, int]:
+    """Exit code, negative for a signal, and the number of operations."""
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.write(writer, str(crash(number, when, path, out, shard_tokens)).encode())
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(writer)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    counted = os.read(reader, 100)
+    os.close(reader)
+    return code, int(counted or 0)
+
+
+runs.encoder("tiktoken")
+for line in sys.stdin:
+    print(json.dumps(forked(*json.loads(line))), flush=True)

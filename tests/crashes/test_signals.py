@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import inline
 import pytest
 import reference
 import runs
@@ -24,7 +25,7 @@ from documents import make_documents
 from inputs import write_text
 from promises import Tries
 
-TEXTS = [text for text in make_documents(3000, seed=35) if text]
+TEXTS = [text for text in make_documents(1500, seed=35) if text]
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +34,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_words(source: Path, out: Path, *more: str) -> list[str]:
-    return runs.command(
-        "build", "--input", source, "--out", out,
+    return [
+        "build", "--input", str(source), "--out", str(out),
         "--shard-tokens", "50k", "--engine", "tiktoken", "--batch-bytes", "8k", "--workers", "1", *more,
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
@@ -80,15 +81,15 @@ class Terminal:
     def close(self) -> None:
         """As a person closes a window."""
         self._closing = True
-        self._reader.join(10)
+        self._reader.join(60)
         os.close(self.parent)
 
     def type(self, keys: bytes) -> None:
         os.write(self.parent, keys)
 
     def wait(self) -> int:
-        code = self.process.wait(timeout=60)
-        self._reader.join(10)
+        code = self.process.wait(timeout=600)
+        self._reader.join(60)
         return code
 
 
@@ -109,17 +110,17 @@ def test_a_terminal_that_closes_ends_the_run_cleanly(
     out = tmp_path / "out"
     told = tmp_path / "told"
     tell = f'echo "$FINEWEB_SHARDS_OUTCOME $FINEWEB_SHARDS_EXIT_CODE" > {told}'
-    terminal = Terminal(build_words(source, out, "--on-finish", tell))
+    terminal = Terminal(runs.command(*build_words(source, out, "--on-finish", tell)))
     terminals.append(terminal)
     wait_for(out / "manifest.json", terminal.process)
     terminal.close()
-    assert terminal.process.wait(timeout=60) == 129
+    assert terminal.process.wait(timeout=600) == 129
     assert told.read_text().strip() == "interrupted 129"
     log = (out / ".fineweb-shards" / "log.txt").read_text().splitlines()
     assert log[-1].endswith("The terminal was closed. Everything finished is kept")
-    status = runs.run_command("status", out)
+    status = inline.run_command("status", out)
     assert "with exit code 129: The terminal was closed." in status.stdout
-    assert subprocess.run(build_words(source, out), capture_output=True, check=False).returncode == 0
+    assert inline.run_command(*build_words(source, out)).returncode == 0
     expected = reference.stream([text for text in source.read_text().split("<|endoftext|>") if text])
     assert runs.shards_in(out) == reference.shard_files(expected, 50_000)
 
@@ -129,12 +130,13 @@ def test_hangups_come_in_numbers(tmp_path: Path, source: Path) -> None:
     """From the kernel, the shell and a session that ends: SIGHUP, SIGHUP and SIGTERM are one wish."""
     out = tmp_path / "out"
     process = subprocess.Popen(
-        build_words(source, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
+        runs.command(*build_words(source, out)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
     wait_for(out / "manifest.json", process)
     for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
         os.killpg(process.pid, number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode in (129, 143), errors
     assert b"Traceback" not in errors
     assert b"resume with: " in errors
@@ -145,7 +147,7 @@ def test_hangups_come_in_numbers(tmp_path: Path, source: Path) -> None:
 def test_nohup_goes_on(tmp_path: Path, source: Path) -> None:
     """What ignores a closed terminal from its beginning ignores it to its end, and so do its workers."""
     out = tmp_path / "out"
-    words = ["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh", *build_words(source, out)]
+    words = ["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh", *runs.command(*build_words(source, out))]
     process = subprocess.Popen(
         words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -165,7 +167,7 @@ def test_an_impatient_ctrl_c_leaves_a_clean_terminal(
         pipe = tmp_path / f"{attempt}.txt"
         os.mkfifo(pipe)
         threading.Thread(target=write_without_end, args=(pipe, source.read_bytes()), daemon=True).start()
-        terminal = Terminal(build_words(pipe, tmp_path / str(attempt)))
+        terminal = Terminal(runs.command(*build_words(pipe, tmp_path / str(attempt))))
         terminals.append(terminal)
         while b"total " not in terminal.written:  # the bars are there
             assert terminal.process.poll() is None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import inline
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import reference
 import runs
+from corpus import corpus_files, read_texts
 from documents import make_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,12 +30,16 @@ from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.watching.screen import Screen
 
-SHARD_SIZES = [1_000_000, 777_777, 10**9]
+LARGE_SHARD_SIZES = [1_000_000, 777_777, 10**9]
+SHARD_SIZES = [100_000, 77_777, 10**9]
 SMALL_SHARD_SIZES = [10_000, 7_777, 10**9]
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.promise(5)
-@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    "workers", [1, pytest.param(2, marks=pytest.mark.soak), 3, pytest.param(8, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("engine", ["fastokens", "tiktoken"])
 def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, engine: str) -> None:
     """Any number of workers, either engine, three batch sizes, three shard sizes: the reference's stream."""
@@ -64,14 +71,28 @@ def _with_batches(source: Source, batch_bytes: int) -> Source:
     return Source(source.files, {n: type(f)(changed) for n, f in source.formats.items()}, changed)
 
 
-def test_the_real_corpus(corpus: Path, tmp_path: Path) -> None:
-    """Real documents, the real command: three shard sizes, every file as numpy.save writes it."""
-    files = sorted(corpus.glob("*.parquet"))
-    documents = [text for file in files for text in pq.read_table(file, columns=["text"])["text"].to_pylist()]
-    whole = reference.stream(documents)
-    for number, shard_tokens in enumerate(SHARD_SIZES):
-        out = tmp_path / str(number)
-        done = runs.run_command("build", "--input", corpus, "--out", out, "--shard-tokens", str(shard_tokens))
+def test_real_text(tmp_path: Path) -> None:
+    """Fifty documents of each file of the corpus: three shard sizes, every file as numpy.save writes it; one
+    of them by the real command, the others in this process."""
+    files = corpus_files(tmp_path, documents=50)
+    check_command(runs.run_command, files, tmp_path, SHARD_SIZES[:1])
+    check_command(inline.run_command, files, tmp_path, SHARD_SIZES[1:])
+
+
+@pytest.mark.soak
+@pytest.mark.promise(5)
+def test_the_whole_corpus(tmp_path: Path) -> None:
+    """The same for all of it, in larger shards, by the real command."""
+    check_command(runs.run_command, corpus_files(tmp_path), tmp_path, LARGE_SHARD_SIZES)
+
+
+def check_command(run: Command, files: list[Path], scratch: Path, shard_sizes: list[int]) -> None:
+    """The command makes of these files what the reference does, in shards of every one of the sizes."""
+    whole = reference.stream([text for file in files for text in read_texts(file)])
+    inputs = [word for file in files for word in ("--input", file)]
+    for shard_tokens in shard_sizes:
+        out = scratch / str(shard_tokens)
+        done = run("build", *inputs, "--out", out, "--shard-tokens", str(shard_tokens))
         assert done.returncode == 0, done.stderr
         expected = reference.digests(reference.shard_files(whole, shard_tokens))
         assert reference.digests(runs.shards_in(out)) == expected
@@ -84,8 +105,9 @@ def test_the_real_corpus(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "form", ["parquet", "jsonl", "txt", "jsonl.gz", "txt.gz", "txt.zst", "stdin", "stdin jsonl"]
 )
-def test_the_same_documents_in_every_form(tmp_path: Path, form: str) -> None:
-    """Parquet, JSON lines, text, compressed and through a pipe, with the real command."""
+def test_the_same_documents_in_every_form(tmp_path: Path, form: str, soak: bool) -> None:
+    """Parquet, JSON lines, text, compressed and through a pipe, with the real command (every day, for some
+    of the files, in this process)."""
     documents = [text for text in make_documents(300, seed=22) if text and "<|endoftext|>" not in text]
     text = write_text(tmp_path / "plain", documents).read_bytes()
     lines = write_jsonl(tmp_path / "lines", documents).read_bytes()
@@ -102,9 +124,11 @@ def test_the_same_documents_in_every_form(tmp_path: Path, form: str) -> None:
         writers = {"gz": write_gzip, "zst": write_zstd}
         writers.get(form.rsplit(".")[-1], Path.write_bytes)(path, data)
     out = tmp_path / "out"
-    done = runs.run_command(
-        "build", *arguments, "--out", out, "--shard-tokens", "9k", "--batch-bytes", "20k", stdin=stdin
-    )
+    words = ["build", *arguments, "--out", out, "--shard-tokens", "9k", "--batch-bytes", "20k"]
+    if soak or form in ("parquet", "jsonl.gz", "stdin", "stdin jsonl"):
+        done = runs.run_command(*words, stdin=stdin)
+    else:
+        done = inline.run_command(*words)
     assert done.returncode == 0, done.stderr
     assert runs.shards_in(out) == reference.shard_files(reference.stream(documents), 9000)
 

@@ -20,8 +20,7 @@ import poison
 
 from fineweb_shards.errors import ChangedError, WorkerError
 from fineweb_shards.executors import schedule, task
-from fineweb_shards.executors.local import process
-from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.executors.local.executor import LocalExecutor, process
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store.quarantine import check_batch_bytes
@@ -169,11 +168,14 @@ def test_several_poisons_and_copies_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.promise(9)
 @pytest.mark.parametrize("filler", ["Plain words and more of them. " * 10_000, "没有空格的文字" * 15_000])
-def test_a_poisoned_piece_of_a_long_document(tmp_path: Path, filler: str) -> None:
+def test_a_poisoned_piece_of_a_long_document(
+    tmp_path: Path, filler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only the piece is missing: the document keeps its one EOT, and those around it are whole."""
+    monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
     long = filler + poison.DEADLY + filler
     path = write_text(tmp_path / "a.txt", ["Before.", long, "After."])
-    blocks, _ = encode(runs.job_of(tmp_path / "out", path, batch_bytes=65536).source)
+    blocks, _ = encode(runs.job_of(tmp_path / "out", path, batch_bytes=65536).source, workers=1)
     (lost,) = [document for block in blocks for document in block.quarantined]
     assert lost.piece_of_bytes == 65536
     _, before, rest, after = runs.decode(stream_of(blocks)).split("<|endoftext|>")
@@ -187,6 +189,7 @@ def test_a_poisoned_piece_of_a_long_document(tmp_path: Path, filler: str) -> Non
 def test_too_many_deaths_are_not_the_documents_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which everything dies must not end in an empty result that says it is complete."""
     monkeypatch.setattr(schedule, "MAXIMUM_QUARANTINED", 2)
+    monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
     path = write_jsonl(tmp_path / "a.jsonl", [f"{i} {poison.DEADLY}" for i in range(4)])
     with pytest.raises(WorkerError, match="More than 2 documents"):
         encode(runs.job_of(tmp_path / "out", path).source, workers=1)
@@ -202,7 +205,10 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
     def drive() -> subprocess.CompletedProcess[str]:
         words = ["build", "--input", path, "--out", out, "--shard-tokens", "4000", "--batch-bytes", "5000"]
         return subprocess.run(
-            [sys.executable, DRIVER, *map(str, words)], capture_output=True, text=True, check=False
+            [sys.executable, DRIVER, *map(str, words), "--workers", "1"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     expected = reference.shard_files(reference.stream(HEALTHY), 4000)
@@ -220,6 +226,7 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
     for name in sorted(expected)[1:]:  # the shards after the first again, from the manifest's cursor
         (out / name).unlink()
     # With the real engine the document is harmless, but the shards that are kept were cut without it.
-    again = runs.run_command("build", "--input", path, "--out", out, "--shard-tokens", "4000")
+    words = ["build", "--input", path, "--out", out, "--shard-tokens", "4000", "--workers", "1"]
+    again = runs.run_command(*words)
     assert again.returncode == 11, again.stderr
     assert runs.shards_in(out) == expected

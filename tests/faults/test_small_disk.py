@@ -85,7 +85,7 @@ def test_it_waits_and_goes_on_by_itself(small_disk: Path, stream: Path, tmp_path
             assert process.poll() is None, said.read_text()
             time.sleep(0.05)
         enlarge(small_disk)
-        assert process.wait(timeout=60) == 0, said.read_text()
+        assert process.wait(timeout=600) == 0, said.read_text()
     assert "the wait for the disk is over" in said.read_text()
     assert runs.shards_in(small_disk / "out") == EXPECTED
     log = (small_disk / "out" / ".fineweb-shards" / "log.txt").read_text()

@@ -8,6 +8,7 @@ import random
 import shutil
 from pathlib import Path
 
+import inline
 import numpy as np
 import pytest
 import runs
@@ -157,7 +158,7 @@ def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
     verdict = verify_folder(out)
     assert verdict.damages == []
     assert verdict.unfinished == ["edufineweb_train_000002.npy"]
-    done = runs.run_command("verify", out)
+    done = inline.run_command("verify", out)
     assert done.returncode == 0
     assert "edufineweb_train_000002.npy: not finished when the run was stopped" in done.stdout
     words = "2 shards, 6,000 tokens verified, so far: the build is not finished; run its command again."

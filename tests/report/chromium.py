@@ -18,7 +18,7 @@ _FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
     "--remote-debugging-pipe",
 ]  # fmt: skip
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 300.0
 
 
 def find_browser() -> str | None:

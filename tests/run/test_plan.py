@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import inline
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -109,10 +110,10 @@ def test_it_says_what_a_build_would_do_in_this_folder(tmp_path: Path) -> None:
     assert verdict(2500) == "nothing to do: complete, 2,500 tokens"
     assert verdict(None) == "would resume behind edufineweb_train_000001.npy, 2,000 tokens are done"
     words = ["--input", path, "--out", out, "--shard-tokens", "1k", "--max-tokens", "2k"]
-    refused = runs.run_command("plan", *words)
+    refused = inline.run_command("plan", *words)
     assert refused.returncode == 4
     assert "build      would be refused, for the reason in the last lines" in refused.stdout
-    assert refused.stderr == runs.run_command("build", *words).stderr
+    assert refused.stderr == inline.run_command("build", *words).stderr
     assert "--max-tokens 2,000: the folder holds 2,500 tokens already" in refused.stderr
 
 

@@ -7,6 +7,7 @@ import re
 from fractions import Fraction
 from pathlib import Path
 
+import inline
 import pytest
 import reference
 import runs
@@ -143,7 +144,7 @@ def test_the_command_warns_at_the_start_and_at_the_end(source: Path, tmp_path: P
     out = tmp_path / "out"
     out.mkdir()
     (out / "train_gpt2.py").write_text("")
-    done = runs.run_command("build", "--input", source, "--out", out)
+    done = inline.run_command("build", "--input", source, "--out", out)
     assert done.returncode == 0, done.stderr
     for text in (done.stderr, done.stdout):
         warnings = " ".join(text.split()).split("WARNING ")[1:]  # long lines are wrapped
@@ -151,13 +152,13 @@ def test_the_command_warns_at_the_start_and_at_the_end(source: Path, tmp_path: P
             assert any(words in warning for warning in warnings)
     assert done.stdout.rstrip().endswith("move them away.")
     assert "nothing is missing" not in done.stdout
-    done = runs.run_command("build", "--input", source, "--out", out, "--json")
+    done = inline.run_command("build", "--input", source, "--out", out, "--json")
     result = json.loads(done.stdout.splitlines()[-1])
     assert len(result["warnings"]) == 3  # and the shard is shorter than a batch
-    planned = runs.run_command("plan", "--input", source, "--out", out)
+    planned = inline.run_command("plan", "--input", source, "--out", out)
     assert "nothing to train on" in planned.stdout
     assert "train_gpt2.py" in planned.stdout
-    exported = runs.run_command("export", out, "--out", tmp_path / "copy", "--layout", "llm.c")
+    exported = inline.run_command("export", out, "--out", tmp_path / "copy", "--layout", "llm.c")
     assert "nothing to train on" in " ".join(exported.stdout.split())
 
 
@@ -165,7 +166,7 @@ def test_an_input_without_a_document_is_no_success(tmp_path: Path) -> None:
     """Exit code 3 and a sentence, the second time too; never "the shards are complete"."""
     (tmp_path / "a.txt").write_bytes(b"")
     for words in ([], ["--json"]):
-        done = runs.run_command("build", "--input", tmp_path / "a.txt", "--out", tmp_path / "out", *words)
+        done = inline.run_command("build", "--input", tmp_path / "a.txt", "--out", tmp_path / "out", *words)
         assert done.returncode == 3
         assert "holds no document" in done.stderr
         assert "complete" not in done.stdout

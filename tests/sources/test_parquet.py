@@ -444,7 +444,7 @@ def test_a_damaged_footer_is_told_or_harmless(tmp_path: Path, kind: str, tries: 
     told: list[str] = []
     # Not more: one in 2,500 (numbers 1511 and 4115 of "string") ends the process inside pyarrow 26, whose
     # way to a column's metadata does not catch its own exception about a histogram's size.
-    for number in tries(150, 1500):
+    for number in tries(75, 1500):
         path.write_bytes(mangled_footer(random.Random(f"{kind} {number}"), good))
         job = runs.job_of(tmp_path / "out", path, batch_bytes=1024)
         try:

@@ -9,6 +9,7 @@ import pty
 import subprocess
 from pathlib import Path
 
+import inline
 import pytest
 import reference
 import runs
@@ -163,16 +164,18 @@ def test_in_a_terminal_it_asks(tmp_path: Path, answer: bytes, code: int) -> None
     runs.build_inline(out, path)
     before = everything_in(out)
     ours, theirs = pty.openpty()
-    words = runs.command("export", out, "--out", tmp_path / "copy", "--layout", "plain", "--fresh")
-    assert subprocess.run(words, capture_output=True, check=False).returncode == 0  # nothing to delete yet
+    words = ["export", out, "--out", tmp_path / "copy", "--layout", "plain", "--fresh"]
+    assert inline.run_command(*words).returncode == 0  # nothing to delete yet
     copied = everything_in(tmp_path / "copy")
-    with subprocess.Popen(words, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        runs.command(*words), stdin=theirs, stderr=theirs, stdout=subprocess.PIPE
+    ) as process:
         os.close(theirs)
         seen = b""
         while b"[y/N]" not in seen:
             seen += os.read(ours, 1000)
         os.write(ours, answer)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
     os.close(ours)
     assert process.returncode == code
     assert b"--fresh deletes 2 files" in seen

@@ -30,6 +30,7 @@ from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
 
 START = Cursor(0, 0)
+SEVERAL_COMMANDS = Path(__file__).parent / "several_commands.py"
 CRASH_DRIVER = Path(__file__).parent.parent / "crashes" / "crash_every_point.py"
 
 
@@ -107,6 +108,24 @@ def run_command(
         check=False,
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def run_commands(commands: list[list[str]], **environment: str) -> list[subprocess.CompletedProcess[str]]:
+    """Several of them, one after the other, in one other process."""
+    done = subprocess.run(
+        [sys.executable, str(SEVERAL_COMMANDS)],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [
+        subprocess.CompletedProcess(words, code, output, errors)
+        for words, (code, output, errors) in zip(commands, json.loads(done.stdout), strict=True)
+    ]
 
 
 def forget_after(out: Path, records: int) -> None:

@@ -100,7 +100,7 @@ def test_the_lock_of_a_killed_run_is_free_at_once(tmp_path: Path) -> None:
     """kill -9 leaves no lock behind."""
     code = (
         "import sys, time; from pathlib import Path; from fineweb_shards.system.durable import FolderLock\n"
-        "with FolderLock(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+        "with FolderLock(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import inline
 import pytest
-import runs
 from inputs import write_parquet
 from payloads import PAYLOADS
 
@@ -101,7 +101,7 @@ def test_nothing_hostile_leaves_the_program(tmp_path: Path) -> None:
         ["status", out],
         ["verify", out],
     ):
-        done = runs.run_command(*words)
+        done = inline.run_command(*words)
         said.append(done.stdout + done.stderr)
         assert "Traceback" not in done.stderr
     log = (out / ".fineweb-shards" / "log.txt").read_text("utf-8")

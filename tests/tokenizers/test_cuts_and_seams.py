@@ -112,22 +112,35 @@ def test_a_window_that_ends_in_white_space_of_several_bytes(mender: SeamMender) 
         check_all_cuts(text, mender)
 
 
-def test_a_run_of_line_ends_longer_than_tiktoken_can_do() -> None:
-    """The window of a seam may grow to a whole block; it is then encoded in passages itself."""
+def check_run_of_line_ends(left_count: int, right_count: int) -> None:
+    """Encoded in one, and in two halves that are mended, it has the same tokens."""
     import runs
 
-    count = 1_300_001
+    count = left_count + right_count
     text = "x" + "\n" * count + "a"
     tokens, _ = runs.encoder("auto").encode_documents([text])
     # By the rule that a shorter run shows: pairs of line ends, then the last one alone.
     assert reference.encode("x" + "\n" * 7 + "a") == [87, *[628] * 3, 198, 64]
     assert tokens.tolist() == [87, *[628] * ((count - 1) // 2), 198, 64]
-    left, right = "x" + "\n" * 200_001, "\n" * 1_100_000 + "a"
+    left, right = "x" + "\n" * left_count, "\n" * right_count + "a"
     pieces, offsets = runs.encoder("auto").encode_documents([left, right])
     first, second = pieces[: offsets[1]], pieces[offsets[1] :]
     mend = encoder.make_mender().mend(first, second, left_is_whole=True)
     joined = [*first[: len(first) - mend.left_tokens].tolist(), *mend.middle.tolist()]
     assert [*joined, *second[mend.right_tokens :].tolist()] == tokens.tolist()
+
+
+def test_a_run_of_line_ends_longer_than_several_passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window of a seam may grow to a whole block; it is then encoded in passages itself."""
+    monkeypatch.setattr(encoder, "PASSAGE_BYTES", 5000)
+    check_run_of_line_ends(4001, 22_000)
+
+
+@pytest.mark.soak
+@pytest.mark.promise(10)
+def test_a_run_of_line_ends_longer_than_tiktoken_can_do() -> None:
+    """The same, beyond a million of them."""
+    check_run_of_line_ends(200_001, 1_100_000)
 
 
 def test_english_is_always_cut_safely() -> None:

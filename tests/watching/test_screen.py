@@ -14,11 +14,12 @@ import termios
 from dataclasses import replace
 from pathlib import Path
 
+import inline
 import pytest
 import runs
 from documents import make_documents
 from example_run import SNAPSHOT
-from inputs import write_parquet
+from inputs import write_jsonl, write_parquet
 
 from fineweb_shards.events import Event
 from fineweb_shards.watching import bars, screen
@@ -55,19 +56,44 @@ def test_in_a_pipe_there_are_lines_and_no_control_characters(
 
 def test_quiet_shows_the_result_only(source: Path, tmp_path: Path) -> None:
     """Nothing on standard error; the summary on standard output; errors as ever."""
-    done = runs.run_command("build", "--input", source, "--out", tmp_path / "out", "--quiet")
+    done = inline.run_command("build", "--input", source, "--out", tmp_path / "out", "--quiet")
     assert done.stderr == ""
     assert done.stdout.startswith("Done")
-    failed = runs.run_command("build", "--input", "nowhere", "--out", tmp_path / "out2", "--quiet")
+    failed = inline.run_command("build", "--input", "nowhere", "--out", tmp_path / "out2", "--quiet")
     assert failed.returncode == 3
     assert "nowhere" in failed.stderr
 
 
-def test_json_is_for_programs(source: Path, tmp_path: Path) -> None:
+def test_json_is_for_programs(tmp_path: Path) -> None:
     """Every line of standard output is an object, the last is the result, standard error is empty."""
-    done = runs.run_command("build", "--input", source, "--out", tmp_path / "out", "--json")
-    objects = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.stderr == ""
+    words = [
+        "build",
+        "--input",
+        "-",
+        "--format",
+        "jsonl",
+        "--out",
+        tmp_path / "out",
+        "--workers",
+        "1",
+        "--json",
+    ]
+    with subprocess.Popen(
+        runs.command(*words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(write_jsonl(tmp_path / "a.jsonl", DOCUMENTS).read_bytes())
+        process.stdin.flush()
+        lines = []
+        while b'"progress"' not in (line := process.stdout.readline()):  # its input has no end before that
+            assert line
+            lines.append(line)
+        process.stdin.close()
+        lines += [line, *process.stdout]
+        assert process.stderr.read() == b""
+    objects = [json.loads(line) for line in lines]
     assert {one["event"] for one in objects} >= {"message", "progress", "result"}
     result = objects[-1]
     assert result["event"] == "result"
@@ -81,7 +107,7 @@ def test_json_is_for_programs(source: Path, tmp_path: Path) -> None:
 
 def test_json_tells_errors(tmp_path: Path) -> None:
     """As an object, too; people still find the sentence on standard error."""
-    done = runs.run_command("build", "--input", "nowhere", "--out", tmp_path / "out", "--json")
+    done = inline.run_command("build", "--input", "nowhere", "--out", tmp_path / "out", "--json")
     assert done.returncode == 3
     error = json.loads(done.stdout.splitlines()[-1])
     assert (error["event"], error["exit_code"]) == ("error", 3)
@@ -91,7 +117,7 @@ def test_json_tells_errors(tmp_path: Path) -> None:
 
 def test_quiet_and_json_exclude_each_other(tmp_path: Path) -> None:
     """One of the two."""
-    done = runs.run_command("build", "--quiet", "--json", "--out", tmp_path / "out")
+    done = inline.run_command("build", "--quiet", "--json", "--out", tmp_path / "out")
     assert done.returncode == 2
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import inline
 import pytest
 import runs
 from documents import make_documents
@@ -253,14 +254,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = subprocess.Popen(
         runs.command(*words), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = load_heartbeat(folder / "out")
-        if found is not None and found.snapshot.finished_shards:
-            break
+    while (found := load_heartbeat(folder / "out")) is None or not found.snapshot.finished_shards:
+        assert run.poll() is None
         time.sleep(0.05)
-    (folder / "seen.txt").write_text(runs.run_command("status", folder / "out").stdout)
-    (folder / "seen.json").write_text(runs.run_command("status", "--json", folder / "out").stdout)
+    (folder / "seen.txt").write_text(inline.run_command("status", folder / "out").stdout)
+    (folder / "seen.json").write_text(inline.run_command("status", "--json", folder / "out").stdout)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
     return folder
@@ -278,18 +276,18 @@ def test_a_real_run_is_seen_from_elsewhere(killed: Path) -> None:
 
 def test_a_real_killed_run_is_stopped(killed: Path) -> None:
     """With the command to resume, which finishes it; a user's own command is not kept."""
-    done = runs.run_command("status", killed / "out")
+    done = inline.run_command("status", killed / "out")
     assert done.returncode == 21
     assert "killed, or a power cut" in done.stdout
     assert "secret-canary" not in (killed / "out" / WORK_FOLDER / FILE_NAME).read_text()
-    report = runs.run_command("report", killed / "out")
+    report = inline.run_command("report", killed / "out")
     assert report.returncode == 0
     assert "killed, or a power cut" in Path(report.stdout.strip()).read_text()
 
 
 def test_watch_ends_when_no_run_is_at_work(killed: Path) -> None:
     """It shows the last state, and returns its code; in a pipe without control characters."""
-    done = runs.run_command("status", "--watch", killed / "out")
+    done = inline.run_command("status", "--watch", killed / "out")
     assert done.returncode == 21
     assert "state      stopped" in done.stdout
     assert "\x1b" not in done.stdout
@@ -299,9 +297,9 @@ def test_the_folder_may_come_from_a_config(killed: Path) -> None:
     """For `make status`; one of both, not none, not two."""
     (killed / "c.toml").write_text(f'out = "{killed / "out"}"\n')
     (killed / "empty.toml").write_text("")
-    assert runs.run_command("status", "--config", killed / "c.toml").returncode == 21
-    assert runs.run_command("verify", "--config", killed / "c.toml").returncode in (0, 7)
-    assert runs.run_command("report", "--config", killed / "c.toml").returncode == 0
-    assert runs.run_command("status", "--config", killed / "empty.toml").returncode == 2
-    assert runs.run_command("status").returncode == 2
-    assert runs.run_command("status", "--config", killed / "c.toml", killed / "out").returncode == 2
+    assert inline.run_command("status", "--config", killed / "c.toml").returncode == 21
+    assert inline.run_command("verify", "--config", killed / "c.toml").returncode in (0, 7)
+    assert inline.run_command("report", "--config", killed / "c.toml").returncode == 0
+    assert inline.run_command("status", "--config", killed / "empty.toml").returncode == 2
+    assert inline.run_command("status").returncode == 2
+    assert inline.run_command("status", "--config", killed / "c.toml", killed / "out").returncode == 2

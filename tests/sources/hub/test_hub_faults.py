@@ -25,7 +25,7 @@ from standin_faults import (
 )
 from standin_hub import StandInHub
 from standin_repository import Repository
-from test_hub import EXPECTED, FILES, OTHERS, REPO, SAMPLE, build, environment
+from test_hub import EXPECTED, FILES, IMPATIENT, OTHERS, REPO, SAMPLE, build, environment
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.environment import check_addresses, check_token
@@ -165,7 +165,8 @@ def test_faults_of_every_kind_by_either_way(
             script = [CutBody(), Status(429, retry_after="1.5"), IgnoreRange(), Reset(0.5), Status(503)]
         plan = ScriptedFaults(script=script, path_contains=".parquet")
         with StandInHub([repository], [plan], cdn=number % 2 == 1) as hub:
-            done = build(hub, home, tmp_path / str(number), *SAMPLE, "--max-outage", "1min", *way)
+            words = ["--max-outage", "10min", *way]
+            done = build(hub, home, tmp_path / str(number), *SAMPLE, *words, **IMPATIENT)
         assert done.returncode == 0, (kind, way, done.stderr)
         assert plan.injected >= 2
         assert runs.shards_in(tmp_path / str(number)) == EXPECTED
