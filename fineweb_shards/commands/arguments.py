@@ -185,14 +185,3 @@ def add_fresh_flags(parser: argparse.ArgumentParser) -> None:
         help="delete what a build has made in --out, after asking, and start over",
     )
     parser.add_argument("--yes", action="store_true", help="with --fresh: delete without asking, for scripts")
-
-
-def add_folder(parser: argparse.ArgumentParser) -> None:
-    """An output folder: by its name, or by the config it was built with (targets.py reads it)."""
-    parser.add_argument(
-        "folder",
-        metavar="DIR",
-        nargs="?",
-        help="output folder of a build, or the sample or TOML file that it was built with",
-    )
-    parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import webbrowser
 
-from fineweb_shards.commands.arguments import add_folder
-from fineweb_shards.commands.targets import read_named_folder
+from fineweb_shards.commands.targets import add_folder, read_named_folder
 from fineweb_shards.report.page import write_report
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fineweb_shards.commands.arguments import add_folder
-from fineweb_shards.commands.targets import read_named_folder
+from fineweb_shards.commands.targets import add_folder, read_named_folder
 from fineweb_shards.watching.status import read_status, show_status
 from fineweb_shards.watching.watch import watch_status
 

@@ -80,14 +80,27 @@ def read_folder(word: str) -> Path:
     return folder
 
 
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """An output folder: by its name, or by the config it was built with ."""
+    parser.add_argument(
+        "folder",
+        metavar="DIR",
+        type=read_folder,
+        nargs="?",
+        help="output folder of a build, or the sample or TOML file that it was built with",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")
+
+
 def read_named_folder(options: argparse.Namespace) -> Path:
     """The folder that a verb which looks at one was given: DIR, or --config."""
-    if (options.folder is None) == (options.config is None):
+    folder: Path | None = options.folder
+    if (folder is None) == (options.config is None):
         raise UsageError(
             "Name one folder: DIR, or --config FILE with the config it was built with.",
             f"For example: `{PROGRAM} {options.verb} out/demo`",
         )
-    return folder_of_config(options.config) if options.folder is None else read_folder(options.folder)
+    return folder_of_config(options.config) if folder is None else folder
 
 
 def folder_of_config(text: str) -> Path:

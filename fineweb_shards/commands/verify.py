@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from fineweb_shards.commands.arguments import add_folder
 from fineweb_shards.commands.console import print_result
-from fineweb_shards.commands.targets import read_named_folder
+from fineweb_shards.commands.targets import add_folder, read_named_folder
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_number_of

@@ -138,7 +138,7 @@ def _open_hub(
 ) -> tuple[str, Source]:
     check_addresses()
     quiet_clients()  # both before the clients are imported, which happens now
-    from fineweb_shards.sources.hub.parquet.listing import list_dataset
+    from fineweb_shards.sources.hub.listing import list_dataset
 
     downloads = folder / WORK_FOLDER / "downloads"
     listing = list_dataset(
