@@ -27,7 +27,9 @@ from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
-from fineweb_shards.store.manifest import Manifest, load_manifest, trim
+from fineweb_shards.store.lost_files import trim_to_whole_files
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.output import Output, open_folder
 from fineweb_shards.stream.borders import Span, join_spans
 from fineweb_shards.stream.packer import Packer
@@ -137,7 +139,7 @@ def write(
         config.fingerprint(), [{"name": "made up"}], {}, digits=spec.layout.digits, vocabulary=WIDE
     )
     with FolderLock(out):
-        manifest = trim(load_manifest(out) or new, out)
+        manifest = trim_to_whole_files(load_manifest(out) or new, out)
         check_vocabulary(manifest, WIDE)
         open_folder(out, manifest)
         packer = Packer(

@@ -22,7 +22,7 @@ from fineweb_shards.reading.token_file import (
 )
 from fineweb_shards.reading.token_statistics import TokenStatistics, count_blocks, count_nothing
 from fineweb_shards.store.files import list_files
-from fineweb_shards.store.manifest import FILE_NAME, load_manifest
+from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.tokenizers.decoder import BORDER, decode
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Tokens

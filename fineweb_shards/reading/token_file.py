@@ -24,7 +24,7 @@ from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.store.manifest import FILE_NAME, load_manifest
+from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype
 

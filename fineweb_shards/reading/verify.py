@@ -17,7 +17,9 @@ from typing import BinaryIO
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.files import OutputFile, find_file, list_files
-from fineweb_shards.store.manifest import Manifest, may_be_longer, require_manifest
+from fineweb_shards.store.lost_files import may_be_longer
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import require_manifest
 from fineweb_shards.store.megatron_index import check_index, with_indices
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.types import ShardRecord

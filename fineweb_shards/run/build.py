@@ -31,7 +31,9 @@ from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.fresh import holds_shards, refuse_untracked_shards, start_over
 from fineweb_shards.store.leftovers import tidy_finished
-from fineweb_shards.store.manifest import Manifest, load_manifest, trim
+from fineweb_shards.store.lost_files import trim_to_whole_files
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.output import Output, open_folder
 from fineweb_shards.store.quarantine import check_batch_bytes, describe, write_quarantine
 from fineweb_shards.store.token_limit import move_limit
@@ -295,4 +297,4 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
         return Manifest(settings, files, job.versions(), job.commit, vocabulary=job.vocabulary)
     # First: what a lost file has made unknown is still there, and can't be made shorter.
     moved = move_limit(manifest, job.config.max_tokens, job.folder)
-    return replace(trim(moved, job.folder), versions=job.versions())
+    return replace(trim_to_whole_files(moved, job.folder), versions=job.versions())

@@ -28,7 +28,9 @@ from fineweb_shards.run.trainer_warnings import stray_warnings
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
 from fineweb_shards.store.leftovers import tidy_finished
-from fineweb_shards.store.manifest import Manifest, load_manifest, nothing_built, trim
+from fineweb_shards.store.lost_files import trim_to_whole_files
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest, nothing_built
 from fineweb_shards.store.output import Output, OutputSpec, open_folder
 from fineweb_shards.stream.borders import NO_PLACES, Span
 from fineweb_shards.stream.packer import Packer
@@ -150,7 +152,7 @@ def _open_manifest(origin: Origin, config: Config, spec: OutputSpec) -> Manifest
         )
     check_settings(manifest, settings, Config().fingerprint())
     check_vocabulary(manifest, source.vocabulary)
-    return trim(manifest, spec.folder)
+    return trim_to_whole_files(manifest, spec.folder)
 
 
 def _copy(

@@ -21,7 +21,8 @@ from fineweb_shards.run.dataset_card import MARK, CardFile, make_card
 from fineweb_shards.sources.hub.errors import translated_errors
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.store.files import OutputFile, list_files
-from fineweb_shards.store.manifest import FILE_NAME, Manifest
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import FILE_NAME
 from fineweb_shards.store.megatron_index import index_path
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.units import show_bytes, show_number_of

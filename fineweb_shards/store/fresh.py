@@ -16,7 +16,8 @@ from pathlib import Path
 from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.store.files import growing_path
-from fineweb_shards.store.manifest import FILE_NAME, Manifest, load_manifest
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.store.megatron_index import with_indices
 from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error
 from fineweb_shards.system.terminal import printable

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fineweb_shards.errors import OutputError
 from fineweb_shards.store.files import growing_path
-from fineweb_shards.store.manifest import Manifest, load_manifest
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.megatron_index import index_path
 from fineweb_shards.system.durable import WORK_FOLDER, output_error
 

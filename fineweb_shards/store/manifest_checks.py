@@ -6,17 +6,15 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.json_values import expect, get
 from fineweb_shards.types import SPLITS, Cursor, Quarantined, ShardRecord
-
-if TYPE_CHECKING:
-    from fineweb_shards.store.manifest import Manifest
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 

@@ -17,6 +17,7 @@ from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.files import growing_path, list_files
 from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.store.megatron_index import write_index
 from fineweb_shards.store.writer import ShardWriter
 from fineweb_shards.stream.split import SplitRule
@@ -45,7 +46,7 @@ def open_folder(folder: Path, manifest: Manifest) -> None:
     """First of all: what the manifest does not go on with is removed, and from now on the folder is its."""
     remove_leftovers(folder, manifest)
     remove_outdated_files(folder, manifest)
-    manifest.save(folder)
+    save_manifest(manifest, folder)
 
 
 class Output:
@@ -114,7 +115,7 @@ class Output:
 
     def _save(self, manifest: Manifest) -> None:
         self.manifest = self._add_totals(manifest)
-        self._disk.attempt(lambda: self.manifest.save(self._spec.folder))
+        self._disk.attempt(lambda: save_manifest(self.manifest, self._spec.folder))
 
     def _enter(self, records: list[ShardRecord]) -> None:
         if records:

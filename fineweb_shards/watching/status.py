@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.store.manifest import Manifest, load_manifest, nothing_built
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest, nothing_built
 from fineweb_shards.system.durable import is_locked
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.system.typed_command import runnable_here

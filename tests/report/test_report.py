@@ -34,7 +34,8 @@ from fineweb_shards.report import facts
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.manifest import Manifest, load_manifest
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest, save_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 from fineweb_shards.vocabulary import GPT2
@@ -79,7 +80,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = [{**manifest.files[0], "name": PAYLOADS[2]}]
     lost = tuple(Quarantined(0, 0, 0, 1, text, 1, "ab" * 32, text, text) for text in PAYLOADS)
     settings = {**manifest.settings, "separator": PAYLOADS[0]}
-    replace(manifest, files=names, quarantined=lost, settings=settings, complete=False).save(folder)
+    save_manifest(replace(manifest, files=names, quarantined=lost, settings=settings, complete=False), folder)
     history = History()
     history.begin_run()
     for text in PAYLOADS:
@@ -284,7 +285,7 @@ def test_the_title_names_dataset_and_folder(told: Path) -> None:
     manifest = load_manifest(told)
     assert manifest is not None
     settings = {**manifest.settings, "dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
-    replace(manifest, settings=settings, commit="0123456789abcdef").save(told)
+    save_manifest(replace(manifest, settings=settings, commit="0123456789abcdef"), told)
     page = Page(write_report(told).read_text())
     assert "out: token shards of HuggingFaceFW/fineweb-edu sample-10BT, commit 0123456789" in page.text
 
@@ -355,7 +356,7 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
         replace(record, name=name, split="train" if i else "val", end=Cursor(0, i + 1))
         for i, name in enumerate(names)
     )
-    Manifest(Config().fingerprint(), [], {}, shards=shards).save(tmp_path)
+    save_manifest(Manifest(Config().fingerprint(), [], {}, shards=shards), tmp_path)
     history = {
         "interval_seconds": 256.0,
         "points": [[300.0 * i, 1, 10**9 * i, 10**9] for i in range(1000)],
@@ -370,6 +371,6 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
 def test_an_empty_folder_of_a_run_has_a_page(tmp_path: Path) -> None:
     """Before the first shard is finished."""
     (tmp_path / WORK_FOLDER).mkdir()
-    Manifest(Config(shard_tokens=5).fingerprint(), [], {}).save(tmp_path)
+    save_manifest(Manifest(Config(shard_tokens=5).fingerprint(), [], {}), tmp_path)
     assert gather_facts(tmp_path).samples == []
     assert "No shard is finished yet." in write_report(tmp_path).read_text()

@@ -15,7 +15,8 @@ from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import pinned_commit
-from fineweb_shards.store.manifest import Manifest, load_manifest
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest, save_manifest
 from fineweb_shards.store.token_limit import move_limit
 
 WHERE = {"dataset": "me/texts", "name": "small"}
@@ -25,7 +26,7 @@ def begin(out: Path, **settings: object) -> Config:
     """The folder as a run leaves it that was stopped in its first seconds."""
     config = replace(Config(out=str(out)), **settings)  # type: ignore[arg-type]
     (out / ".fineweb-shards").mkdir(parents=True, exist_ok=True)
-    Manifest(config.fingerprint(), [], {}, commit="c0ffee" if config.dataset else None).save(out)
+    save_manifest(Manifest(config.fingerprint(), [], {}, commit="c0ffee" if config.dataset else None), out)
     return config
 
 

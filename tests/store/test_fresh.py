@@ -20,7 +20,7 @@ from fineweb_shards.errors import DamageError, OutputError, UsageError
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.run.build import build
 from fineweb_shards.store.fresh import plan_deletion, start_over
-from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.watching.screen import Screen
 
@@ -206,12 +206,12 @@ def test_an_interrupted_repair_leaves_no_stranger(tmp_path: Path) -> None:
     documents = make_documents(60, seed=51)
     out = make_folder(tmp_path)
     (out / "edufineweb_train_000001.npy").unlink()
-    from fineweb_shards.store.manifest import trim
+    from fineweb_shards.store.lost_files import trim_to_whole_files
     from fineweb_shards.store.output import open_folder
 
     manifest = load_manifest(out)
     assert manifest is not None
-    open_folder(out, trim(manifest, out))  # and here it is killed
+    open_folder(out, trim_to_whole_files(manifest, out))  # and here it is killed
     assert sorted(runs.shards_in(out)) == ["edufineweb_val_000000.npy"]
     plan_deletion(out, NANO)
     runs.build_inline(out, tmp_path / "a.parquet", shard_tokens=3000)

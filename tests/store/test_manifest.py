@@ -21,7 +21,9 @@ from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.changed_settings import check_settings
-from fineweb_shards.store.manifest import FILE_NAME, FORMAT_VERSION, Manifest, load_manifest, trim
+from fineweb_shards.store.lost_files import trim_to_whole_files
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import FILE_NAME, FORMAT_VERSION, load_manifest, save_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
@@ -46,13 +48,13 @@ def folder(tmp_path: Path) -> Path:
 def test_round_trip(folder: Path) -> None:
     """Loading gives what was saved; a folder without one gives None."""
     assert load_manifest(folder) is None
-    MANIFEST.save(folder)
+    save_manifest(MANIFEST, folder)
     assert load_manifest(folder) == MANIFEST
 
 
 def test_a_person_and_a_program_can_read_it(folder: Path) -> None:
     """The records have the fields that docs/reference.md names, and `complete` stands last."""
-    MANIFEST.save(folder)
+    save_manifest(MANIFEST, folder)
     data = json.loads((folder / FILE_NAME).read_text())
     assert {"name", "tokens", "documents", "bytes", "sha256", "end"} <= data["shards"][0].keys()
     assert list(data)[-1] == "complete"
@@ -91,7 +93,7 @@ def test_a_damaged_manifest_is_told(folder: Path, text: str) -> None:
 
 def test_another_format_is_refused(folder: Path) -> None:
     """A manifest of a later version is not guessed at, and --fresh is not recommended."""
-    MANIFEST.save(folder)
+    save_manifest(MANIFEST, folder)
     text = (folder / FILE_NAME).read_text()
     (folder / FILE_NAME).write_text(text.replace(f'"format": {FORMAT_VERSION}', '"format": 99'))
     with pytest.raises(ChangedError, match="format 99") as refused:
@@ -103,7 +105,7 @@ def test_another_format_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["../escape.npy", "/etc/passwd", "a/b.npy", "..", ""])
 def test_no_name_escapes_the_folder(folder: Path, name: str) -> None:
     """A doctored manifest can't make us read or delete files elsewhere, even if its checksum fits."""
-    dataclasses.replace(MANIFEST, shards=(dataclasses.replace(RECORD, name=name),)).save(folder)
+    save_manifest(dataclasses.replace(MANIFEST, shards=(dataclasses.replace(RECORD, name=name),)), folder)
     with pytest.raises(DamageError, match="where it should name edufineweb_val_000000"):
         load_manifest(folder)
 
@@ -128,7 +130,7 @@ def make_unfinished(folder: Path) -> Manifest:
         peak_memory_bytes=10**9,
         digits=6,
     )
-    manifest.save(folder)
+    save_manifest(manifest, folder)
     return manifest
 
 
@@ -189,7 +191,7 @@ def test_records_that_contradict_each_other_are_refused(
     """Even where the checksum fits, or there is none yet."""
     manifest = make_unfinished(folder)
     doctored = dataclasses.replace(manifest.shards[0], **{field: value})
-    dataclasses.replace(manifest, shards=(doctored, *manifest.shards[1:])).save(folder)
+    save_manifest(dataclasses.replace(manifest, shards=(doctored, *manifest.shards[1:])), folder)
     with pytest.raises(DamageError, match=words):
         load_manifest(folder)
 
@@ -206,7 +208,7 @@ def test_no_value_of_another_kind_is_a_traceback(folder: Path, junk: object) -> 
             manifest = load_manifest(folder)
             assert manifest is not None
             assert manifest.done.documents >= 0
-            trim(manifest, folder)
+            trim_to_whole_files(manifest, folder)
         except (DamageError, ChangedError, OutputError):
             pass
         holder[key] = before
@@ -245,8 +247,8 @@ def test_trim_drops_everything_from_the_first_missing_shard(folder: Path) -> Non
     for record in records:
         (folder / record.name).write_bytes(b"x" * record.bytes)
     manifest = dataclasses.replace(MANIFEST, shards=tuple(records), complete=True)
-    assert trim(manifest, folder) == manifest
+    assert trim_to_whole_files(manifest, folder) == manifest
     (folder / "1.npy").write_bytes(b"short")
-    trimmed = trim(manifest, folder)
+    trimmed = trim_to_whole_files(manifest, folder)
     assert trimmed.shards == (records[0],)
     assert not trimmed.complete

@@ -24,6 +24,7 @@ from inputs import write_parquet
 from fineweb_shards import errors
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked
 from fineweb_shards.watching.heartbeat import FILE_NAME, Heartbeat, Invocation, load_heartbeat
 from fineweb_shards.watching.snapshot import STOPPED, VERIFYING, WAITING, Snapshot
@@ -38,7 +39,7 @@ NO_TOTALS = dict.fromkeys(("shards", "tokens", "documents", "dropped_tokens"), 0
 def folder(tmp_path: Path) -> Path:
     """A folder with a manifest, and no run at work."""
     (tmp_path / WORK_FOLDER).mkdir()
-    Manifest(Config().fingerprint(), [], {}).save(tmp_path)
+    save_manifest(Manifest(Config().fingerprint(), [], {}), tmp_path)
     return tmp_path
 
 
@@ -134,7 +135,7 @@ def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
 
 def test_verifying(folder: Path) -> None:
     """The run is not over while shards are read back, although the manifest is complete."""
-    Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS).save(folder)
+    save_manifest(Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS), folder)
     beat(folder, replace(SNAPSHOT, state=VERIFYING, verified_shards=2))
     with another_run(folder):
         state, text, _ = shown(folder)
@@ -180,7 +181,7 @@ def test_the_command_to_resume_says_where_to_type_it(folder: Path, monkeypatch: 
 
 def test_complete(folder: Path) -> None:
     """Exit code 0; where the run ended badly all the same, that is told, too."""
-    Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS).save(folder)
+    save_manifest(Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS), folder)
     beat(folder, exit_code=0)
     assert shown(folder)[::2] == ("complete", 0)
     beat(folder, replace(SNAPSHOT, reason="2 damaged files."), exit_code=7)
