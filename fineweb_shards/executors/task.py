@@ -88,17 +88,19 @@ class Task:
         document, self.trying = self.trying, None
         if not self.one_by_one:
             self.one_by_one = self.deaths >= MAXIMUM_DEATHS
-            return None
-        if death.kind is DeathKind.KILLED:
+        elif death.kind is DeathKind.KILLED:
             self._note_kill(document, death)
-            return None
-        if death.kind is DeathKind.OUT_OF_MEMORY and not self.alone:
+        elif death.kind is DeathKind.OUT_OF_MEMORY and not self.alone:
             self.alone = True
-            return None
-        if document is None:
+        elif document is None:
             self._deaths_while_reading += 1
             self.stuck = self.stuck or death.kind is DeathKind.STUCK
-            return None
+        else:
+            return self._blame(document, death)
+        return None
+
+    def _blame(self, document: Quarantined, death: Death) -> Quarantined | None:
+        """Leave a document to the other engine; if that was tried already, to quarantine, and return it."""
         if document.sha256 not in self._use_fallback_for:
             self._use_fallback_for.add(document.sha256)
             return None
@@ -108,6 +110,7 @@ class Task:
         return lost
 
     def _note_kill(self, document: Quarantined | None, death: Death) -> None:
+        """Count a kill from outside; too many without a block in between end the run."""
         self._kills += 1
         if self._kills < MAXIMUM_KILLS:
             return
