@@ -1,0 +1,400 @@
+"""A vocabulary of 70,000 ids, made up, through everything that does not need an engine; and no width, id or
+size of GPT-2 stands where it would matter."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import struct
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+
+from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
+from fineweb_shards.events import Observer
+from fineweb_shards.layouts import LAYOUTS, get_layout
+from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.loader import ShardLoader
+from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
+from fineweb_shards.reading.token_file import open_token_file
+from fineweb_shards.reading.verify import verify_folder
+from fineweb_shards.run.config import Config
+from fineweb_shards.run.job import output_spec
+from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
+from fineweb_shards.store.manifest import Manifest, load_manifest, trim
+from fineweb_shards.store.output import Output, open_folder
+from fineweb_shards.stream.borders import Span, join_spans
+from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.stitcher import stitch
+from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.types import Cursor, EncodedBlock
+from fineweb_shards.vocabulary import GPT2, Vocabulary
+
+PACKAGE = Path(__file__).parent.parent / "fineweb_shards"
+EOT = 69_999
+WIDE = Vocabulary("made-up", "ab" * 32, 70_000, EOT)
+SHARD_TOKENS = 1000
+LAYOUTS_FOR_WIDE = ["build-nanogpt", "llm.c", "plain", "megatron"]
+EOT_FIRST = {"build-nanogpt", "llm.c"}
+_DOCUMENTS_A_BLOCK = 7
+
+Documents = list[list[int]]
+
+
+class Killed(BaseException):
+    """As a crash: nobody catches it."""
+
+
+def make_documents(count: int = 300, highest: int = EOT) -> Documents:
+    chooser = random.Random(7)
+    return [[chooser.randrange(highest) for _ in range(chooser.randrange(40))] for _ in range(count)]
+
+
+# -- the reference: numpy and struct, nothing of ours
+
+
+def raw(tokens: list[int], kind: str = "<u4") -> bytes:
+    return np.array(tokens, kind).tobytes()
+
+
+def stream_of(documents: Documents, layout: str) -> list[int]:
+    first = layout in EOT_FIRST
+    return [t for one in documents for t in ([EOT, *one] if first else [*one, EOT])]
+
+
+def shard(layout: str, tokens: list[int]) -> bytes:
+    if layout == "build-nanogpt":
+        buffer = io.BytesIO()
+        np.save(buffer, np.array(tokens, np.uint32))
+        return buffer.getvalue()
+    header = struct.pack("<256i", 20240801, 7, len(tokens), *[0] * 253) if layout == "llm.c" else b""
+    return header + raw(tokens)
+
+
+def megatron_index(documents: Documents) -> bytes:
+    lengths = [len(one) + 1 for one in documents]
+    starts = [4 * sum(lengths[:i]) for i in range(len(lengths))]
+    n = len(lengths)
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, n, n + 1)
+    return head + struct.pack(f"<{n}i{n}q{n + 1}q", *lengths, *starts, *range(n + 1))
+
+
+def expected(layout: str, documents: Documents) -> dict[str, bytes]:
+    """The files, with the layout's own split: the first shard for validation, or nothing."""
+    tokens = stream_of(documents, layout)
+    if layout == "megatron":
+        stem = "fineweb_train_text_document"
+        return {f"{stem}.bin": raw(tokens, "<i4"), f"{stem}.idx": megatron_index(documents)}
+    names = {
+        "build-nanogpt": "edufineweb_{}_{:06d}.npy",
+        "llm.c": "edu_fineweb_{}_{:06d}.bin",
+        "plain": "{}_shard_{:04d}.bin",
+    }
+    files = {}
+    for number, start in enumerate(range(0, len(tokens), SHARD_TOKENS)):
+        split = "val" if number == 0 and layout != "plain" else "train"
+        files[names[layout].format(split, number)] = shard(layout, tokens[start:][:SHARD_TOKENS])
+    return files
+
+
+# -- the same with our parts
+
+
+def encoded_blocks(documents: Documents, start: Cursor, *, eot_first: bool) -> Iterator[EncodedBlock]:
+    """As a worker would send them; a position is a document's number."""
+    for first in range(start.position, len(documents), _DOCUMENTS_A_BLOCK):
+        part = documents[first : first + _DOCUMENTS_A_BLOCK]
+        spans = [
+            Span(
+                np.array([EOT, *one] if eot_first else [*one, EOT], WIDE.dtype),
+                np.array([0 if eot_first else len(one)]),
+            )
+            for one in part
+        ]
+        whole = join_spans(spans)
+        yield EncodedBlock(Cursor(0, first), Cursor(0, first + len(part)), whole.tokens, whole.eots)
+
+
+def no_mender() -> object:
+    raise AssertionError("there is no seam to mend")
+
+
+def write(
+    out: Path, layout: str, documents: Documents, *, kill_after: int | None = None, **more: object
+) -> Manifest:
+    """Make the shards, or the rest of them; `kill_after` so many slices."""
+    config = Config(out=str(out), layout=layout, shard_tokens=SHARD_TOKENS, **more)  # type: ignore[arg-type]
+    spec = output_spec(config, out, get_layout(layout), WIDE)
+    new = Manifest(
+        config.fingerprint(), [{"name": "made up"}], {}, digits=spec.layout.digits, vocabulary=WIDE
+    )
+    with FolderLock(out):
+        manifest = trim(load_manifest(out) or new, out)
+        check_vocabulary(manifest, WIDE)
+        open_folder(out, manifest)
+        packer = Packer(
+            SHARD_TOKENS,
+            split_rule=spec.split_rule,
+            one_file=spec.layout.one_file,
+            eot_first=spec.layout.eot_first,
+            done=manifest.done,
+            skip_tokens=manifest.end.skip_tokens,
+        )
+        blocks = encoded_blocks(documents, manifest.end, eot_first=spec.layout.eot_first)
+        slices = (part for b in stitch(blocks, no_mender, manifest.end) for part in packer.pack(b))  # type: ignore[arg-type]
+        with Output(spec, manifest, Disk(out, 0, Observer())) as output:
+            for number, part in enumerate(slices):
+                if number == kill_after:
+                    raise Killed
+                output.add(part)
+            return output.finish()
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    return make_documents()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, documents: Documents) -> dict[str, Path]:
+    """A folder in every layout that takes such ids."""
+    folders = {layout: tmp_path_factory.mktemp("wide") / layout for layout in LAYOUTS_FOR_WIDE}
+    for layout, folder in folders.items():
+        write(folder, layout, documents)
+    return folders
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_FOR_WIDE)
+def test_every_file_is_what_numpy_makes(made: dict[str, Path], documents: Documents, layout: str) -> None:
+    """Headers, widths, the index; and `verify` agrees."""
+    assert runs.outputs_in(made[layout]) == expected(layout, documents)
+    verdict = verify_folder(made[layout])
+    assert verdict.damages == []
+    assert verdict.manifest.vocabulary == WIDE
+    assert verdict.manifest.documents == len(documents)
+    data = json.loads((made[layout] / "manifest.json").read_text())
+    dtype = "int32" if layout == "megatron" else "uint32"
+    assert data["vocabulary"] == {
+        "name": "made-up", "sha256": "ab" * 32, "size": 70_000, "eot": EOT, "dtype": dtype,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_FOR_WIDE)
+@pytest.mark.parametrize("ratio", [None, 0.1])
+def test_a_crash_in_the_middle_changes_nothing(
+    tmp_path: Path, documents: Documents, layout: str, ratio: float | None
+) -> None:
+    """Killed once, resumed: the same files as without."""
+    write(tmp_path / "whole", layout, documents, val_ratio=ratio)
+    with pytest.raises(Killed):
+        write(tmp_path / "killed", layout, documents, kill_after=35, val_ratio=ratio)
+    before = load_manifest(tmp_path / "killed")
+    assert before is not None
+    assert 0 < before.tokens < sum(map(len, documents)) + len(documents)
+    write(tmp_path / "killed", layout, documents, val_ratio=ratio)
+    assert runs.outputs_in(tmp_path / "killed") == runs.outputs_in(tmp_path / "whole")
+    assert verify_folder(tmp_path / "killed").damages == []
+
+
+@pytest.mark.parametrize("source", LAYOUTS_FOR_WIDE)
+def test_export_into_every_other_layout(
+    made: dict[str, Path], documents: Documents, tmp_path: Path, source: str
+) -> None:
+    """The tokens are copied, each in the width of its new layout."""
+    for layout in LAYOUTS_FOR_WIDE:
+        manifest = runs.export(made[source], tmp_path / layout, layout=layout, shard_tokens=SHARD_TOKENS)
+        assert runs.outputs_in(tmp_path / layout) == expected(layout, documents)
+        assert manifest.vocabulary == WIDE
+        assert verify_folder(tmp_path / layout).damages == []
+
+
+def test_export_puts_a_share_of_the_documents_back(tmp_path: Path, documents: Documents) -> None:
+    """Both splits are read side by side, by documents."""
+    write(tmp_path / "in", "megatron", documents, val_ratio=0.2)
+    runs.export(tmp_path / "in", tmp_path / "out", layout="llm.c", shard_tokens=SHARD_TOKENS)
+    assert runs.outputs_in(tmp_path / "out") == expected("llm.c", documents)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_FOR_WIDE)
+def test_the_loader_gives_the_right_ids(made: dict[str, Path], documents: Documents, layout: str) -> None:
+    """Also without a header: the manifest beside the files says how wide a token is."""
+    size = 2 * 16
+    loader = ShardLoader(made[layout], "train", batch_size=2, length=16, framework="numpy")
+    tokens = stream_of(documents, layout)
+    if layout == "megatron":
+        files = [tokens]
+    else:
+        files = [tokens[i : i + SHARD_TOKENS] for i in range(0, len(tokens), SHARD_TOKENS)]
+    for file in files if layout in ("plain", "megatron") else files[1:]:
+        for first in range(0, len(file) - size, size):
+            x, y = loader.next_batch()
+            assert x.ravel().tolist() == file[first : first + size]
+            assert y.ravel().tolist() == file[first + 1 : first + size + 1]
+
+
+@pytest.mark.parametrize("layout", ["nanogpt", "modded-nanogpt"])
+def test_a_reader_of_two_bytes_is_refused(made: dict[str, Path], tmp_path: Path, layout: str) -> None:
+    """In a sentence with layout, vocabulary and the next step, before anything is written."""
+    sentence = rf"--layout {layout}: its reader takes tokens of 2 bytes, and the 70,000 ids .* made-up need 4"
+    with pytest.raises(UsageError, match=sentence) as refused:
+        runs.export(made["plain"], tmp_path / "out", layout=layout, shard_tokens=SHARD_TOKENS)
+    assert "plain" in refused.value.hint
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UsageError, match=sentence):
+        ShardFormat(get_layout(layout), WIDE)
+
+
+def test_widths_by_vocabulary_and_layout() -> None:
+    """GPT-2 is uint16 everywhere; Megatron changes to int32 at 65,500 ids, the others at 65,537."""
+    assert {ShardFormat(layout, GPT2).dtype.str for layout in LAYOUTS.values()} == {"<u2"}
+    for size, plain, megatron in [(65_499, "<u2", "<u2"), (65_536, "<u2", "<i4"), (65_537, "<u4", "<i4")]:
+        vocabulary = Vocabulary("v", "", size, 0)
+        assert ShardFormat(LAYOUTS["plain"], vocabulary).dtype.str == plain
+        assert ShardFormat(LAYOUTS["megatron"], vocabulary).dtype.str == megatron
+    llm_c = get_layout("llm.c")
+    assert llm_c.most_tokens(np.dtype("<u2")) == (2**31 - 1 - 1024) // 2
+    assert llm_c.most_tokens(np.dtype("<u4")) == (2**31 - 1 - 1024) // 4
+
+
+def test_an_id_outside_the_vocabulary_is_damage(tmp_path: Path) -> None:
+    """Whatever the width could hold; as int32 a negative number is one, too."""
+    tokens = [[5, 70_001], [2**31 + 5]]
+    write(tmp_path, "megatron", tokens)
+    (damage,) = verify_folder(tmp_path).damages
+    assert f"token {2**31 + 5} is outside the vocabulary" in damage
+
+
+def test_statistics_have_the_length_of_the_vocabulary(made: dict[str, Path], documents: Documents) -> None:
+    """Every id is counted; a file of another vocabulary's figures is not read."""
+    folder = made["build-nanogpt"]
+    manifest = load_manifest(folder)
+    assert manifest is not None
+    found = complete_folder_statistics(folder, manifest.shard_format, manifest.shards, in_order=True)
+    tokens = stream_of(documents, "build-nanogpt")
+    assert found.statistics.frequencies.tolist() == np.bincount(tokens, minlength=70_001).tolist()
+    assert found.statistics.borders == len(documents)
+    assert load_folder_statistics(folder, WIDE).shards == len(manifest.shards)
+    assert load_folder_statistics(folder, GPT2).shards == 0
+
+
+def test_another_vocabulary_is_refused(made: dict[str, Path]) -> None:
+    """A folder goes on with the vocabulary it was begun with."""
+    manifest = load_manifest(made["plain"])
+    assert manifest is not None
+    with pytest.raises(ChangedError, match=r"was made-up .70,000 ids.* and is gpt2 .50,257 ids"):
+        check_vocabulary(manifest, GPT2)
+    with pytest.raises(UsageError, match="made-up"):
+        load_token_bytes(manifest.vocabulary)
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "uint16"}, {"eot": 70_000}, {"size": 0}, {"size": "many"}, {"eot": -1}, {"name": 3}]
+)
+def test_a_vocabulary_that_can_not_be_is_damage(
+    made: dict[str, Path], tmp_path: Path, change: dict[str, object]
+) -> None:
+    """Told before a token is read with it."""
+    data = json.loads((made["plain"] / "manifest.json").read_text())
+    data["vocabulary"] |= change
+    runs.write_manifest(tmp_path, data)
+    with pytest.raises(DamageError, match="the manifest is damaged"):
+        load_manifest(tmp_path)
+
+
+def test_a_setting_that_is_younger_than_the_folder_has_its_default(made: dict[str, Path]) -> None:
+    """A new setting does not lock out the folders that were begun before it existed."""
+    manifest = load_manifest(made["plain"])
+    assert manifest is not None
+    defaults = {**Config().fingerprint(), "brand_new": "as before"}
+    check_settings(manifest, {**manifest.settings, "brand_new": "as before"}, defaults)
+    with pytest.raises(ChangedError, match=r"--brand-new was as before when .* and is other now"):
+        check_settings(manifest, {**manifest.settings, "brand_new": "other"}, defaults)
+
+
+def test_files_of_other_people(tmp_path: Path) -> None:
+    """A uint32 array can be mapped; bare tokens are uint16 where no manifest says otherwise."""
+    tokens = np.array([1, 2**20, 3], np.uint32)
+    np.save(tmp_path / "theirs_train.npy", tokens)
+    assert open_token_file(tmp_path / "theirs_train.npy").map().tolist() == tokens.tolist()
+    (tmp_path / "theirs.bin").write_bytes(struct.pack("<256i", 20240801, 7, 3, *[0] * 253) + tokens.tobytes())
+    file = open_token_file(tmp_path / "theirs.bin")
+    assert (file.kind, next(file.blocks()).tolist()) == ("llm.c", tokens.tolist())
+    (tmp_path / "train.bin").write_bytes(tokens.tobytes())
+    assert open_token_file(tmp_path / "train.bin").tokens == 6
+    (tmp_path / "old.bin").write_bytes(struct.pack("<256i", 20240801, 1, 3, *[0] * 253) + tokens.tobytes())
+    with pytest.raises(InputError, match="version 1 in its header, not 7"):
+        open_token_file(tmp_path / "old.bin")
+
+
+# -- the source itself
+
+_WIDTHS = re.compile(
+    r"uint16|[<>=|]u2|\b5025[67]\b|\b65[_,]?53[56]\b|2 ?\*\* ?16|1 << 16|VOCABULARY_SIZE"
+    r"|\b2 \* [\w.]*tokens|tokens\)? (\*|//) 2\b(?!\*)"
+)
+# Sizes that have nothing to do with ids say of what they are.
+_NAMED = re.compile(r"^_?[A-Z_]+_(DOCUMENTS|CHARACTERS|BYTES|TOKENS) = ")
+_SEARCH = re.compile(r"(flatnonzero|count_nonzero|where|nonzero)\(.*eot|== *[\w.]*\beot\b", re.IGNORECASE)
+
+
+def code_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines of a module without comments and docstrings."""
+    lines: dict[int, list[str]] = {}
+    with open(path, "rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
+            if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING) and not is_docstring:
+                lines.setdefault(token.start[0], []).append(token.line.partition("#")[0].strip())
+    return ((number, found[0]) for number, found in lines.items())
+
+
+def sources(*allowed: str) -> Iterator[tuple[str, int, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(allowed):
+            yield from ((name, number, line) for number, line in code_lines(path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "np.empty(0, np.uint16)", 'np.fromfile(file, "<u2")', "2 * record.tokens", "len(tokens) // 2",
+        "tokens * 2", "if token == 50256:", "_IDS = 2**16", "ids = 2 ** 16",
+    ],
+)  # fmt: skip
+def test_the_search_finds_what_it_should(line: str) -> None:
+    """Each of them once stood somewhere."""
+    assert _WIDTHS.search(line)
+    assert not _NAMED.match(line)
+
+
+def test_no_width_is_hard_wired() -> None:
+    """Only the vocabulary and the layouts know how wide a token is, which one is EOT, how many there are."""
+    found = [
+        f"{name}:{number}: {line}"
+        for name, number, line in sources("vocabulary.py", "layouts/")
+        if _WIDTHS.search(line) and not _NAMED.match(line)
+    ]
+    assert found == []
+
+
+def test_only_readers_of_finished_files_search_for_eots() -> None:
+    """In a build the borders are carried along; and whoever searches does it in the one way there is."""
+    lines = list(sources("vocabulary.py"))
+    assert [f"{name}:{number}: {line}" for name, number, line in lines if _SEARCH.search(line)] == []
+    assert {name for name, _, line in lines if "find_eots" in line} == {
+        "reading/inspection.py",
+        "reading/samples.py",
+        "reading/token_statistics.py",
+        "reading/token_stream.py",
+        "reading/verify.py",
+        "store/megatron_index.py",
+    }
