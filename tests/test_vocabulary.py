@@ -340,7 +340,7 @@ def test_files_of_other_people(tmp_path: Path) -> None:
 
 _WIDTHS = re.compile(
     r"uint16|[<>=|]u2|\b5025[67]\b|\b65[_,]?53[56]\b|2 ?\*\* ?16|1 << 16|VOCABULARY_SIZE"
-    r"|\b2 \* [\w.]*tokens|tokens\)? (\*|//) 2\b"
+    r"|\b2 \* [\w.]*tokens|tokens\)? (\*|//) 2\b(?!\*)"
 )
 # Sizes that have nothing to do with ids say of what they are.
 _NAMED = re.compile(r"^_?[A-Z_]+_(DOCUMENTS|CHARACTERS|BYTES|TOKENS) = ")
@@ -363,6 +363,19 @@ def sources(*allowed: str) -> Iterator[tuple[str, int, str]]:
         name = path.relative_to(PACKAGE).as_posix()
         if not name.startswith(allowed):
             yield from ((name, number, line) for number, line in code_lines(path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "np.empty(0, np.uint16)", 'np.fromfile(file, "<u2")', "2 * record.tokens", "len(tokens) // 2",
+        "tokens * 2", "if token == 50256:", "_IDS = 2**16", "ids = 2 ** 16",
+    ],
+)  # fmt: skip
+def test_the_search_finds_what_it_should(line: str) -> None:
+    """Each of them once stood somewhere."""
+    assert _WIDTHS.search(line)
+    assert not _NAMED.match(line)
 
 
 def test_no_width_is_hard_wired() -> None:
