@@ -134,7 +134,7 @@ def write(
 ) -> Manifest:
     """Make the shards, or the rest of them; `kill_after` so many slices."""
     config = Config(out=str(out), layout=layout, shard_tokens=SHARD_TOKENS, **more)  # type: ignore[arg-type]
-    spec = output_spec(config, out, get_layout(layout), WIDE)
+    spec = output_spec(config, WIDE)
     new = Manifest(
         config.fingerprint(), [{"name": "made up"}], {}, digits=spec.layout.digits, vocabulary=WIDE
     )
