@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.memory_guard import MemoryGuard
+from fineweb_shards.types import Batch, Tokens
 
 PARENT = Path(__file__).parent / "orphan_parent.py"
 
@@ -48,6 +50,16 @@ def by_value(folder: Path) -> tuple[Source, list[str]]:
     return runs.job_of(folder / "out", path, batch_bytes=65536).source, documents
 
 
+def batches_of(source: Source, executor: LocalExecutor, victims: list[int]) -> Iterator[Batch]:
+    """The last one not before somebody was killed and the end of it was noticed: on a busy machine the others
+    might be through with everything until then."""
+    *batches, last = source.batches(runs.START)
+    yield from batches
+    while not victims or victims[0] in [worker.pid for worker in executor._workers]:
+        time.sleep(0.005)
+    yield last
+
+
 @pytest.mark.promise(8)
 @pytest.mark.parametrize(
     ("make", "longest_pause"), [(many_small, 0.3), (many_small, 0.0), (a_few_large, 0.2), (by_value, 0.01)],
@@ -64,8 +76,9 @@ def test_a_killed_worker_is_replaced(
     kills = iter(tries(2, 25))
     with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40)) as executor:
         while (kill := next(kills, None)) is not None:
-            parts = []
-            stream = executor.encode(source.batches(runs.START))
+            parts: list[Tokens] = []
+            victims: list[int] = []
+            stream = executor.encode(batches_of(source, executor, victims))
             for number, block in enumerate(stream):
                 parts.append(block.tokens)
                 if number != 3:
@@ -73,6 +86,7 @@ def test_a_killed_worker_is_replaced(
                 time.sleep(chooser.uniform(0, longest_pause))
                 victim = executor._workers[kill % 2].pid
                 os.kill(victim, signal.SIGKILL)
+                victims.append(victim)
                 with within(5.0):
                     while victim in [worker.pid for worker in executor._workers]:
                         parts.append(next(stream).tokens)
