@@ -309,6 +309,26 @@ def test_a_vocabulary_that_can_not_be_is_damage(
         load_manifest(tmp_path)
 
 
+@pytest.mark.parametrize("folder", ["growing", "killed-before-its-record"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_manifests_from_before_are_gpt2(tmp_path: Path, folder: str, version: int) -> None:
+    """Those of format 2, and of format 3 from the days before it named a vocabulary; saved, they name it."""
+    specimen = Path(__file__).parent / "store" / "specimens" / "format-2" / folder / "manifest.json"
+    text = specimen.read_text()
+    if version == 3:
+        text = text.replace('"inside"', '"starts_mid_document"')
+        text = text.replace('"wrong_claims"', '"token_count_mismatches"')
+    runs.write_manifest(tmp_path, {**json.loads(text), "format": version})
+    manifest = load_manifest(tmp_path)
+    assert manifest is not None
+    assert (manifest.vocabulary, manifest.shard_format.dtype.name) == (GPT2, "uint16")
+    with FolderLock(tmp_path):
+        manifest.save(tmp_path)
+    data = json.loads((tmp_path / "manifest.json").read_text())
+    assert (data["format"], data["vocabulary"]["name"]) == (3, "gpt2")
+    assert "tokenizer" not in data
+
+
 def test_a_setting_that_is_younger_than_the_folder_has_its_default(made: dict[str, Path]) -> None:
     """A new setting does not lock out the folders that were begun before it existed."""
     manifest = load_manifest(made["plain"])
