@@ -22,6 +22,7 @@ from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.loader import ShardLoader
 from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
+from fineweb_shards.reading.inspection import open_target
 from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
@@ -337,6 +338,20 @@ def test_a_setting_that_is_younger_than_the_folder_has_its_default(made: dict[st
     check_settings(manifest, {**manifest.settings, "brand_new": "as before"}, defaults)
     with pytest.raises(ChangedError, match=r"--brand-new was as before when .* and is other now"):
         check_settings(manifest, {**manifest.settings, "brand_new": "other"}, defaults)
+
+
+def test_a_damaged_manifest_beside_bare_tokens_is_told(made: dict[str, Path], tmp_path: Path) -> None:
+    """Its width would be a guess; a file with a header is read all the same. One of another program says
+    nothing about ours."""
+    text = (made["plain"] / "manifest.json").read_text()
+    (tmp_path / "train.bin").write_bytes(np.array([1, 2], np.uint16).tobytes())
+    np.save(tmp_path / "a.npy", np.array([1, 2], np.uint16))
+    (tmp_path / "manifest.json").write_text(text[:-20])
+    with pytest.raises(DamageError, match=r"manifest\.json: the manifest is damaged"):
+        open_token_file(tmp_path / "train.bin")
+    assert open_target(tmp_path / "a.npy").vocabulary == GPT2
+    (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
+    assert open_token_file(tmp_path / "train.bin").tokens == 2
 
 
 def test_files_of_other_people(tmp_path: Path) -> None:
