@@ -22,6 +22,7 @@ from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.loader import ShardLoader
 from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
+from fineweb_shards.reading.inspection import open_target
 from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
@@ -29,7 +30,7 @@ from fineweb_shards.run.job import output_spec
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest_file import load_manifest, save_manifest
 from fineweb_shards.store.output import Output, open_folder
 from fineweb_shards.stream.borders import Span, join_spans
 from fineweb_shards.stream.packer import Packer
@@ -311,6 +312,26 @@ def test_a_vocabulary_that_can_not_be_is_damage(
         load_manifest(tmp_path)
 
 
+@pytest.mark.parametrize("folder", ["growing", "killed-before-its-record"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_manifests_from_before_are_gpt2(tmp_path: Path, folder: str, version: int) -> None:
+    """Those of format 2, and of format 3 from the days before it named a vocabulary; saved, they name it."""
+    specimen = Path(__file__).parent / "store" / "specimens" / "format-2" / folder / "manifest.json"
+    text = specimen.read_text()
+    if version == 3:
+        text = text.replace('"inside"', '"starts_mid_document"')
+        text = text.replace('"wrong_claims"', '"token_count_mismatches"')
+    runs.write_manifest(tmp_path, {**json.loads(text), "format": version})
+    manifest = load_manifest(tmp_path)
+    assert manifest is not None
+    assert (manifest.vocabulary, manifest.shard_format.dtype.name) == (GPT2, "uint16")
+    with FolderLock(tmp_path):
+        save_manifest(manifest, tmp_path)
+    data = json.loads((tmp_path / "manifest.json").read_text())
+    assert (data["format"], data["vocabulary"]["name"]) == (3, "gpt2")
+    assert "tokenizer" not in data
+
+
 def test_a_setting_that_is_younger_than_the_folder_has_its_default(made: dict[str, Path]) -> None:
     """A new setting does not lock out the folders that were begun before it existed."""
     manifest = load_manifest(made["plain"])
@@ -319,6 +340,20 @@ def test_a_setting_that_is_younger_than_the_folder_has_its_default(made: dict[st
     check_settings(manifest, {**manifest.settings, "brand_new": "as before"}, defaults)
     with pytest.raises(ChangedError, match=r"--brand-new was as before when .* and is other now"):
         check_settings(manifest, {**manifest.settings, "brand_new": "other"}, defaults)
+
+
+def test_a_damaged_manifest_beside_bare_tokens_is_told(made: dict[str, Path], tmp_path: Path) -> None:
+    """Its width would be a guess; a file with a header is read all the same. One of another program says
+    nothing about ours."""
+    text = (made["plain"] / "manifest.json").read_text()
+    (tmp_path / "train.bin").write_bytes(np.array([1, 2], np.uint16).tobytes())
+    np.save(tmp_path / "a.npy", np.array([1, 2], np.uint16))
+    (tmp_path / "manifest.json").write_text(text[:-20])
+    with pytest.raises(DamageError, match=r"manifest\.json: the manifest is damaged"):
+        open_token_file(tmp_path / "train.bin")
+    assert open_target(tmp_path / "a.npy").vocabulary == GPT2
+    (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
+    assert open_token_file(tmp_path / "train.bin").tokens == 2
 
 
 def test_files_of_other_people(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fineweb_shards.errors import InputError, UsageError
+from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
 from fineweb_shards.reading.token_file import (
     TokenFile,
     has_eot_first,
@@ -64,7 +64,7 @@ class Match:
 def open_target(path: Path) -> Target:
     """A file, the files of a manifest in their order, or all token files of a folder."""
     if not path.is_dir():
-        return _make_target(path, [open_token_file(path)], vocabulary_beside(path) or GPT2)
+        return _make_target(path, [open_token_file(path)], _vocabulary_of(path))
     manifest = load_manifest(path) if (path / FILE_NAME).exists() else None
     if manifest is None:
         files = token_files(path)
@@ -76,6 +76,14 @@ def open_target(path: Path) -> Target:
             f"{path}: there is no file of tokens here.", "Name a .npy or .bin file, or a folder."
         )
     return _make_target(path, files, manifest.vocabulary if manifest else GPT2)
+
+
+def _vocabulary_of(path: Path) -> Vocabulary:
+    """Of one file. A damaged manifest beside it must not hide what is in it."""
+    try:
+        return vocabulary_beside(path) or GPT2
+    except (DamageError, ChangedError):
+        return GPT2
 
 
 def _make_target(path: Path, files: list[TokenFile], vocabulary: Vocabulary) -> Target:

@@ -19,12 +19,13 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
-from fineweb_shards.errors import InputError, OutputError
+from fineweb_shards.errors import InputError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
+from fineweb_shards.store.manifest_file import FILE_NAME, is_ours, load_manifest
+from fineweb_shards.system.durable import read_file
 from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype
 
@@ -128,9 +129,10 @@ def _read_format(folder: Path, mtime_ns: int, size_bytes: int) -> ShardFormat | 
     """Once for all files of a folder, until its manifest is another one. A damaged one is told: whoever
     guessed the width would read garbage."""
     try:
-        manifest = load_manifest(folder)
-    except OutputError:  # of another program
-        return None
+        ours = is_ours(folder, read_file(folder / FILE_NAME))
+    except OSError as error:
+        raise _refused(folder / FILE_NAME, error.strerror or str(error)) from error
+    manifest = load_manifest(folder) if ours else None  # or else of another program
     return manifest.shard_format if manifest else None
 
 

@@ -23,6 +23,7 @@ from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Cursor
 from fineweb_shards.units import show_bytes
 
@@ -90,7 +91,7 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING, don
 def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
     limit = _SAMPLE_BYTES if trial_seconds else QUICK_SAMPLE_BYTES
     sample = take_sample(job, limit, start if job.commit else _BEGINNING)
-    engine = job.engine() if trial_seconds else TiktokenEngine()
+    engine = (job.engine if trial_seconds else TiktokenEngine)(load_token_bytes(job.vocabulary))
     measured = measure_sample(engine, sample.texts, trial_seconds)
     extent = _measure_extent(job, sample, measured, start, every_footer=trial_seconds > 0)
     limited = _limit(extent, job.config.max_tokens)

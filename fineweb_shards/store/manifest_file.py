@@ -62,7 +62,7 @@ def load_manifest(folder: Path) -> Manifest | None:
         return None
     except OSError as error:
         raise output_error(path, error) from error
-    if not _is_ours(folder, data):
+    if not is_ours(folder, data):
         raise OutputError(
             f"{path}: this is not a manifest of fineweb-shards, but a file of another program.",
             "For a build, choose another --out. Nothing here was touched, and --fresh would not change that.",
@@ -103,7 +103,7 @@ def nothing_built(folder: Path) -> OutputError:
     )
 
 
-def _is_ours(folder: Path, data: bytes) -> bool:
+def is_ours(folder: Path, data: bytes) -> bool:
     """Whether a `manifest.json` is one of this program's, damaged perhaps: web applications and many others
     have a file of that name. Most of our fields are in it, or a run of ours has been at work here."""
     if sum(f'"{name}"'.encode() in data for name in _FIELDS) > len(_FIELDS) // 2:
