@@ -1,8 +1,8 @@
-"""Memory: divided before the start, watched during the run.
+"""Divide the memory among workers before the start, and watch it during the run.
 
-The guard looks at the whole machine, not only at us: whoever sits at it comes first. It gives advice;
-the supervisor (executors/local.py) follows it. It does not limit what a single batch takes: that is bounded
-by how batches are cut.
+The guard looks at the whole machine, not only at this program: other programs on it have precedence. It only
+gives advice, which the supervisor (executors/local/executor.py) follows. It does not limit what a single
+batch takes: that is bounded by how batches are cut.
 """
 
 from __future__ import annotations
@@ -24,47 +24,48 @@ from fineweb_shards.system.machine import (
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_bytes
 
-# Allowances. Measured together: two workers, the parent and what is in flight peak at 773 MB (PSS).
+# What a process may take. Measured: two workers, the parent and the text in flight peak at 773 MB (PSS).
 WORKER_BYTES = 240 * 2**20
 PARENT_BYTES = 192 * 2**20
-# A batch costs its text as bytes, as str, its tokens twice on the way, and once in the parent.
+# A batch takes its text as bytes and as str, and its tokens twice in transit and once in the parent.
 _COPIES = 4
 MAXIMUM_WINDOW_BYTES = 192 * 2**20
 MAXIMUM_BUDGET_BYTES = 4 * 2**30
-BUDGET_SHARE = 4  # of what is available, one part in so many
+BUDGET_SHARE = 4  # the default budget is a quarter of what is available
 
 LOOK_EVERY_SECONDS = 1.0
-# Memory is short when less than this is available, in a small place less than a twentieth of it.
+# Memory is short when less than this is available, or in a small machine or group less than a twentieth.
 SHORT_BYTES = 512 * 2**20
 SHORT_SHARE = 20
-# ... and no longer short when twice that is: on the brink, pausing and going on would alternate.
+# ... and no longer short when twice that is available: with one threshold, pauses would start and end
+# every second.
 RELIEF = 2
-# It is also short when everybody waits for it, however much the kernel says is there.
+# It is also short when all processes stall for it, however much the kernel says is available.
 STALL_PERCENT = 20.0
 STALL_RELIEF_PERCENT = 5.0
-# When it stays short, workers go, one at a time, the largest first.
+# When it stays short, workers are ended, one at a time, the largest first.
 RETIRE_AFTER_SECONDS = 10.0
-# A worker beyond its share of the budget is renewed, but not all the time.
+# A worker that exceeds its share of the budget is replaced, but not more often than this.
 RENEW_EVERY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How a run uses the machine."""
+    """How many workers a run has, and how much memory."""
 
     workers: int
     memory_bytes: int
-    window_bytes: int  # of text in flight
-    wanted_workers: int | None = None  # as asked for; the memory may not hold so many
+    window_bytes: int  # the most text in flight
+    wanted_workers: int | None = None  # as requested; the memory may not be enough for so many
 
     @property
     def worker_bytes(self) -> int:
-        """A worker's share of the memory, with its part of what is in flight."""
+        """A worker's share of the memory, including its part of the text in flight."""
         return (self.memory_bytes - PARENT_BYTES) // self.workers
 
 
 def plan_budget(workers: int | None, max_memory: int | None, batch_bytes: int) -> Budget:
-    """Divide the memory; fewer workers where it does not hold all of them."""
+    """Divide the memory among the workers, of which there are fewer if it is not enough for all."""
     memory = _memory_budget_bytes(max_memory)
     wanted = workers or usable_cores()
     least_window = 2 * batch_bytes
@@ -82,7 +83,7 @@ def plan_budget(workers: int | None, max_memory: int | None, batch_bytes: int) -
 
 
 def _memory_budget_bytes(max_memory: int | None) -> int:
-    """What was asked for, which must exist, or a share of what is available."""
+    """Return the requested budget, checked to exist, or by default a share of what is available."""
     if max_memory is None:
         return min(available_memory_bytes() // BUDGET_SHARE, MAXIMUM_BUDGET_BYTES)
     smallest = min(memory_limits(), key=lambda limit: limit.total_bytes)
@@ -95,7 +96,7 @@ def _memory_budget_bytes(max_memory: int | None) -> int:
 
 
 class Advice(enum.Enum):
-    """What to do about memory."""
+    """What the supervisor should do about memory."""
 
     GO = "go on"
     PAUSE = "give out no more work"
@@ -105,7 +106,7 @@ class Advice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the guard looks at."""
+    """One measurement of the memory of the machine and its control groups."""
 
     limits: Sequence[MemoryLimit]
     stall_percent: float
@@ -116,7 +117,7 @@ def read_memory() -> Reading:
 
 
 class MemoryGuard:
-    """Watches memory for one run. Looks at most once a second, however often it is asked."""
+    """Watches memory for one run. Measures at most once a second, however often `look` is called."""
 
     def __init__(
         self,
@@ -138,12 +139,12 @@ class MemoryGuard:
         self._next_renewal = self._next_look
 
     def look(self, workers: Sequence[int]) -> Advice:
-        """What to do now; `workers` are process ids."""
+        """Measure, and return what to do now; `workers` are process ids."""
         now = self._clock.now()
         if now < self._next_look:
             return Advice.PAUSE if self.shortage else Advice.GO
         self._next_look = now + LOOK_EVERY_SECONDS
-        self._weigh(workers)
+        self._measure_processes(workers)
         before, self.shortage = self.shortage, self._find_shortage()
         if self.shortage:
             if before is None:
@@ -158,15 +159,16 @@ class MemoryGuard:
         return Advice.GO
 
     def size_bytes(self, worker: int) -> int:
-        """How large a worker was at the last look."""
+        """Return a worker's memory at the last measurement."""
         return self._sizes.get(worker, 0)
 
-    def _weigh(self, workers: Sequence[int]) -> None:
+    def _measure_processes(self, workers: Sequence[int]) -> None:
         self._sizes = {pid: self._measure(pid) or 0 for pid in (os.getpid(), *workers)}
         self.used_bytes = sum(self._sizes.values())
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     def _find_shortage(self) -> str | None:
+        """Describe what is short now; None if nothing is."""
         reading = self._read()
         factor = RELIEF if self.shortage else 1
         for limit in reading.limits:
