@@ -1,24 +1,24 @@
-"""Every error a user can meet: its exit code and the next step.
+"""All errors that are shown to a user: each with its exit code and a hint at the next step.
 
     ShardError                      1   something this program did not expect
-    ├── NoMatch                     1   `inspect --grep` found nothing; as grep has it
+    ├── NoMatch                     1   `inspect --grep` found nothing; grep ends with 1, too
     ├── UsageError                  2   a flag or a config key is wrong
     ├── InputError                  3   an input is missing, can't be read or holds no document
     │   ├── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
-    │   └── HubError                3   the hub has no such dataset, config, split or file for us
+    │   └── HubError                3   the hub refuses: no such dataset, config, split or file, or no access
     ├── ChangedError                4   the source or a setting is not what the manifest says
     ├── OutputError                 5   the output folder can't be written
     │   └── DiskFullError           5   no space left
     ├── LockedError                 6   another run holds the output folder
     ├── DamageError                 7   `verify` found damaged files
     ├── ExactnessError              8   tokens differ from tiktoken's
-    ├── WorkerError                 9   workers end again and again, and no document is to blame
+    ├── WorkerError                 9   workers crash again and again, and no single document is the cause
     ├── NetworkError               10   the hub could not be reached for longer than --max-outage
     ├── QuarantineError            11   everything is done, but some documents had to be left out
-    ├── ReaderGone                141   of a verb that only prints: whoever read its output has left
+    ├── ReaderGone                141   standard output was closed, in a verb that only prints
     └── Interrupted               130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal)
 
-A user sees `message`, then `hint`. Only a bare exception, never one of these, shows a traceback.
+A user sees `message`, then `hint`. A traceback is only shown for other exceptions: those are bugs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from collections.abc import Iterable
 
 
 class ShardError(Exception):
-    """Base of all errors that are told in a sentence instead of a traceback."""
+    """Base of all errors that are shown as a sentence instead of a traceback."""
 
     exit_code = 1
     hint = "This should not happen; please report it with the log in .fineweb-shards/."
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message, hint)  # both, so that the error survives a pickle between processes
+        super().__init__(message, hint)  # both, so that unpickling in another process restores both
         self.message = message
         if hint is not None:
             self.hint = hint
@@ -51,7 +51,7 @@ class UsageError(ShardError):
 
 
 class InputError(ShardError):
-    """An input is missing, or is not what it was said to be."""
+    """An input is missing, can't be read, or is not what the settings say it is."""
 
     exit_code = 3
     hint = "Check --input."
@@ -60,11 +60,11 @@ class InputError(ShardError):
 class BadFileError(InputError):
     """One file, or a part of it, is damaged; `--on-bad-file skip` goes on without it."""
 
-    hint = "Mend or remove it, or leave it out with --on-bad-file skip; the same command goes on."
+    hint = "Repair or remove it, or leave it out with --on-bad-file skip; the same command goes on."
 
 
 class HubError(InputError):
-    """The hub answers, and says no. Waiting would not help."""
+    """The hub answers with a refusal, which no retry would change."""
 
     hint = "Check --dataset, --name, --split and --revision; private datasets need HF_TOKEN."
 
@@ -111,7 +111,7 @@ class ExactnessError(ShardError):
 
 
 class WorkerError(ShardError):
-    """Workers end again and again, and no single document is to blame."""
+    """Workers crash again and again, and no single document is the cause."""
 
     exit_code = 9
     hint = "Everything finished is kept; the same command tries again. See --max-memory and --workers."
@@ -125,14 +125,14 @@ class NetworkError(ShardError):
 
 
 class QuarantineError(ShardError):
-    """The shards are complete, but for documents that nobody could encode."""
+    """The shards are complete, except for documents that could not be encoded."""
 
     exit_code = 11
-    hint = "The shards can be used. Please report the documents, so that this can be mended."
+    hint = "The shards can be used. Please report the documents, so that this can be fixed."
 
 
-class NoMatch(ShardError):  # noqa: N818 - it is no error, but a script may want to know
-    """`inspect --grep` found nothing. Like grep, it says so by its exit code only."""
+class NoMatch(ShardError):  # noqa: N818 - not an error, but scripts need the exit code
+    """`inspect --grep` found nothing. As with grep, only the exit code says so."""
 
     exit_code = 1
     hint = ""
@@ -141,8 +141,8 @@ class NoMatch(ShardError):  # noqa: N818 - it is no error, but a script may want
         super().__init__("")
 
 
-class ReaderGone(ShardError):  # noqa: N818 - it is no error: `fineweb-shards status | head -1`
-    """Whoever read standard output has closed it. Said by the exit code only, like any program in a pipe."""
+class ReaderGone(ShardError):  # noqa: N818 - not an error: `fineweb-shards status | head -1`
+    """The reader of standard output has closed it. As in any pipe, only the exit code says so."""
 
     exit_code = 141
     hint = ""
@@ -151,8 +151,8 @@ class ReaderGone(ShardError):  # noqa: N818 - it is no error: `fineweb-shards st
         super().__init__("")
 
 
-class Interrupted(ShardError):  # noqa: N818 - it is no error, but it ends the run like one
-    """Ctrl-C, SIGTERM or SIGHUP."""
+class Interrupted(ShardError):  # noqa: N818 - not an error, but it ends the run like one
+    """The run was stopped by Ctrl-C, SIGTERM or SIGHUP."""
 
     hint = ""
 
@@ -162,13 +162,13 @@ class Interrupted(ShardError):  # noqa: N818 - it is no error, but it ends the r
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like `word`, if any is; upper and lower case count as alike."""
+    """Return the known name that is most similar to `word`, ignoring case; None if none is similar."""
     names = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.7)
     return names[found[0]] if found else None
 
 
 def suggest(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """A hint: `Did you mean …?`, or `otherwise` where no name is like it."""
+    """Return the hint `Did you mean …?`, or `otherwise` if no known name is similar to `word`."""
     match = closest(word, known)
     return f"Did you mean {match}?" if match else otherwise

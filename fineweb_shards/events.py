@@ -1,4 +1,8 @@
-"""Who is told what happens in a run: the terminal, the log, or from a worker its parent."""
+"""Events of a run, and the interface of those that receive them.
+
+The parent's observer writes to the terminal and the log (watching/progress.py); a worker's sends everything
+to the parent (executors/local/messages.py).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened: a line in the log and, if it is `loud`, one on the screen."""
+    """One thing that happened: it becomes a line in the log and, if `loud`, one on the screen as well."""
 
     kind: str  # one word: start, shard, retry, worker, note …
     text: str
@@ -15,13 +19,19 @@ class Event:
 
 
 class Observer:
-    """Tells nobody. Those who do tell somebody override the methods, which may be called from any thread."""
+    """Receives the events of a run. This base class ignores them; subclasses override what they need.
+
+    The methods may be called from any thread.
+    """
 
     def tell(self, event: Event) -> None:
-        """Something has happened."""
+        """Receive an event."""
 
     def wait(self, cause: str, reason: str | None) -> None:
-        """The run stands still for `reason`; None: it goes on. One `cause` does not end another's wait."""
+        """Receive the beginning of a wait for `cause` ("network", "disk" …), or its end if `reason` is None.
+
+        Waits for different causes may overlap; each is ended on its own.
+        """
 
     def fetch(self, size_bytes: int) -> None:
-        """So many bytes have come over the network."""
+        """Receive the number of bytes that have just come over the network."""

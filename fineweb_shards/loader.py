@@ -1,22 +1,22 @@
-"""A data loader for training code: batches of tokens from finished shards, for rank r of n.
+"""A data loader for training code: gives batches of tokens from finished shards to rank r of n.
 
     from fineweb_shards.loader import ShardLoader
 
     loader = ShardLoader("edu_fineweb10B", "train", batch_size=64, length=1024, rank=0, ranks=8)
-    x, y = loader.next_batch()            # (64, 1024) each; y is x one token further on
+    x, y = loader.next_batch()            # (64, 1024) each; y is x shifted by one token
     checkpoint["loader"] = loader.state_dict()
 
 Without a seed the batches are those of build-nanogpt's DataLoaderLite, on every rank; a shard that is too
-short for it, where DataLoaderLite crashes, is passed over. With a seed, shards and windows (rows of
-`length` tokens) are shuffled, differently in each epoch and alike on all ranks: no two ranks see the same
-window, and a window comes at most once an epoch (the last few may not fill a batch on all ranks).
+short for it, where DataLoaderLite crashes, is skipped. With a seed, shards and windows (rows of `length`
+tokens) are shuffled, differently in each epoch and with the same result on all ranks: no two ranks see the
+same window, and a window comes at most once an epoch (the last few may not fill a batch on all ranks).
 
-Every rank has the same number of batches in an epoch, `len(loader)`; `next_batch` goes on with the next epoch
-behind it. (DataLoaderLite gives some ranks a few more: they are left out, so that no rank waits for another.)
-In the workers of a torch DataLoader use `ShardDataset` (torch_dataset.py), which divides the batches among
-them; here `next_batch` refuses, because every worker would give the same ones.
+Every rank has the same number of batches in an epoch, `len(loader)`; after the last one `next_batch` begins
+the next epoch. (DataLoaderLite gives some ranks a few more: they are left out, so that no rank waits for
+another.) In the workers of a torch DataLoader use `ShardDataset` (torch_dataset.py), which divides the
+batches among them; `next_batch` raises an error there, because every worker would give the same batches.
 
-Shards are mapped, not loaded. Only numpy is needed; where torch is installed, batches are its tensors.
+Shards are memory-mapped, not loaded. Only numpy is needed; if torch is installed, batches are torch tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Rows = NDArray[np.int64]
 
 
 class ShardLoader:
-    """Endless batches; `epoch` counts how often the shards have begun anew, `len` is that of an epoch."""
+    """An endless sequence of batches. `epoch` counts the passes completed, `len` is the length of one."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ShardLoader:
         seed: int | None = None,
         framework: Literal["auto", "numpy", "torch"] = "auto",
     ) -> None:
-        """`shards` is a folder, of which the files with `split` in their name are read, or the files."""
+        """Open the shards: all files with `split` in their name if `shards` is a folder, else these files."""
         if min(batch_size, length, ranks) < 1 or not 0 <= rank < ranks:
             raise ValueError("batch_size, length and ranks must be at least 1, and rank below ranks")
         self.files = _open(shards, split)
@@ -65,10 +65,10 @@ class ShardLoader:
         self._torch = framework == "torch" or (
             framework == "auto" and bool(importlib.util.find_spec("torch"))
         )
-        self._order: _InOrder | _Shuffled = (
-            _InOrder(self.files, batch_size * length, rank, ranks)
+        self._order: _SequentialOrder | _ShuffledOrder = (
+            _SequentialOrder(self.files, batch_size * length, rank, ranks)
             if seed is None
-            else _Shuffled(self.files, batch_size, length, rank, ranks, seed)
+            else _ShuffledOrder(self.files, batch_size, length, rank, ranks, seed)
         )
         if not self.batches_per_epoch:
             raise InputError(
@@ -80,7 +80,7 @@ class ShardLoader:
 
     @property
     def batches_per_epoch(self) -> int:
-        """How many batches every rank gets before the shards begin anew."""
+        """The number of batches that every rank gets in one pass over the shards."""
         return self._order.batches
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class ShardLoader:
             yield self.next_batch()
 
     def next_batch(self) -> tuple[Any, Any]:
-        """Inputs and targets, int64, `batch_size` x `length`."""
+        """Return the next inputs and targets, int64, `batch_size` x `length` each."""
         if _torch_worker()[1] > 1:
             raise RuntimeError(
                 "a ShardLoader in several workers of a torch DataLoader would give each batch several times: "
@@ -106,28 +106,28 @@ class ShardLoader:
         return batch
 
     def epoch_batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]:
-        """The batches of an epoch from number `start` on; in a worker of a torch DataLoader, its share.
+        """Yield the batches of an epoch from number `start` on; in a worker of a torch DataLoader, its share.
 
-        A DataLoader asks its workers in turn, so that all together they come in the order of one.
+        A DataLoader asks its workers in turn, so that the order is the same for any number of them.
         """
         worker, workers = _torch_worker()
         for number in range(start + worker, self.batches_per_epoch, workers):
             yield self.batch(epoch, number)
 
     def batch(self, epoch: int, number: int) -> tuple[Any, Any]:
-        """One batch of an epoch, by its number from 0."""
+        """Return one batch of an epoch by its number, counted from 0."""
         x, y = (rows.reshape(self._batch_size, self._length) for rows in self._order.batch(epoch, number))
         if not self._torch:
             return x, y
-        torch = importlib.import_module("torch")  # not before: numpy alone is enough, and quick
+        torch = importlib.import_module("torch")  # only here: loading it is slow, and numpy alone is enough
         return torch.from_numpy(x), torch.from_numpy(y)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is: the same for all ranks that have taken the same number of steps."""
+        """Return the position, for a checkpoint. It is the same on all ranks after equally many steps."""
         return {"batches": self._batches, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another loader over the same shards was."""
+        """Continue from a saved position; ValueError if it was saved with other shards or settings."""
         for name, value in self._identity().items():
             if state.get(name) != value:
                 raise ValueError(
@@ -147,14 +147,14 @@ class ShardLoader:
 
 
 def _torch_worker() -> tuple[int, int]:
-    """Which worker of a torch DataLoader this process is, and of how many; (0, 1) where it is none."""
-    data = sys.modules.get("torch.utils.data")  # loaded in every process that is one
+    """Return this process's number among the workers of a torch DataLoader, and their count; else (0, 1)."""
+    data = sys.modules.get("torch.utils.data")  # every such worker has loaded it
     info = data.get_worker_info() if data else None
     return (0, 1) if info is None else (int(info.id), int(info.num_workers))
 
 
-class _Mapped:
-    """The shards, of which the ones used last stay mapped."""
+class _MappedShards:
+    """The shards as arrays, mapped when they are first used. At most two stay mapped."""
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
         self._files = files
@@ -171,19 +171,20 @@ class _Mapped:
         return self._open[number]
 
 
-class _InOrder:
-    """The order of DataLoaderLite, which each rank goes through by itself."""
+class _SequentialOrder:
+    """The order of DataLoaderLite: each rank goes through all shards in their order."""
 
     def __init__(self, files: Sequence[TokenFile], size: int, rank: int, ranks: int) -> None:
-        self._shards = _Mapped(files)
+        self._shards = _MappedShards(files)
         self._size, self._rank, self._ranks = size, rank, ranks
-        self._ends = [*accumulate(self._count(file.tokens, rank) for file in files)]
-        # The last rank has the fewest. All stop there: ranks that disagree wait for each other for ever.
-        self.batches = sum(self._count(file.tokens, ranks - 1) for file in files)
+        self._ends = [*accumulate(self._count_batches(file.tokens, rank) for file in files)]
+        # The last rank has the fewest. All stop there: with different numbers, ranks would wait for each
+        # other for ever.
+        self.batches = sum(self._count_batches(file.tokens, ranks - 1) for file in files)
 
-    def _count(self, tokens: int, rank: int) -> int:
-        """How many batches DataLoaderLite takes from a shard: it takes one without looking, and goes on
-        while a step of all ranks lies ahead of this one."""
+    def _count_batches(self, tokens: int, rank: int) -> int:
+        """Count the batches that DataLoaderLite takes from a shard: one without a check, and more as long as
+        another step of all ranks fits behind the last."""
         if tokens < self._size * (rank + 1) + 1:
             return 0
         return max(1, (tokens - 1 - self._size * rank) // (self._size * self._ranks))
@@ -193,16 +194,16 @@ class _InOrder:
         step = number - (self._ends[shard - 1] if shard else 0)
         begin = self._size * (step * self._ranks + self._rank)
         tokens = self._shards[shard][begin : begin + self._size + 1].astype(np.int64)
-        return tokens[:-1], tokens[1:].copy()  # a change of the targets must not change the inputs
+        return tokens[:-1], tokens[1:].copy()  # a copy: changing the targets must not change the inputs
 
 
-class _Shuffled:
-    """All windows in an order that epoch and seed decide; ranks take turns by batches."""
+class _ShuffledOrder:
+    """All windows in an order that depends on seed and epoch; the ranks take turns, a batch each."""
 
     def __init__(
         self, files: Sequence[TokenFile], batch_size: int, length: int, rank: int, ranks: int, seed: int
     ) -> None:
-        self._shards = _Mapped(files)
+        self._shards = _MappedShards(files)
         self._batch_size, self._length, self._rank, self._ranks = batch_size, length, rank, ranks
         self._seed = seed
         self._windows = [max(0, file.tokens - 1) // length for file in files]
@@ -211,31 +212,33 @@ class _Shuffled:
         self._permuted: dict[int, NDArray[np.int64]] = {}
 
     def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
-        self._turn_to(epoch)
+        self._shuffle_for(epoch)
         first = (number * self._ranks + self._rank) * self._batch_size
         rows = [self._row(place) for place in range(first, first + self._batch_size)]
         tokens = np.stack(rows).astype(np.int64)
         return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
-    def _turn_to(self, epoch: int) -> None:
+    def _shuffle_for(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch = epoch
             self._permuted.clear()
-            self._turn = np.random.default_rng([self._seed, epoch]).permutation(len(self._windows)).tolist()
-            self._ends = [*accumulate(self._windows[shard] for shard in self._turn)]
+            generator = np.random.default_rng([self._seed, epoch])
+            self._shard_order = generator.permutation(len(self._windows)).tolist()
+            self._ends = [*accumulate(self._windows[shard] for shard in self._shard_order)]
 
     def _row(self, place: int) -> Tokens:
+        """Return the window at this place of the epoch, with the token that follows it."""
         turn = bisect_right(self._ends, place)
-        shard = self._turn[turn]
-        window = self._order_of(shard)[place - (self._ends[turn - 1] if turn else 0)]
+        shard = self._shard_order[turn]
+        window = self._window_order(shard)[place - (self._ends[turn - 1] if turn else 0)]
         return self._shards[shard][window * self._length : (window + 1) * self._length + 1]
 
-    def _order_of(self, shard: int) -> NDArray[np.int64]:
+    def _window_order(self, shard: int) -> NDArray[np.int64]:
         if shard not in self._permuted:
             if len(self._permuted) > 1:
                 del self._permuted[next(iter(self._permuted))]
-            chooser = np.random.default_rng([self._seed, self._epoch, shard])
-            self._permuted[shard] = chooser.permutation(self._windows[shard])
+            generator = np.random.default_rng([self._seed, self._epoch, shard])
+            self._permuted[shard] = generator.permutation(self._windows[shard])
         return self._permuted[shard]
 
 

@@ -1,4 +1,4 @@
-"""ShardLoader's batches for a torch DataLoader, divided among its workers and the ranks of a training.
+"""A torch dataset over ShardLoader's batches, divided among the ranks of a training and DataLoader workers.
 
     from torch.utils.data import DataLoader
     from fineweb_shards.torch_dataset import ShardDataset
@@ -10,8 +10,9 @@
         for x, y in loader:               # (64, 1024) each, the same order for any number of workers
             ...
 
-The dataset makes whole batches, hence `batch_size=None`. A pass over it is one epoch, of the same length on
-every rank. To go on in the middle of one: `dataset.set_epoch(epoch, batches)` with the batches already taken.
+The dataset gives whole batches, hence `batch_size=None`. A pass over it is one epoch, of the same length on
+every rank. To resume in the middle of one: `dataset.set_epoch(epoch, batches)` with the number of batches
+already taken.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fineweb_shards.loader import ShardLoader
 
 
 class ShardDataset(IterableDataset):
-    """The batches of one rank. Rank and ranks are those of torch.distributed or torchrun unless you say."""
+    """The batches of one rank. `rank` and `ranks` default to those of torch.distributed or torchrun."""
 
     def __init__(
         self,
@@ -56,22 +57,23 @@ class ShardDataset(IterableDataset):
             seed=seed,
             framework="torch",
         )
-        # Shared with the workers: persistent ones are started once and must hear of the next epoch.
-        self._place = torch.zeros(2, dtype=torch.int64).share_memory_()
+        # Epoch and batch. In shared memory, because persistent workers are started only once and still
+        # must see the next epoch.
+        self._position = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int, batches: int = 0) -> None:
-        """Which epoch the next pass gives, and how many of its batches to leave out. With a seed, every
-        epoch has its own order; without a call all passes are epoch 0."""
+        """Choose the epoch of the next pass, and how many of its batches to skip. With a seed, every epoch
+        has its own order; if this is never called, all passes are epoch 0."""
         if epoch < 0 or not 0 <= batches <= len(self._loader):
             raise ValueError(f"epoch {epoch}, batch {batches}: an epoch has {len(self._loader)} batches")
-        self._place[0], self._place[1] = epoch, batches
+        self._position[0], self._position[1] = epoch, batches
 
     def __len__(self) -> int:
-        """How many batches the next pass gives on this rank."""
-        return len(self._loader) - int(self._place[1])
+        """Return the number of batches that the next pass gives on this rank."""
+        return len(self._loader) - int(self._position[1])
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return self._loader.epoch_batches(int(self._place[0]), int(self._place[1]))
+        return self._loader.epoch_batches(int(self._position[0]), int(self._position[1]))
 
 
 def _rank_of_this_process() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Numbers as people write and read them: `100M`, `1e8`, `2GiB`, `3 min`."""
+"""Parse and format numbers as people write them: `100M`, `1e8`, `2GiB`, `3 min`."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ _SIZES = {
     "": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
-_SHORT_SIZES = {"k": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # as GiB and so on, like other tools
+_SHORT_SIZES = {"k": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # `2G` is 2 GiB, as in other tools
 _TIMES = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _LONG_TIMES = {"sec": 1, "m": 60, "hour": 3600, "hours": 3600, "day": 86400, "days": 86400}
 
-_MOST_DIGITS = 30  # more would only keep the processor busy
+_MOST_DIGITS = 30  # exact arithmetic with more would take long, and no count needs them
 _DIGITS = r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*"
 _NUMBER = re.compile(rf"((?:{_DIGITS})?(?:\.[0-9]*)?)(?:e([+-]?[0-9]+))?\s*([a-z%]*)", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"-?[0-9]+,([0-9]+)\s*[a-z%]*", re.ASCII)
 
 
 def parse_count(text: str) -> int:
-    """`100M`, `1e8`, `100_000_000` or `100000000`; ValueError for anything that is no whole count."""
+    """Parse `100M`, `1e8`, `100_000_000` or `100000000`; ValueError for anything that is no whole number."""
     return _parse_whole(text, _COUNTS, {}, "8, 250_000, 100M or 1e8")
 
 
 def parse_bytes(text: str) -> int:
-    """`2GiB`, `500MB`, `2G` (as GiB, like other tools) or a plain number of bytes."""
+    """Parse `2GiB`, `500MB`, `2G` (2 GiB, as in other tools) or a plain number of bytes."""
     return _parse_whole(text, _SIZES, _SHORT_SIZES, "2GiB, 500MB or 1048576")
 
 
 def parse_seconds(text: str) -> int:
-    """`90`, `90s`, `15min`, `1h`."""
+    """Parse a duration: `90` or `90s`, `15min`, `1h`."""
     return _parse_whole(text, _TIMES, _LONG_TIMES, "90s, 15min or 1h")
 
 
 def parse_ratio(text: str) -> float:
-    """`0.0005`, `5e-4` or `0.05%`."""
+    """Parse a share: `0.0005`, `5e-4` or `0.05%`."""
     number, unit = _parse_number(text, "0.0005, 5e-4 or 0.05%")
     if unit not in ("", "%"):
         raise ValueError(f"{text!r} is not a number such as 0.0005, 5e-4 or 0.05%")
@@ -44,7 +44,7 @@ def parse_ratio(text: str) -> float:
 
 
 def _parse_whole(text: str, units: dict[str, int], more_units: dict[str, int], examples: str) -> int:
-    """A number and its unit, multiplied exactly: 16.1k is 16,100. `more_units` work but are not listed."""
+    """Multiply a number by its unit, exactly: `16.1k` is 16,100. Messages don't list `more_units`."""
     number, unit = _parse_number(text, examples)
     factors = {name.lower(): factor for name, factor in (units | more_units).items()}
     if unit not in factors:
@@ -60,7 +60,7 @@ def _parse_whole(text: str, units: dict[str, int], more_units: dict[str, int], e
 
 
 def _parse_number(text: str, examples: str) -> tuple[Fraction, str]:
-    """What stands before the unit, exactly, and the unit in lower case."""
+    """Return the number as an exact fraction, and its unit in lower case."""
     plain = text.strip().lower()
     sign = -1 if plain.startswith("-") else 1
     if (comma := _DECIMAL_COMMA.fullmatch(plain)) and len(comma[1]) != 3:
@@ -77,7 +77,7 @@ def _parse_number(text: str, examples: str) -> tuple[Fraction, str]:
 
 
 def show_count(count: float) -> str:
-    """`16.8M`: three digits are enough to read."""
+    """Format a count with three significant digits: `16.8M`."""
     for letter, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= factor:
             return f"{count / factor:.3g}{letter}" if count < 999.5 * factor else f"{count:,.0f}"
@@ -85,13 +85,13 @@ def show_count(count: float) -> str:
 
 
 def show_number_of(count: int, noun: str) -> str:
-    """`1 shard`, `3 shards`, `1,000 batches`."""
+    """Format a count with its noun: `1 shard`, `3 shards`, `1,000 batches`."""
     plural = f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
 
 
 def show_bytes(count: float) -> str:
-    """`33.6 MB`, in powers of ten like the disks."""
+    """Format a size in powers of ten, as disks are sold: `33.6 MB`."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
@@ -99,7 +99,7 @@ def show_bytes(count: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+    """Format a duration: `40 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
     if seconds < 1:
         return "under 1 s"
     if seconds < 100:

@@ -1,4 +1,4 @@
-"""The command line: one file per verb, with its flags (`add_flags`), its work (`run`) and what it prints.
+"""The command line: one file per verb, with its flags (`add_flags`), its work (`run`) and its output.
 
-Knows all rooms; no room knows it.
+May import all other packages; none of them may import it.
 """

@@ -1,5 +1,7 @@
-"""How the command line is read: argparse, but with values that may begin with a dash and with mistakes told
-in a sentence that names what was probably meant."""
+"""Parse the command line with argparse, but allow values that begin with a dash, and explain mistakes.
+
+A mistake becomes one sentence, with a hint at what was probably meant.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _REQUIRED = "the following arguments are required: "
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Mistakes become a UsageError."""
+    """A parser that raises a UsageError for a mistake, instead of ending the program."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith(_REQUIRED):
@@ -43,7 +45,7 @@ class VerbParser(CommandParser):
         words = join_values(args or [], self._option_string_actions, self.prog)
         options, more = super().parse_known_args(words, namespace)
         if more and isinstance(getattr(options, "targets", None), list):
-            options.targets += more  # argparse takes only those that stand together: `a.txt --out o b.txt`
+            options.targets += more  # argparse only takes adjacent ones, and not b in `a.txt --out o b.txt`
         elif more:
             raise UsageError(f"{more[0]}: there is one word too many.", f"See `{self.prog} --help`.")
         return options, []
@@ -56,7 +58,7 @@ class VerbParser(CommandParser):
 
 
 def join_values(words: Sequence[str], flags: Mapping[str, argparse.Action], prog: str) -> list[str]:
-    """`--flag value` as `--flag=value`: argparse would take a value that begins with a dash for a flag."""
+    """Join `--flag value` to `--flag=value`: argparse takes a value that begins with a dash for a flag."""
     joined: list[str] = []
     left = list(words)
     while left:
@@ -97,7 +99,7 @@ def _boolean_hint(flag: str, flags: Collection[str]) -> str:
 
 
 def check_verb(words: Sequence[str], verbs: Collection[str]) -> None:
-    """Refuse what is no verb, and say what was probably meant."""
+    """Raise UsageError if the first word is no verb, and suggest what was probably meant."""
     hint = f"For example `{PROGRAM} build demo`; see `{PROGRAM} --help`."
     if not words:
         raise UsageError(f"There is no verb: {', '.join(verbs)}.", hint)
@@ -115,7 +117,7 @@ def check_verb(words: Sequence[str], verbs: Collection[str]) -> None:
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """What to build: TARGET and --config, and a flag for every field of Config."""
+    """Add the arguments that say what to build: TARGET, --config, and a flag for every field of Config."""
     parser.add_argument(
         "targets",
         metavar="TARGET",
@@ -128,7 +130,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_setting_flags(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
-    """A flag for each of these fields of Config."""
+    """Add a flag for each of these fields of Config."""
     for field in (field for field in dataclasses.fields(Config) if field.name in names):
         flag = "--" + field.name.replace("_", "-")
         if isinstance(field.default, bool):
@@ -146,31 +148,31 @@ def add_setting_flags(parser: argparse.ArgumentParser, names: Collection[str]) -
         parser.add_argument(
             flag,
             action="append" if field.name == "input" else "store",
-            type=_reader(field),
+            type=_value_parser(field),
             metavar=field.metadata["metavar"] or "{" + ",".join(choices) + "}",
             help=text.replace("%", "%%"),
         )
 
 
-def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
+def _value_parser(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
     return lambda text: _as_argument_error(parse_value, field, text)
 
 
 def read_count(text: str) -> int:
-    """A flag's value that is a whole number."""
+    """Parse a flag's value that must be a whole number."""
     count: int = _as_argument_error(parse_count, text)
     return count
 
 
 def read_text(text: str) -> str:
-    """A flag's value that may not be empty."""
+    """Check a flag's value that must not be empty."""
     if not text:
         raise argparse.ArgumentTypeError("there is nothing to look for")
     return text
 
 
 def _as_argument_error(parse: Callable[..., Any], *values: Any) -> Any:
-    """argparse shows the words of this kind of error only."""
+    """Call `parse`, and turn its ValueError into the only kind of error whose message argparse shows."""
     try:
         return parse(*values)
     except ValueError as error:
@@ -178,7 +180,7 @@ def _as_argument_error(parse: Callable[..., Any], *values: Any) -> Any:
 
 
 def add_fresh_flags(parser: argparse.ArgumentParser) -> None:
-    """To start over."""
+    """Add the flags to start over."""
     parser.add_argument(
         "--fresh",
         action="store_true",

@@ -1,4 +1,4 @@
-"""`build`: make the shards, or go on where it stopped; and what a person reads at the end."""
+"""`build`: make the shards, or resume an interrupted build, and print the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import InputError, QuarantineError, ShardError
 from fineweb_shards.report.closing import closing_lines
-from fineweb_shards.run.build import Outcome, build, held_job
+from fineweb_shards.run.build import Outcome, build, locked_job
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.on_finish import run_command
@@ -35,7 +35,7 @@ from fineweb_shards.watching.screen import Screen, put_json
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for every setting, and those of this verb alone."""
+    """Add a flag for every setting, and those of this verb alone."""
     add_config_flags(parser)
     add_fresh_flags(parser)
     parser.add_argument(
@@ -49,13 +49,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Build, and tell the user's own command how it ended."""
+    """Build, and run the user's --on-finish command, however it ends."""
     interrupts = Interrupts(options.resume)
     ignore_closed_output()
     lower_priority()
     config = read_config(options)
     screen = choose_screen(quiet=options.quiet, as_json=options.json)
-    interrupts.wipe_screen = screen.abandon
+    interrupts.wipe_sequence = screen.wipe_sequence
     ending: BaseException | None = None
     try:
         make_shards(config, options, screen)
@@ -66,14 +66,14 @@ def run(options: argparse.Namespace) -> None:
         if options.json and isinstance(ending, ShardError):
             put_json({"event": "error", "exit_code": ending.exit_code, "message": ending.message})
         if config.on_finish and config.out:
-            complaint = run_command(config.on_finish, Path(os.path.expanduser(config.out)), ending)
-            if complaint:
-                screen.complain(complaint)
+            failure = run_command(config.on_finish, Path(os.path.expanduser(config.out)), ending)
+            if failure:
+                screen.warn(failure)
 
 
 def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> None:
-    """Run the build, print its result, and raise what its exit code has to say."""
-    with held_job(config, fresh=options.fresh, observer=WaitsOnScreen(screen)) as job:
+    """Run the build, print its result, and raise an error if documents were left out or there were none."""
+    with locked_job(config, fresh=options.fresh, observer=WaitsOnScreen(screen)) as job:
         outcome = build(
             job,
             fresh=options.fresh,
@@ -99,10 +99,10 @@ def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> 
 
 
 def summary_lines(job: Job, outcome: Outcome) -> list[str]:
-    """Where the shards are, what is in them, and how to feed a loader."""
+    """Return the result as lines for people: where the shards are, what is in them, how to load them."""
     manifest = outcome.manifest
     lines = [_first_line(job, outcome), *content_lines(job.output, manifest)]
-    if manifest.peak_memory_bytes:  # only Linux tells
+    if manifest.peak_memory_bytes:  # 0 if it could not be measured
         peak = show_bytes(manifest.peak_memory_bytes)
         lines.append(f"{'memory':<10} {peak} at most, all processes together")
     lines += _notes(job, outcome)
@@ -113,7 +113,7 @@ def summary_lines(job: Job, outcome: Outcome) -> list[str]:
 
 
 def summary_values(job: Job, outcome: Outcome) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the result as values for JSON."""
     manifest, run = outcome.manifest, outcome.run
     return {
         "folder": str(job.folder),
@@ -134,7 +134,7 @@ def summary_values(job: Job, outcome: Outcome) -> dict[str, Any]:
 
 
 def _first_line(job: Job, outcome: Outcome) -> str:
-    """What was done. A run that had nothing to do takes no time; one that made no shard does."""
+    """Say whether the build is done, and how long it took."""
     manifest = outcome.manifest
     if not manifest.shards:
         return "No shard was made."

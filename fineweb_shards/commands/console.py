@@ -1,4 +1,4 @@
-"""Lines on standard output and standard error, for all verbs."""
+"""Print lines to standard output and standard error, for all verbs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fineweb_shards.watching.screen import Screen
 
 
 class WaitsOnScreen(Observer):
-    """Shows waits before there is a run with its own way of showing them."""
+    """Shows waits on a screen, for work outside a run; in a run, watching/progress.py shows them."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -20,10 +20,10 @@ class WaitsOnScreen(Observer):
 
 
 def print_result(*lines: str) -> None:
-    """On standard output. File names are data too. At once: an error may come next."""
+    """Print to standard output, made safe for a terminal, and flush: an error message may follow."""
     print(shown_on(sys.stdout, "\n".join(lines)), flush=True)
 
 
 def print_error(line: str) -> None:
-    """On standard error."""
+    """Print to standard error, made safe for a terminal."""
     print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_folder
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.run.config import load_config
-from fineweb_shards.run.export import Exported, export, open_origin
+from fineweb_shards.run.export import Exported, export, open_export_source
 from fineweb_shards.run.result_text import (
     content_lines,
     output_notes,
@@ -28,33 +28,31 @@ SETTINGS = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The folder, and the settings of what is written."""
+    """Add the folder to export from, and a flag for every setting of the output."""
     parser.add_argument("folder", metavar="DIR", type=read_folder, help="output folder, or its sample")
     add_setting_flags(parser, SETTINGS)
     add_fresh_flags(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Export, verify, and say what came out."""
+    """Export, verify, and print the result."""
     Interrupts(options.resume)
     ignore_closed_output()
     given = {name: getattr(options, name) for name in SETTINGS}
-    origin = open_origin(options.folder)
+    source = open_export_source(options.folder)
     if given["shard_tokens"] is None:
-        given["shard_tokens"] = origin.manifest.settings["shard_tokens"]
+        given["shard_tokens"] = source.manifest.settings["shard_tokens"]
     config = load_config(None, given)
     screen = LineScreen()
     observer = WaitsOnScreen(screen)
-    result = export(
-        origin, config, fresh=options.fresh, yes=options.yes, say=screen.complain, observer=observer
-    )
+    result = export(source, config, fresh=options.fresh, yes=options.yes, say=screen.warn, observer=observer)
     if config.verify and result.seconds:
-        check_folder(result.spec.folder, screen.complain)
+        check_folder(result.spec.folder, screen.warn)
     print_result(*export_lines(result))
 
 
 def export_lines(result: Exported) -> list[str]:
-    """What a person reads at the end."""
+    """Return the result as lines for people."""
     if not result.seconds:
         first = "Nothing to do: the export was made before."
     else:

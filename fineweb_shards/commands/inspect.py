@@ -1,6 +1,6 @@
-"""`inspect`: look into shards: figures, documents, a search.
+"""`inspect`: show statistics of shards, print a document, or search for a text.
 
-Everything from a document is made safe to show.
+Everything from a document is made safe for a terminal before it is printed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BAR_WIDTH = 40
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What to look into, and what to show of it."""
+    """Add the file or folder to inspect, and what to show of it."""
     parser.add_argument("path", metavar="FILE|DIR", type=Path)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--document", metavar="N", type=read_count, help="show the N-th document, from 0")
@@ -47,7 +47,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Show figures, one document, or the documents that hold a text."""
+    """Print statistics, one document, or the documents that contain a text."""
     target = inspection.open_target(options.path)
     if options.grep is not None:
         _run_grep(options, target)
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _run_grep(options: argparse.Namespace, target: Target) -> None:
-    """Like grep: a line a match as soon as it is found, and exit code 1 where there is none."""
+    """Print a line for each match as soon as it is found; like grep, exit with code 1 if there is none."""
     matches = 0
     for match in inspection.find_text(target, options.grep):
         matches += 1
@@ -87,7 +87,7 @@ def _run_grep(options: argparse.Namespace, target: Target) -> None:
 
 
 def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
-    """The whole view."""
+    """Return the statistics as lines for people."""
     position = "before" if target.eot_first else "after"
     rows = [_file_row(file) for file in target.files[:_SHOWN_FILES]]
     if len(target.files) > _SHOWN_FILES:
@@ -114,7 +114,7 @@ def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
 
 
 def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the statistics as values for JSON."""
     return {
         "files": [
             {
@@ -147,16 +147,17 @@ def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100)
 
 
 def match_line(match: Match) -> str:
-    """One line for a document that holds the text."""
+    """Return a line for a match: the document's number, and the text around it."""
     before = safe_text(match.before, 200)[-40:]
-    number = "rest" if match.document < 0 else str(match.document)  # of a document in the shard before
+    # `rest`: the match is in a document that began in the shard before.
+    number = "rest" if match.document < 0 else str(match.document)
     return f"{number}: {before}{_gap(match.before[-1:])}{safe_text(match.text, 200)}" + (
         f"{_gap(match.after[:1])}{safe_text(match.after, 40)}"
     )
 
 
 def _gap(char: str) -> str:
-    """The white space that `safe_text` takes off an end."""
+    """Return the white space that `safe_text` has stripped: a space if `char` is one."""
     return " " if char.isspace() else ""
 
 
@@ -168,7 +169,7 @@ def _file_row(file: TokenFile) -> str:
 
 
 def _histogram_lines(found: TokenStatistics) -> list[str]:
-    """Document lengths in powers of two, as bars."""
+    """Return the histogram of document lengths, in powers of two, as lines with bars."""
     used = [bucket for bucket, documents in enumerate(found.lengths) if documents]
     if not used:
         return ["no documents"]
@@ -192,7 +193,7 @@ def _frequency_lines(found: TokenStatistics) -> list[str]:
 
 
 def _spell(token: int, vocabulary: Vocabulary) -> str:
-    """A token as a Python string shows it: white space is seen, nothing reaches the terminal raw; half a
-    character is shown as its bytes."""
+    """Return a token as an ASCII Python literal: white space is visible; control characters, and bytes that
+    are no whole character, are escaped."""
     data = decode(np.array([token], vocabulary.dtype), vocabulary)
     return ascii(data.decode("utf-8", "backslashreplace"))

@@ -1,7 +1,7 @@
-"""The command `fineweb-shards`: finds the verb's file, parses its flags, calls it, tells errors.
+"""The command `fineweb-shards`: import the verb's module, parse its flags, run it, and print errors.
 
-Only the file of the verb that was asked for is imported, so that `--help` and `status` are quick and a
-worker, which imports the main module, starts without any of them.
+Only the module of the requested verb is imported, so that `--help` and `status` are quick, and a worker,
+which imports the main module, starts without any of them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ VERBS = {  # each is a module of this name beside this one
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command and return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     prepare_streams()
     typed = take_typed_command(words)
     try:
         options = parse(words)
-        options.command = typed.resume("--on-finish")  # others may read where it is kept
+        options.command = typed.resume("--on-finish")  # without secrets: it is saved in the output folder
         options.resume = typed.resume()
         code: int | None = options.run(options)
         sys.stdout.flush()
@@ -45,29 +45,29 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
         print_error(f"resume with: {typed.resume()}")
         return stop.exit_code
-    except (NoMatch, ReaderGone) as silence:
-        return silence.exit_code
-    except KeyboardInterrupt:  # in a verb that changes nothing: there is nothing to say
+    except (NoMatch, ReaderGone) as end:  # no message, only an exit code
+        return end.exit_code
+    except KeyboardInterrupt:  # in a verb that changes nothing, so there is nothing to resume
         return 130
     except ShardError as error:
         print_error(f"{PROGRAM}: {error.message}")
         if error.hint:
-            hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that it can be pasted
+            hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that the command can be pasted
             print_error(f"  {hint}")
         return error.exit_code
     return code or 0
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """The options, with `run`, the function of their verb."""
+    """Parse the command line; `run` in the result is the function of its verb."""
     check_verb(words, VERBS)
     parser, verbs = make_parsers(name for name in VERBS if name == words[0])
-    # Straight to the verb's own parser: the first one would look for its flags among the values.
+    # Call the verb's own parser directly: the main one would look for its own flags among the values.
     return verbs[words[0]].parse_args(words[1:]) if verbs else parser.parse_args(words)
 
 
 def make_parsers(names: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, VerbParser]]:
-    """The parser of the command, and those of some verbs."""
+    """Make the parser of the command, and those of the named verbs with their flags."""
     parser = CommandParser(
         prog=PROGRAM,
         description="Text to GPT-2 token shards: exact, bounded in memory, resumable, fast.",

@@ -18,12 +18,12 @@ from fineweb_shards.watching.screen import LineScreen
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `build`."""
+    """Add the flags that say what to build."""
     add_config_flags(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Show it; where a build would be refused, so is this, in the same words."""
+    """Print the plan; if a build would be refused, raise the same error after it."""
     config = dataclasses.replace(read_config(options), download=False)  # a plan needs no whole file
     job = make_job(config, commit=pinned_commit(config), observer=WaitsOnScreen(LineScreen()))
     manifest, refusal = None, None

@@ -1,4 +1,4 @@
-"""`report`: make the page about a folder again."""
+"""`report`: write the HTML report about a folder again."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fineweb_shards.watching.screen import LineScreen
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The folder, and whether to look at the page."""
+    """Add the folder, and the flag to open the report."""
     add_folder(parser)
     parser.add_argument("--open", action="store_true", help="show it in the browser")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write the page and print its path."""
+    """Write the report and print its path."""
     ignore_closed_output()
     path = write_report(read_named_folder(options))
     print(printable(str(path)))
     if options.open and not webbrowser.open(path.resolve().as_uri()):
-        LineScreen().complain("No browser was found here: open the file named above.")
+        LineScreen().warn("No browser was found here: open the file named above.")

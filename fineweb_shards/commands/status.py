@@ -1,4 +1,4 @@
-"""`status`: show how far a run is, from any terminal. The words themselves are in watching/status.py."""
+"""`status`: show how far a run is, from any terminal. The text is made in watching/status.py."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fineweb_shards.watching.watch import watch_status
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The folder, and how it is shown."""
+    """Add the folder, and how to show its status."""
     add_folder(parser)
     parser.add_argument("--watch", action="store_true", help="keep showing it until the run ends")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show it; the exit code tells the state."""
+    """Print the status, and return the exit code for the state."""
     folder = read_named_folder(options)
     if options.watch:
         return watch_status(folder, as_json=options.json)

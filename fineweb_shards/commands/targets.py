@@ -1,7 +1,7 @@
-"""What the words behind a verb name: a bundled sample, a TOML file, input, or an output folder.
+"""Interpret the words after a verb: a bundled sample, a TOML file, input, or an output folder.
 
-A sample's name means the sample, whatever lies in the current folder: the same command must mean the same
-thing when it is typed again. The verbs that look at an output folder take a folder of ours first, though.
+A sample's name means the sample, whatever is in the current folder: the same command must mean the same
+thing when it is typed again. For verbs that inspect an output folder, though, an existing one has precedence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DATASET = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def read_config(options: argparse.Namespace) -> Config:
-    """The settings that `build` and `plan` were given."""
+    """Return the settings that the options of `build` or `plan` give."""
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Config)}
     config, inputs = split_targets(options.targets, options.config)
     if inputs and given["input"]:
@@ -45,7 +45,7 @@ def read_config(options: argparse.Namespace) -> Config:
 
 
 def split_targets(targets: list[str], config: str | None) -> tuple[Path | None, list[str]]:
-    """The config and the inputs that were named."""
+    """Divide the targets into a config and inputs; check that the inputs may exist."""
     configs = [word for word in targets if is_config(word)]
     if config is not None and configs:
         raise UsageError(
@@ -58,7 +58,7 @@ def split_targets(targets: list[str], config: str | None) -> tuple[Path | None, 
             f"To read other files with its settings: {configs[0]} --input {other}",
         )
     if configs:
-        _say_which(configs[0])
+        _note_sample_taken(configs[0])
         return find_config(configs[0]), []
     for word in targets:
         _check_exists(word)
@@ -66,14 +66,14 @@ def split_targets(targets: list[str], config: str | None) -> tuple[Path | None, 
 
 
 def is_config(word: str) -> bool:
-    """Whether it names a sample or a TOML file."""
+    """Tell whether a word names a sample or a TOML file."""
     return word in bundled_configs() or word.lower().endswith(".toml")
 
 
 def read_folder(word: str) -> Path:
-    """The output folder that a word means: its path, or the sample or TOML file it was built with."""
+    """Return the output folder that a word means: its path, or the sample or TOML file it was built with."""
     folder = Path(os.path.expanduser(word))
-    if is_config(word) and not is_ours(folder):
+    if is_config(word) and not is_build_folder(folder):
         return folder_of_config(word)
     if not os.path.exists(folder) and (meant := closest(word, bundled_configs())):
         raise OutputError(f"{word}: there is no such folder or sample.", f"Did you mean {meant}?")
@@ -93,7 +93,7 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def read_named_folder(options: argparse.Namespace) -> Path:
-    """The folder that a verb which looks at one was given: DIR, or --config."""
+    """Return the output folder that the options name, by DIR or by --config."""
     folder: Path | None = options.folder
     if (folder is None) == (options.config is None):
         raise UsageError(
@@ -104,20 +104,21 @@ def read_named_folder(options: argparse.Namespace) -> Path:
 
 
 def folder_of_config(text: str) -> Path:
-    """The output folder that a config names."""
+    """Return the output folder that a config names."""
     config = load_config(find_config(text), {})
     if not config.out:
         raise UsageError(f"{text}: there is no output folder in it.", "Name the folder itself.")
     return Path(os.path.expanduser(config.out))
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether a build has begun in it."""
+def is_build_folder(folder: Path) -> bool:
+    """Tell whether a build has begun in a folder."""
     return os.path.isdir(folder / WORK_FOLDER) or os.path.isfile(folder / FILE_NAME)
 
 
 def _check_exists(word: str) -> None:
-    """A wrong path is told where files are looked for; here, what may have been meant by another word."""
+    """Raise InputError for a word that is probably a misspelt sample or a dataset. Other wrong paths are
+    reported later, when the files are searched."""
     if not word:
         raise InputError("'': the input's name is empty.", "Is a variable of the shell not set?")
     path = Path(os.path.expanduser(word))
@@ -135,6 +136,7 @@ def _check_exists(word: str) -> None:
         )
 
 
-def _say_which(name: str) -> None:
-    if name in bundled_configs() and Path(name).exists() and not is_ours(Path(name)):
-        LineScreen().complain(f"note: {name} is the sample of that name; what lies here is ./{name}")
+def _note_sample_taken(name: str) -> None:
+    """Print a note if a file or folder has the same name as the sample that is used."""
+    if name in bundled_configs() and Path(name).exists() and not is_build_folder(Path(name)):
+        LineScreen().warn(f"note: {name} is the sample of that name; what lies here is ./{name}")

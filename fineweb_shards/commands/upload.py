@@ -19,7 +19,7 @@ from fineweb_shards.watching.screen import LineScreen
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What goes up, and where."""
+    """Add the folder to upload, and the dataset to upload it to."""
     parser.add_argument("folder", metavar="DIR", type=read_folder, help="output folder, or its sample")
     parser.add_argument("--repo", metavar="USER/NAME", required=True, help="the dataset; made if needed")
     parser.add_argument("--private", action="store_true", help="make it a private one, if it is made")
@@ -28,7 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Verify the folder, then send what the hub does not have yet."""
-    quiet_clients()  # both before the clients are imported
+    quiet_clients()  # both must be called before the clients are imported
     check_addresses()
     from fineweb_shards.run.upload import Uploader
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
     screen = LineScreen()
     retrier = Retrier(config.max_outage, WaitsOnScreen(screen))
     uploader = Uploader(options.repo, retrier, screen.say)
-    manifest = check_folder(options.folder, screen.complain).manifest
+    manifest = check_folder(options.folder, screen.warn).manifest
     done = uploader.upload(options.folder, manifest, private=options.private)
     sent = f"{done.sent:,} of {show_number_of(done.files, 'file')} sent" if done.sent else "Nothing to send"
     print(f"{sent}; all are verified and at {done.url}")

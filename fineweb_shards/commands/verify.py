@@ -13,15 +13,15 @@ from fineweb_shards.watching.screen import LineScreen
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The folder."""
+    """Add the folder to verify."""
     add_folder(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check, name what is damaged, and say how much was checked."""
+    """Check all shards, print the damaged ones, and print how much was checked."""
     ignore_closed_output()
     folder = read_named_folder(options)
-    verdict = check_folder(folder, LineScreen().complain)
+    verdict = check_folder(folder, LineScreen().warn)
     manifest = verdict.manifest
     for name in verdict.unfinished:
         print_result(f"{name}: not finished when the run was stopped; the next build makes it again.")

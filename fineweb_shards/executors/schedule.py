@@ -120,7 +120,7 @@ class Schedule(Generic[Worker]):
         held = self._held.get(worker)
         if not held or self._tasks[0] in held:
             return True
-        waiting = sum(block.tokens.nbytes for task in self._tasks for block in task.blocks)
+        waiting = sum(block.size_bytes for task in self._tasks for block in task.blocks)
         return waiting < self._window_bytes
 
     def announce(self, worker: Worker, document: Quarantined) -> None:

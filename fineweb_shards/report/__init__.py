@@ -1,4 +1,4 @@
-"""The page `report.html` about a folder: its facts, the values it shows, its charts and its template.
+"""Make `report.html`, the page about an output folder: facts, tables, charts and the template.
 
 May import everything except `run` and `commands`.
 """

@@ -1,8 +1,8 @@
-"""Charts as values in the units of their axes, and their places in pixels; `chart.html` writes them as SVG.
+"""Describe charts by values in the units of their axes, and compute pixels; `chart.html` writes them as SVG.
 
-The page needs two forms only, so no library draws them. Colours come from the page's style sheet: dark mode
-reaches them, and the Content-Security-Policy has to know one style sheet only. Every chart is drawn twice,
-for a desktop and for a phone: a drawing that is merely scaled down can't be read.
+The page needs only two kinds of charts, so no library draws them. Colours come from the page's style sheet,
+so that dark mode works and the Content-Security-Policy has to allow only one style sheet. Every chart is
+drawn twice, for a desktop and for a phone, because a drawing that is merely scaled down can't be read.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _MOST_STEPS = 7  # of the vertical axis
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 8, 8, 24  # room around the plot; on the left for `731.0 MB`
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 8, 8, 24  # margins of the plot; on the left for labels like `731.0 MB`
 _COLUMN_SPACE = 0.1  # on either side of a column
 
 Place = tuple[float, float]
-Label = tuple[float, str]  # its place on the horizontal axis, and its text
+Label = tuple[float, str]  # the place on the horizontal axis, and the text
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A value from one place of the horizontal axis to another."""
+    """A column of a chart: a value, between two places of the horizontal axis."""
 
     begin: float
     end: float
@@ -31,13 +31,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is to be drawn. Both axes begin at 0."""
+    """The content of a chart. Both axes begin at 0."""
 
     form: str  # "over-time" or "columns", see page.css
-    title: str  # for those who can't see it
-    show: Callable[[float], str]  # a value
+    title: str  # read aloud by screen readers
+    show: Callable[[float], str]  # formats a value
     end: float  # of the horizontal axis
-    labels: Callable[[int], Sequence[Label]]  # of the horizontal axis, at most so many
+    labels: Callable[[int], Sequence[Label]]  # returns at most so many labels of the horizontal axis
     columns: Sequence[Column] = ()
     lines: Sequence[Sequence[Place]] = ()
     limits: Sequence[Sequence[Place]] = ()
@@ -46,7 +46,7 @@ class Chart:
 
     @property
     def steps(self) -> list[float]:
-        """Of the vertical axis."""
+        """The labelled values of the vertical axis."""
         values = [value for line in [*self.lines, *self.limits] for _, value in line]
         return round_steps(max([*values, *(column.value for column in self.columns)], default=0.0))
 
@@ -59,7 +59,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Places in pixels, for one width of screen."""
+    """The pixel coordinates of a chart, for one width of screen."""
 
     size: str  # see page.css
     width: int
@@ -92,28 +92,28 @@ class Drawing:
         return round(self.bottom + value / self.steps[-1] * (self.top - self.bottom), 1)
 
     def path(self, line: Sequence[Place]) -> str:
-        """As SVG spells it."""
+        """Return a line as an SVG path."""
         return "M" + "L".join(f"{self.x(place)} {self.y(value)}" for place, value in line)
 
 
 def make_columns(
     title: str, names: Sequence[str], values: Sequence[float], show: Callable[[float], str]
 ) -> Chart:
-    """A column for each value, with its name below where there is room."""
+    """Make a chart with a column for each value, and its name below if there is room."""
     columns = [
         Column(place + _COLUMN_SPACE, place + 1 - _COLUMN_SPACE, value, f"{name}: {show(value)}")
         for place, (name, value) in enumerate(zip(names, values, strict=True))
     ]
 
     def label(most: int) -> list[Label]:
-        every = math.ceil(len(names) / (2 * most))  # names are half as wide as moments
+        every = math.ceil(len(names) / (2 * most))  # twice as many: names are half as wide as times of day
         return [(place + 0.5, names[place]) for place in range(0, len(names), every)]
 
     return Chart("columns", title, show, len(values), label, columns=columns)
 
 
 def round_steps(highest: float) -> list[float]:
-    """0 and a few round values, the last at `highest` or above. No step is below 1: everything is a count."""
+    """Return round values from 0 to `highest` or above. Steps are at least 1, because values are counts."""
     rough = max(1.0, highest / _MOST_STEPS)
     power = 10.0 ** math.floor(math.log10(rough))
     step = min(step for step in (power, 2 * power, 5 * power, 10 * power, 20 * power) if step >= rough)

@@ -1,6 +1,6 @@
-"""The last lines of a run in the terminal: what it fetched and waited for, and where the page about it is.
+"""Format the last lines of a run in the terminal: what it fetched and waited for, and where the report is.
 
-Apart from `page.py`, so that nobody loads the template engine for them.
+Not in `page.py`, so that the template engine is not loaded for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fineweb_shards.watching.run_record import RunRecord
 
 
 def closing_lines(folder: Path, run: RunRecord) -> list[str]:
-    """A line for each thing there is to say."""
+    """Return a line each for what was fetched, for waits, and for the report, if there are any."""
     rows = []
     if run.fetched_bytes:
         speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))

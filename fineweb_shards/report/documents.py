@@ -1,4 +1,4 @@
-"""The documents: how long they are, their tokens, what was left out of them."""
+"""Make the report's section about documents: their lengths, frequent tokens, and what was left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QUARANTINE_COLUMNS = dict.fromkeys(("file", "row", "id", "size", "cause", "begi
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """The histogram of document lengths, as a picture and as a table."""
+    """The histogram of document lengths, as a chart and as a table."""
 
     mean: str
     longest: str
@@ -32,7 +32,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class FrequentTokens:
-    """The most frequent tokens."""
+    """The most frequent tokens, as a table."""
 
     bytes_per_token: str
     table: Table
@@ -40,14 +40,14 @@ class FrequentTokens:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Documents that are not in the shards as they were in the input."""
+    """Counts of documents and parts of the input that were left out or changed."""
 
     counts: Table
     quarantined: Table | None
 
 
 def measure_lengths(facts: Facts) -> Lengths | None:
-    """None where no document is whole."""
+    """Return the histogram of document lengths; None if no whole document was counted."""
     figures = _figures(facts)
     if figures is None or not figures.documents:
         return None
@@ -67,14 +67,14 @@ def _length_row(bucket: int, count: int, documents: int) -> list[str]:
 
 
 def _show_power(tokens: int) -> str:
-    """A power of two: `512`, `4k`, `2M`."""
+    """Format a power of two: `512`, `4k`, `2M`."""
     if tokens < 2**10:
         return str(tokens)
     return f"{tokens // 2**10}k" if tokens < 2**20 else f"{tokens // 2**20}M"
 
 
 def list_tokens(facts: Facts) -> FrequentTokens | None:
-    """None before the first shard is finished."""
+    """Return the most frequent tokens; None before the first shard is finished."""
     figures = _figures(facts)
     if figures is None:
         return None
@@ -87,7 +87,7 @@ def list_tokens(facts: Facts) -> FrequentTokens | None:
 
 
 def describe_basis(facts: Facts) -> str:
-    """What the figures were counted over."""
+    """Say which tokens the figures were counted over."""
     figures, manifest = facts.figures, facts.status.manifest
     if figures.whole:
         counted = f"Counted over all {figures.statistics.tokens:,} tokens of the finished shards"
@@ -100,7 +100,8 @@ def describe_basis(facts: Facts) -> str:
 
 
 def _figures(facts: Facts) -> TokenStatistics | None:
-    """With the documents at the ends of the stream, where nothing between was left out."""
+    """Return the token statistics; if all tokens were counted in order, also with the stream's first and last
+    document."""
     figures, manifest = facts.figures, facts.status.manifest
     if not figures.statistics.tokens or manifest is None:
         return None
@@ -110,7 +111,7 @@ def _figures(facts: Facts) -> TokenStatistics | None:
 
 
 def count_left_out(facts: Facts) -> LeftOut | None:
-    """None in the first seconds of a run."""
+    """Return the counts of what was left out; None while there is no manifest, as a run starts."""
     manifest = facts.status.manifest
     if manifest is None:
         return None

@@ -1,7 +1,7 @@
-"""Everything that is known about a folder, read from its files: the first step of the page.
+"""Read everything that the report needs from the files of an output folder.
 
-The way from here: `headline.py`, `runs.py`, `over_time.py`, `shards.py` and `documents.py` turn facts into
-the texts, tables and charts to show, `page.py` puts them into the template `page.html`.
+The next steps: `headline.py`, `runs.py`, `over_time.py`, `shards.py` and `documents.py` turn the facts into
+texts, tables and charts, and `page.py` puts these into the template `page.html`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SAMPLES = 5
 
 @dataclass(frozen=True)
 class Facts:
-    """What the page is about."""
+    """The input of a report."""
 
     status: Status
     history: History
@@ -32,8 +32,8 @@ class Facts:
 
 
 def gather_facts(folder: Path, *, alive: bool | None = None) -> Facts:
-    """Read everything; a damaged shard costs the figures about documents, not the page. A run knows itself
-    whether it is `alive`."""
+    """Read the files of a folder. If a shard is damaged, there are no figures about documents, but there is a
+    page. `alive` is whether a run is active there, if the caller knows."""
     status, history = read_status(folder, alive=alive), load_history(folder)
     if status.manifest is None or not status.manifest.shards:
         return Facts(status, history)

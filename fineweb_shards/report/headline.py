@@ -1,4 +1,4 @@
-"""The top of the page: how it stands, in one line and a few large figures."""
+"""Make the top of the report: the state in one line, and a few large figures."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 from fineweb_shards.watching.run_record import RunRecord
 from fineweb_shards.watching.snapshot import Snapshot
-from fineweb_shards.watching.status import RUNNING, resume_command, state_words
+from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
 
-Figure = tuple[str, str]  # its name and its value
+Figure = tuple[str, str]  # name and value
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What a person looks for first."""
+    """The content of the top of the page."""
 
     name: str  # of the folder
     source: str  # what the shards were made from
     state: str
     words: str  # the state in a sentence
-    command: str | None  # to go on with
+    command: str | None  # that resumes the build
     figures: list[Figure]
 
 
 def make_headline(facts: Facts) -> Headline:
-    """The facts that matter most."""
+    """Choose the facts for the top of the page."""
     status = facts.status
     return Headline(
         status.folder.resolve().name,
         _describe_source(status.manifest) if status.manifest else "",
         status.state,
-        state_words(status),
+        describe_status(status),
         resume_command(status),
         list(_list_figures(facts)),
     )
 
 
 def _describe_source(manifest: Manifest) -> str:
-    """A dataset, or files."""
+    """Name the dataset or the files that the shards were made from."""
     settings, files = manifest.settings, manifest.files
     if settings.get("dataset"):
         commit = f", commit {manifest.commit[:10]}" if manifest.commit else ""
@@ -50,10 +50,10 @@ def _describe_source(manifest: Manifest) -> str:
 
 
 def _list_figures(facts: Facts) -> Iterator[Figure]:
-    manifest, beat = facts.status.manifest, facts.status.heartbeat
-    running = beat is not None and facts.status.state == RUNNING
-    if beat is not None and running:
-        yield from _figures_so_far(beat.snapshot)
+    manifest, heartbeat = facts.status.manifest, facts.status.heartbeat
+    running = heartbeat is not None and facts.status.state == RUNNING
+    if heartbeat is not None and running:
+        yield from _figures_so_far(heartbeat.snapshot)
     if manifest is not None:
         if not running:
             yield "tokens", f"{manifest.tokens:,}"
@@ -65,13 +65,13 @@ def _list_figures(facts: Facts) -> Iterator[Figure]:
         yield "bytes a token", f"{facts.figures.statistics.bytes_per_token:.2f}"
 
 
-def _figures_so_far(seen: Snapshot) -> Iterator[Figure]:
-    share = f" ({100 * seen.share:.1f} %)" if seen.share is not None else ""
-    yield "tokens so far", f"{show_count(seen.tokens)}{share}"
-    if seen.seconds_left is not None:
-        yield "time left", show_seconds(seen.seconds_left)
-    if seen.tokens_per_second:
-        yield "tokens a second now", show_count(seen.tokens_per_second)
+def _figures_so_far(snapshot: Snapshot) -> Iterator[Figure]:
+    share = f" ({100 * snapshot.share:.1f} %)" if snapshot.share is not None else ""
+    yield "tokens so far", f"{show_count(snapshot.tokens)}{share}"
+    if snapshot.seconds_left is not None:
+        yield "time left", show_seconds(snapshot.seconds_left)
+    if snapshot.tokens_per_second:
+        yield "tokens a second now", show_count(snapshot.tokens_per_second)
 
 
 def _figures_of_shards(manifest: Manifest) -> Iterator[Figure]:
@@ -84,7 +84,7 @@ def _figures_of_shards(manifest: Manifest) -> Iterator[Figure]:
 
 
 def _figures_of_runs(runs: list[RunRecord]) -> Iterator[Figure]:
-    """Over all of them: how many they were, what they waited and fetched."""
+    """Yield totals over all runs: how many there were, how long they waited, how much they fetched."""
     waited_seconds = sum(run.stood_still_seconds for run in runs)
     fetched_bytes = sum(run.fetched_bytes for run in runs)
     work_seconds = sum(run.work_seconds for run in runs)

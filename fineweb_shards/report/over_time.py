@@ -1,4 +1,4 @@
-"""Speed and memory over time, with what happened."""
+"""Make the report's charts of speed and memory over time, with waits and faults."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from fineweb_shards.watching.history import WAIT, History, Mark, Point
 
 _SHOWN_MARKS = 100
 _BINS = 150
-_LEAST_BIN_SECONDS = 4.0  # blocks of tokens come in jerks: a finer line would show nothing else
-_NARROWEST_BAND_SHARE = 1 / 300  # of the width: anything less could not be seen
+_LEAST_BIN_SECONDS = 4.0  # tokens arrive in large blocks: a finer line would only show those
+_NARROWEST_BAND_SHARE = 1 / 300  # of the width: a narrower band would be invisible
 
-Value = Callable[[Point, Point], float]  # between two points
+Value = Callable[[Point, Point], float]  # the value to draw, computed from a point and the one before
 
 
 @dataclass(frozen=True, slots=True)
 class OverTime:
-    """Two charts with the same axis, one below the other, moment by moment."""
+    """Two charts with the same time axis, to be shown one below the other."""
 
     speed: Chart
-    memory: Chart | None  # not every system tells
+    memory: Chart | None  # None if it was not measured
     budget: str  # of memory
     marks: Table | None
     mark_count: int
 
 
 def chart_runs(facts: Facts) -> OverTime | None:
-    """None where too little has been seen yet."""
+    """Make the charts of all runs; None if there are too few points."""
     history = facts.history
     points, marks = history.points, history.marks
     if not _split_runs(points):
@@ -48,7 +48,7 @@ def chart_runs(facts: Facts) -> OverTime | None:
 
 
 def _chart_memory(axis: TimeAxis, history: History) -> Chart | None:
-    points = [point for point in history.points if point.memory_bytes]  # not known while it starts
+    points = [point for point in history.points if point.memory_bytes]  # 0 until the first measurement
     if not _split_runs(points):
         return None
     limits = [
@@ -69,7 +69,7 @@ def _make_chart(
     marks: Sequence[Mark],
     value: Value,
 ) -> Chart:
-    """`value` over time, run by run, with waits as bands and faults as dots."""
+    """Make a chart of `value` over time, with a line for each run, waits as bands and faults as dots."""
     runs = _split_runs(points)
     return Chart(
         "over-time",
@@ -84,21 +84,21 @@ def _make_chart(
 
 
 def _split_runs(points: Sequence[Point]) -> list[list[Point]]:
-    """The points of each run that has enough of them for a line."""
+    """Return the points of each run that has at least two, enough for a line."""
     runs = [list(run) for _, run in groupby(points, lambda point: point.run)]
     return [run for run in runs if len(run) > 1]
 
 
 def _make_line(axis: TimeAxis, run: list[Point], share: float, value: Value) -> list[Place]:
-    """`share`: how much of the chart it may take."""
+    """Make the line of a run, with no more points than its `share` of the chart's width can show."""
     bins = min(_BINS * share, (run[-1].time - run[0].time) / _LEAST_BIN_SECONDS)
     thin = _thin(run, max(2, round(bins)))
     line = [(axis.position(after.time), value(before, after)) for before, after in pairwise(thin)]
-    return [(axis.position(run[0].time), line[0][1]), *line]  # a run of seconds has two points
+    return [(axis.position(run[0].time), line[0][1]), *line]  # begins at the run's first moment
 
 
 def _thin(points: list[Point], most: int) -> list[Point]:
-    """Evenly chosen, with both ends."""
+    """Choose at most `most` points evenly, including the first and the last."""
     if len(points) <= most:
         return points
     return [points[round(number * (len(points) - 1) / (most - 1))] for number in range(most)]
@@ -129,4 +129,4 @@ def _marks_table(marks: Sequence[Mark]) -> Table:
 def _show_kind(mark: Mark) -> str:
     if mark.kind != WAIT:
         return mark.kind
-    return f"waited {show_seconds(mark.end - mark.time)}" if mark.end is not None else "not over"
+    return f"waited {show_seconds(mark.end - mark.time)}" if mark.end is not None else "still waiting"

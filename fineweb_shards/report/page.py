@@ -1,8 +1,8 @@
-"""The page: one file, no script, nothing loaded from anywhere, everything from documents escaped.
+"""Write the report: one HTML file without scripts, which loads nothing and escapes all text from documents.
 
-The template engine escapes every text, and what is not plainly printable (terminal escapes, bidi controls,
-NUL …) never reaches the page. The Content-Security-Policy allows one style sheet, by its hash, and nothing
-else: even a mistake in the escaping could not run or fetch anything.
+The template engine escapes every text, and unprintable characters (terminal escapes, bidi controls, NUL …)
+are removed. The Content-Security-Policy allows one style sheet, by its hash, and nothing else: even a mistake
+in the escaping could not run or fetch anything.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _REFRESH_SECONDS = 60
 
 
 def write_report(folder: Path, *, alive: bool | None = None) -> Path:
-    """Make the page; returns where it is. A run rewrites it every minute and at its end, and knows itself
-    whether it is `alive`."""
+    """Write the page and return its path. A run rewrites it every minute and at its end. `alive` is whether a
+    run is active in the folder, if the caller knows."""
     path = report_path(folder)
     page = render_page(gather_facts(folder, alive=alive))
     try:
@@ -47,12 +47,12 @@ def write_report(folder: Path, *, alive: bool | None = None) -> Path:
 
 
 def render_page(facts: Facts) -> str:
-    """The whole page."""
+    """Return the page as HTML."""
     from markupsafe import Markup
 
     style = (resources.files(__package__) / "page.css").read_text("utf-8")
     page = _environment().get_template("page.html").render(
-        style=Markup(style),  # our own: nothing else goes unescaped
+        style=Markup(style),  # our own file, and the only text that is not escaped
         policy=policy_for(style),
         refresh_seconds=_REFRESH_SECONDS if facts.status.state == RUNNING else None,
         headline=make_headline(facts),
@@ -73,15 +73,15 @@ def render_page(facts: Facts) -> str:
 
 
 def policy_for(style: str) -> str:
-    """Nothing is allowed but this style sheet."""
+    """Return the Content-Security-Policy that allows nothing but this style sheet."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 @cache
 def _environment() -> Environment:
-    """Compiled once: a run makes the page every minute. Imported with the first page: the start of a run
-    should not wait for a template engine."""
+    """Load the template engine: only for the first page, so that a run starts sooner, and only once, because
+    a run writes the page every minute."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(

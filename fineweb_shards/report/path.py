@@ -1,4 +1,4 @@
-"""Where the page about a folder is."""
+"""The path of the report, in a module that imports no template engine."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ FILE_NAME = "report.html"
 
 
 def report_path(folder: Path) -> Path:
-    """Beside the other files that are about the shards."""
+    """Return the path of the report about an output folder."""
     return folder / WORK_FOLDER / FILE_NAME

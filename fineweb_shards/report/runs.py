@@ -1,4 +1,4 @@
-"""The list of runs: each start and resume, how it ended, what it made, what it waited for."""
+"""Make the report's list of runs: each start and resume, how it ended, what it made, what it waited for."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Runs:
 
     table: Table
     waits: Table | None
-    lost_tokens: bool  # a run made more than was kept of it
+    lost_tokens: bool  # a run made more tokens than were kept
 
 
 def list_runs(facts: Facts) -> Runs | None:
-    """None where no run is known."""
+    """Return the list of runs; None if no run is known."""
     runs = facts.history.runs[-_SHOWN_RUNS:]
     if not runs:
         return None
     kept = list(zip(runs, _kept_tokens(runs, facts), strict=True))
-    at_work = runs[-1] if facts.status.state == RUNNING else None
-    rows = [_run_row(run, tokens, working=run is at_work) for run, tokens in kept]
+    active = runs[-1] if facts.status.state == RUNNING else None
+    rows = [_run_row(run, tokens, active=run is active) for run, tokens in kept]
     table = Table(_COLUMNS, rows)
     if not any(run.fetched_bytes for run in runs):
         table = _without_last_column(table)
@@ -46,30 +46,30 @@ def list_runs(facts: Facts) -> Runs | None:
 
 
 def _kept_tokens(runs: list[RunRecord], facts: Facts) -> list[int]:
-    """What of each run is in finished shards: the next one began behind it."""
+    """Return how many tokens of each run are in finished shards: the next run began after those."""
     manifest = facts.status.manifest
     ends = [after.first_tokens for _, after in pairwise(runs)]
     ends.append(manifest.tokens if manifest is not None else runs[-1].first_tokens)
     return [max(0, end - run.first_tokens) for run, end in zip(runs, ends, strict=True)]
 
 
-def _run_row(run: RunRecord, kept_tokens: int, *, working: bool) -> list[str]:
+def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
     made_tokens = max(run.new_tokens, kept_tokens)  # a killed run's last seconds are not in the history
     return [
         f"{run.number:,}",
         show_moment(run.begin),
-        "" if working else _show_end(run.begin, run.end),
-        "it is at work" if working else run.ending or _KILLED,
+        "" if active else _show_end(run.begin, run.end),
+        "running" if active else run.ending or _KILLED,
         run.describe_waits() or "never",
         show_count(made_tokens),
-        "" if working else show_count(kept_tokens),
+        "" if active else show_count(kept_tokens),
         show_count(made_tokens / run.work_seconds) if run.work_seconds >= 1 else "",
         show_bytes(run.fetched_bytes),
     ]
 
 
 def _show_end(begin: float, end: float) -> str:
-    """The time alone where the day is the same."""
+    """Format the end of a run; without the date if it is that of the beginning."""
     day, time_of_day = show_moment(end).split(" ")
     return time_of_day if show_moment(begin).startswith(day) else show_moment(end)
 
@@ -79,12 +79,12 @@ def _without_last_column(table: Table) -> Table:
 
 
 def _waits_table(runs: list[RunRecord], facts: Facts) -> Table | None:
-    """Each wait: when, how long, for what."""
+    """Return the table of waits: when, how long, for what; None if there were none."""
     waits = [mark for mark in facts.history.marks if mark.kind == WAIT][-_SHOWN_WAITS:]
     return Table(_WAIT_COLUMNS, [_wait_row(mark, runs) for mark in waits]) if waits else None
 
 
 def _wait_row(mark: Mark, runs: list[RunRecord]) -> list[str]:
     number = next((f"{run.number:,}" for run in reversed(runs) if run.begin <= mark.time), "")
-    length = show_seconds(mark.end - mark.time) if mark.end is not None else "not over"
+    length = show_seconds(mark.end - mark.time) if mark.end is not None else "still waiting"
     return [number, show_moment(mark.time), length, mark.text]

@@ -1,4 +1,4 @@
-"""The tables of shards with their hashes, and of the settings they were made with."""
+"""Make the report's tables of shards with their hashes, and of the settings they were made with."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.types import ShardRecord
 
 _SHOWN_SHARDS = 1000
-_FOLDED_SHARDS = 12  # more are only shown when asked for
+_FOLDED_SHARDS = 12  # a longer table is folded, to be opened by a click
 _COLUMNS = {"file": "name", "tokens": "number", "documents": "number", "bytes": "number", "SHA-256": "hash"}
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The last shards, and what is to be said about them."""
+    """The table of the last shards, with notes."""
 
     table: Table
     notes: list[str]
@@ -26,7 +26,7 @@ class Shards:
 
 
 def list_shards(facts: Facts) -> Shards | None:
-    """None before the first one is finished."""
+    """Return the table of shards; None before the first one is finished."""
     manifest = facts.status.manifest
     if manifest is None or not manifest.shards:
         return None
@@ -48,8 +48,8 @@ def _notes(manifest: Manifest) -> Iterator[str]:
 
 
 def list_settings(facts: Facts) -> Table | None:
-    """What the shards were made from and with."""
-    manifest, beat = facts.status.manifest, facts.status.heartbeat
+    """Return the table of settings, input and versions; None while there is no manifest, as a run starts."""
+    manifest, heartbeat = facts.status.manifest, facts.status.heartbeat
     if manifest is None:
         return None
     given = {name: value for name, value in manifest.settings.items() if value not in ("", None)}
@@ -58,8 +58,8 @@ def list_settings(facts: Facts) -> Table | None:
         rows.append(["commit", manifest.commit])
     rows.append(["input files", f"{len(manifest.files):,}"])
     rows += [[name, version] for name, version in manifest.versions.items()]
-    if beat is not None:
-        rows.append(["command", beat.invocation.command])
+    if heartbeat is not None:
+        rows.append(["command", heartbeat.invocation.command])
     return Table({"name": "name", "value": "text"}, rows, heads=True)
 
 

@@ -1,4 +1,4 @@
-"""A table of the page, and how its cells write a moment."""
+"""A table of the report, and the format of times in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Texts in rows and columns."""
+    """A table of texts."""
 
     columns: Mapping[str, str]  # headings and their kinds: number, name, text, token or hash, see page.css
     rows: Sequence[Sequence[str]]
@@ -17,5 +17,5 @@ class Table:
 
 
 def show_moment(seconds: float) -> str:
-    """Seconds since 1970 as `2026-11-17 14:05:09`."""
+    """Format seconds since 1970 as `2026-11-17 14:05:09`."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,4 +1,4 @@
-"""The horizontal axis of charts over time: the runs one after the other, long gaps between them shortened."""
+"""The time axis of charts: the runs one after the other, with long gaps between them shortened."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 
-# A night between two runs must not squeeze them: a gap takes at most this share of the width.
+# A gap, such as a night between two runs, takes at most this share of the time of all runs.
 _GAP_SHARE = 0.06
 _DAY_SECONDS = 86400
 _SHORT_SECONDS = 600
 
 
 class TimeAxis:
-    """Moments, in seconds since 1970, to places between 0 and `length` and back."""
+    """Converts moments, in seconds since 1970, to places between 0 and `length`, and back."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
-        """`spans`: the beginning and the end of each run."""
+        """Make the axis; `spans` are the beginning and the end of each run."""
         self._spans = spans
         work_seconds = sum(end - begin for begin, end in spans)
         self._starts: list[float] = []  # the place of each span's beginning
@@ -29,14 +29,14 @@ class TimeAxis:
         self.length = place
 
     def position(self, moment: float) -> float:
-        """Between two runs: the end of the first."""
+        """Return the place of a moment; between two runs, it is the end of the first."""
         number = max(0, bisect_right([begin for begin, _ in self._spans], moment) - 1)
         begin, end = self._spans[number]
         return self._starts[number] + min(max(0.0, moment - begin), end - begin)
 
     def labels(self, most: int) -> list[tuple[float, str]]:
-        """Times of day, with the day where there is more than one, evenly spread from end to end: with the
-        gaps cut out round times would stand anywhere, or nowhere."""
+        """Return at most `most` labels with times of day (and dates, if there are several days), evenly
+        spread from end to end. Not at round times: with shortened gaps those would be uneven, or missing."""
         if not self._spans:
             return []
         whole_seconds = self._spans[-1][1] - self._spans[0][0]

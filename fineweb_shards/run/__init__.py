@@ -1,4 +1,4 @@
-"""What a verb does, whole: settings to a job, its plan, the build; export and upload.
+"""Do the work of the verbs: turn settings into a job, plan and build it; export and upload finished shards.
 
 May import: everything but `commands`.
 """

@@ -1,4 +1,4 @@
-"""`build`: the run itself. Reads top to bottom like the picture in docs/architecture.md:
+"""`build`: run all stages, as drawn in docs/architecture.md:
 
 source ──► executor ──► stitcher ──► packer ──► shard writer ──► manifest
 """
@@ -46,7 +46,7 @@ from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import EncodedBlock, Quarantined, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.estimate import Total
-from fineweb_shards.watching.heartbeat import invoke
+from fineweb_shards.watching.heartbeat import current_invocation
 from fineweb_shards.watching.history import load_history
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.monitor import Monitor, Page
@@ -57,21 +57,21 @@ from fineweb_shards.watching.screen import Screen
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a build ended."""
+    """The result of a build."""
 
     manifest: Manifest
-    new_shards: int  # or longer ones, where a file grows
+    new_shards: int  # including a file that has grown
     new_tokens: int
     seconds: float
     run: RunRecord | None = None  # None: there was nothing to do
 
 
 @contextlib.contextmanager
-def held_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[Job]:
-    """The job, with its folder held. The hub is only asked once the folder is ours; local files are found
-    before, so that a misspelt name leaves no folder behind."""
+def locked_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[Job]:
+    """Make the job and lock its folder. The hub is only asked once the folder is locked; local files are
+    found before, so that a misspelt name leaves no folder behind."""
     folder = output_spec(config).folder
-    load_manifest(folder)  # a folder of another program is refused before anything is put into it
+    load_manifest(folder)  # refuses a folder of another program before anything is written into it
     if config.dataset:
         check_addresses()
         with FolderLock(folder):
@@ -85,10 +85,10 @@ def held_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[Job
 def build(
     job: Job, *, fresh: bool, same_source: bool, screen: Screen, command: str, yes: bool = False
 ) -> Outcome:
-    """Make the shards, or the rest of them, in a folder that is held. `command` is how to go on after an
-    interruption; `yes`: nobody needs to be asked about --fresh."""
+    """Make the shards, or the rest of them, in a locked folder. `command` resumes the build after an
+    interruption; with `yes`, --fresh deletes without asking."""
     if fresh:
-        start_over(job.folder, job.layout, screen.complain, yes=yes)
+        start_over(job.folder, job.layout, screen.warn, yes=yes)
     manifest = open_manifest(job, same_source=same_source)
     if manifest.complete:
         tidy_finished(job.folder, manifest)
@@ -99,7 +99,7 @@ def build(
 
 
 def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, command: str) -> Outcome:
-    """From where the manifest ends."""
+    """Make the shards that are not in the manifest yet."""
     begin = time.monotonic()
     spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
     guard = MemoryGuard(job.budget.worker_bytes)
@@ -110,16 +110,16 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
     workers, window_bytes = job.budget.workers, job.budget.window_bytes
     executor = LocalExecutor(spec, workers, window_bytes, guard, manifest.quarantined, progress)
     page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder))
-    remote = job.commit is not None
-    with Monitor(job.output, progress, executor, invoke(command), page, is_remote=remote):
+    invocation, is_remote = current_invocation(command), job.commit is not None
+    with Monitor(job.output, progress, executor, invocation, page, is_remote=is_remote):
         with executor:
-            # Workers take a second or two to load, in which the plan is made.
-            manifest = tell_plan(job, manifest, progress)
+            # Workers take a second or two to start; meanwhile the plan is made.
+            manifest = announce_plan(job, manifest, progress)
             result = run(job, manifest, executor, progress)
         seconds = time.monotonic() - begin
         if job.config.verify and result.shards != manifest.shards:
             progress.verifying = True
-            check_folder(job.folder, screen.complain, progress.verify_shard)
+            check_folder(job.folder, screen.warn, progress.verify_shard)
     new_tokens = result.tokens - manifest.tokens
     shards = show_number_of(result.shard_count, "shard")
     log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
@@ -129,14 +129,14 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
     return Outcome(result, made, new_tokens, seconds, history.runs[-1])
 
 
-def tell_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
-    """Look at what is still to do, say it, and refuse what the disk can't hold. A manifest that is new is
-    told how long the numbers in names have to be."""
+def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
+    """Make and show the plan of what is still to do, and refuse what the disk can't hold. Return the
+    manifest; in a new one, set the number of digits in the names of shards."""
     plan = make_plan(job, trial_seconds=0, start=manifest.end, done_tokens=manifest.tokens)
     lines = short_lines(plan)
     if manifest.shards:
         finished = f"{show_number_of(manifest.shard_count, 'shard')}, {show_count(manifest.tokens)} tokens"
-        lines.append(f"{'resuming':<10} finished are {finished}")
+        lines.append(f"{'resuming':<10} after {finished}")
     for line in lines:
         progress.tell(Event("plan", line))
     check_disk(plan, manifest.tokens)
@@ -153,7 +153,7 @@ def tell_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
 
 @contextlib.contextmanager
 def log_start_and_end(log: EventLog, job: Job) -> Iterator[None]:
-    """The log's first line, and its last if the run does not come to its end."""
+    """Log the start of a run and, if it fails or is interrupted, its end."""
     versions = ", ".join(f"{name} {version}" for name, version in job.versions().items())
     settings = ", ".join(f"{name}={value!r}" for name, value in job.config.non_default_settings().items())
     log.write(Event("start", f"process {os.getpid()}: {versions}; {settings}"))
@@ -166,12 +166,12 @@ def log_start_and_end(log: EventLog, job: Job) -> Iterator[None]:
         log.write(Event("end", f"stopped with exit code {error.exit_code}: {error.message}"))
         raise
     except BaseException as error:
-        log.write(Event("end", f"stopped by a mistake of this program: {type(error).__name__}: {error}"))
+        log.write(Event("end", f"stopped by a bug in this program: {type(error).__name__}: {error}"))
         raise
 
 
 def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
-    """All stages, from the manifest's cursor to the end of the stream."""
+    """Run all stages, from the manifest's cursor to the end of the stream; return the final manifest."""
     disk = Disk(job.folder, job.config.max_outage, progress)
     disk.attempt(lambda: open_folder(job.folder, manifest))
     start = manifest.end
@@ -185,30 +185,31 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         skip_tokens=start.skip_tokens,
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
-    lost = list(manifest.quarantined)
-    encoded = report_problems(executor.encode(job.source.batches(start)), job, lost, disk, progress)
+    quarantined = list(manifest.quarantined)
+    encoded = report_problems(executor.encode(job.source.batches(start)), job, quarantined, disk, progress)
     slices = pack(packer, stitch(encoded, partial(make_mender, job.vocabulary), start))
-    return write_shards(job, manifest, slices, RunTotals(executor, lost, manifest, progress), disk, progress)
+    totals = RunTotals(executor, quarantined, manifest, progress)
+    return write_shards(job, manifest, slices, totals, disk, progress)
 
 
 def report_problems(
-    blocks: Iterable[EncodedBlock], job: Job, lost: list[Quarantined], disk: Disk, progress: Progress
+    blocks: Iterable[EncodedBlock], job: Job, quarantined: list[Quarantined], disk: Disk, progress: Progress
 ) -> Iterator[EncodedBlock]:
-    """Pass blocks on; tell what was wrong in their input, and collect what had to be left out."""
+    """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`."""
     names = [file.name for file in job.source.files]
     for block in blocks:
         for problem in block.problems:
             progress.tell(Event("note", f"note: {problem}"))
         for document in block.quarantined:
-            lost.append(document)
+            quarantined.append(document)
             progress.tell(Event("quarantine", f"quarantined: {describe(document, names)}"))
         if block.quarantined:
-            disk.attempt(lambda: write_quarantine(job.folder, lost, names))
+            disk.attempt(lambda: write_quarantine(job.folder, quarantined, names))
         yield block
 
 
 def pack(packer: Packer, blocks: Iterable[TokenBlock]) -> Iterator[ShardSlice]:
-    """The stream in slices of shards, up to its end or to --max-tokens."""
+    """Cut the stream into slices of shards, up to its end or to --max-tokens."""
     if packer.ended:
         return
     for block in blocks:
@@ -218,23 +219,23 @@ def pack(packer: Packer, blocks: Iterable[TokenBlock]) -> Iterator[ShardSlice]:
 
 
 class RunTotals:
-    """What the manifest says about the work itself: time without waits, memory, documents left out."""
+    """The manifest's figures about the work itself: time without waits, memory, documents left out."""
 
     def __init__(
-        self, executor: Executor, lost: list[Quarantined], before: Manifest, progress: Progress
+        self, executor: Executor, quarantined: list[Quarantined], before: Manifest, progress: Progress
     ) -> None:
         self._progress = progress
         self._executor = executor
-        self._lost = lost
+        self._quarantined = quarantined
         self._before = before
         self._began = time.monotonic()
 
     def add_to(self, manifest: Manifest) -> Manifest:
-        """The manifest with the account up to now."""
+        """Return the manifest with the figures up to now."""
         seconds = time.monotonic() - self._began - self._progress.waited_seconds
         return replace(
             manifest,
-            quarantined=tuple(self._lost),
+            quarantined=tuple(self._quarantined),
             seconds=self._before.seconds + max(0.0, seconds),
             peak_memory_bytes=max(self._before.peak_memory_bytes, self._executor.peak_bytes),
         )
@@ -248,12 +249,12 @@ def write_shards(
     disk: Disk,
     progress: Progress,
 ) -> Manifest:
-    """Write slices to shards and enter each finished one in the manifest."""
+    """Write slices to shards, add each finished one to the manifest, and return the final manifest."""
     begins_shard = True
     size_bytes = job.output.shard_format.size_bytes
     with Output(job.output, manifest, disk, run_totals.add_to) as output:
         for part in slices:
-            if begins_shard:  # not before something comes: the last shard may have been the last
+            if begins_shard:  # only here, where another shard is certain to be written
                 left = progress.expected_left()
                 wait_for_room(disk, left, job.config.shard_tokens, size_bytes)
             begins_shard = part.checkpoint
@@ -271,14 +272,15 @@ def write_shards(
 
 
 def wait_for_room(disk: Disk, left: int | None, shard_tokens: int, size_bytes: Callable[[int], int]) -> None:
-    """Room for the next shard. Of a stream of unknown length it may be tiny: then the disk will tell."""
+    """Wait until the disk has space for the next shard. If the length of the stream is unknown, don't: the
+    shard may be tiny, and a full disk is also noticed in writing."""
     if left is not None:
         disk.wait_for(size_bytes(min(left, shard_tokens)))
 
 
 def open_manifest(job: Job, *, same_source: bool) -> Manifest:
-    """The folder's manifest, checked against this job, or a new one. Where nothing is finished, nothing can
-    become wrong by another setting."""
+    """Return the folder's manifest, checked against this job, or a new one. If no shard is finished, other
+    settings are no error: the manifest starts anew."""
     manifest = load_manifest(job.folder)
     settings, files = job.config.fingerprint(), files_to_json(job.source.files)
     if manifest is None:
@@ -295,6 +297,7 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
             raise
         refuse_untracked_shards(job.folder, job.layout, set())
         return Manifest(settings, files, job.versions(), job.commit, vocabulary=job.vocabulary)
-    # First: what a lost file has made unknown is still there, and can't be made shorter.
+    # Before the records behind a lost file are dropped: those shards still exist, and a new limit must not be
+    # before their end.
     moved = move_limit(manifest, job.config.max_tokens, job.folder)
     return replace(trim_to_whole_files(moved, job.folder), versions=job.versions())

@@ -1,9 +1,9 @@
-"""Settings: one frozen dataclass, from the defaults, then a TOML file, then the command line.
+"""Define the settings: one frozen dataclass, filled from its defaults, a TOML file and the command line.
 
 Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes`
-changes the output, so that finished shards can't be gone on from with another value of it; only
-`max_tokens` may move (store/token_limit.py), because the stream is the same. `on_bad_file` is not marked:
-what a shard already holds does not depend on what is done about a bad file behind it.
+changes the output, so that a resume with another value of it is refused; only `max_tokens` may change
+(store/token_limit.py), because the stream is the same. `on_bad_file` is not marked: the content of finished
+shards does not depend on how later bad files are handled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-_MOST_TOKENS = 8 * 10**12  # a file of 16 TB, the most that ext4 holds
+_MOST_TOKENS = 8 * 10**12  # a file of 16 TB, the largest on ext4
 _LIMITS = {
     "shard_tokens": (1, _MOST_TOKENS),
     "max_tokens": (1, 10**18),
@@ -54,7 +54,7 @@ _MOST_HINTS = {
 
 @dataclass(frozen=True)
 class Config:
-    """What a run is told."""
+    """The settings of a run."""
 
     input: tuple[str, ...] = _setting(
         (), "file, folder or glob; repeatable; - is standard input; {stdlib} is Python's own library",
@@ -149,17 +149,18 @@ class Config:
     )  # fmt: skip
 
     def non_default_settings(self) -> dict[str, Any]:
-        """The settings that were set, for the log. A command may hold a secret."""
+        """Return the settings that differ from their defaults, for the log. Without `on_finish`, because its
+        command may hold a secret."""
         fields = (field for field in dataclasses.fields(self) if field.name != "on_finish")
         return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
 
     def fingerprint(self) -> dict[str, Any]:
-        """The settings that change bytes, for the manifest."""
+        """Return the settings that change the output, for the manifest."""
         fields = (field for field in dataclasses.fields(self) if field.metadata["bytes"])
         return {field.name: getattr(self, field.name) for field in fields}
 
     def check(self) -> None:
-        """Refuse values that can't work, by name."""
+        """Raise UsageError for values that can't work."""
         if self.dataset and self.input:
             raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
         if not self.out:
@@ -183,19 +184,19 @@ class Config:
 
 
 def _is_broken(text: str) -> bool:
-    """Whether the shell passed bytes that are no UTF-8."""
+    """Tell whether the shell passed bytes that are no UTF-8: Python shows them as lone surrogates."""
     return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
-    """Defaults, then the file, then the flags that were given."""
+    """Make the settings: `overrides` that are not None, then those of the TOML file, then the defaults."""
     values = _read_toml(path) if path else {}
     values |= {name: value for name, value in overrides.items() if value is not None}
     return Config(**values)
 
 
 def parse_value(field: dataclasses.Field[Any], text: str) -> Any:
-    """A value from the command line (or a string in TOML)."""
+    """Parse a setting's value from the command line or from a string in TOML; may raise ValueError."""
     choices = field.metadata["choices"]
     if choices and text not in choices:
         match = closest(text, choices)
@@ -213,7 +214,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}.", "Mend the line it names.") from error
+        raise UsageError(f"{path}: not valid TOML: {error}.", "Correct the line it names.") from error
     fields = {field.name: field for field in dataclasses.fields(Config)}
     values = {}
     for key, value in data.items():

@@ -1,4 +1,4 @@
-"""The dataset card of an upload: what the tokens are, from what they were made, and how to load them."""
+"""Write the dataset card of an upload: what the tokens are, what they were made from, how to load them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.units import show_bytes
 
-# How an upload knows a card that it may replace; somebody else's is left alone.
+# Marks a card that a later upload may replace; a card without it was written by a person, and is kept.
 MARK = "<!-- made by fineweb_shards upload -->"
 _LICENCES = {"HuggingFaceFW/fineweb-edu": "odc-by", "HuggingFaceFW/fineweb": "odc-by"}
 
 
 @dataclass(frozen=True, slots=True)
 class CardFile:
-    """A line of the table."""
+    """A file in the card's table."""
 
     name: str
     split: str
@@ -26,9 +26,9 @@ class CardFile:
 
 
 def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFile]) -> str:
-    """README.md of the dataset."""
+    """Return the content of the dataset's README.md."""
     name = repo.rpartition("/")[2]
-    token_names = [file.name for file in files if file.tokens]  # without an index
+    token_names = [file.name for file in files if file.tokens]  # an index has no tokens
     return "\n".join(
         [
             *_metadata(manifest),

@@ -1,7 +1,7 @@
-"""`export`: finished shards of any layout in any other, by copying tokens; nothing is tokenized again.
+"""`export`: copy finished shards from any layout to any other, without tokenizing again.
 
-The stream with EOT before each document and the one with EOT after it differ at their two ends only:
-`EOT S` and `S EOT`. So the stream is read in its order, shifted by one token where the side of EOT
+The stream with EOT before each document and the one with EOT after it differ only at their two ends:
+`EOT S` and `S EOT`. So the stream is read in its order, shifted by one token if the position of EOT
 changes, and goes through the same packer, writer and manifest as a build.
 """
 
@@ -40,13 +40,13 @@ from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.types import Counts, Cursor, TokenBlock
 from fineweb_shards.units import show_bytes
 
-# The rest of a source's settings says what its documents are, and stays.
+# The settings that an export may change; all others describe the documents, and are kept.
 OUTPUT_SETTINGS = ("layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard")
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
-    """Finished shards, and what is known about their stream."""
+class ExportSource:
+    """The folder of finished shards to export from."""
 
     folder: Path
     layout: Layout
@@ -54,12 +54,12 @@ class Origin:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the stream ended before its documents did, so that the last one is not whole."""
+        """Whether a limit cut the stream off, so that the last document may not be whole."""
         return self.manifest.tokens == self.limit_tokens
 
     @property
     def limit_tokens(self) -> int | None:
-        """How long the stream can be at most: where --max-tokens or --last-shard drop ended it."""
+        """The limit of the stream's length by --max-tokens or --last-shard drop; None if it has none."""
         if self.manifest.totals["dropped_tokens"]:
             return self.manifest.tokens
         limit: int | None = self.manifest.settings["max_tokens"]
@@ -67,19 +67,20 @@ class Origin:
 
     @property
     def digest(self) -> str:
-        """Tells these shards from all others."""
+        """A hash that identifies these shards, so that a resume notices another source."""
         hashes = "".join(record.sha256 for record in self.manifest.shards)
         return hashlib.sha256(hashes.encode()).hexdigest()
 
     @property
     def counts(self) -> Counts:
         names = [field.name for field in dataclasses.fields(Counts)]
-        return Counts(**{name: self.manifest.totals.get(name, 0) for name in names})  # the first had fewer
+        # Manifests of the first version have fewer totals.
+        return Counts(**{name: self.manifest.totals.get(name, 0) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """How an export ended."""
+    """The result of an export."""
 
     spec: OutputSpec
     manifest: Manifest
@@ -87,8 +88,8 @@ class Exported:
     seconds: float
 
 
-def open_origin(folder: Path) -> Origin:
-    """Finished shards, or why they can't be exported."""
+def open_export_source(folder: Path) -> ExportSource:
+    """Open a folder to export from; InputError if it is not complete or can't be exported."""
     manifest = load_manifest(folder)
     if manifest is None:
         nothing = nothing_built(folder)
@@ -100,11 +101,11 @@ def open_origin(folder: Path) -> Origin:
             f"{folder}: made with --val-ratio and --last-shard drop; the order of its documents is lost.",
             "Build it again without --last-shard drop.",
         )
-    return Origin(folder, manifest.layout, manifest)
+    return ExportSource(folder, manifest.layout, manifest)
 
 
 def export(
-    origin: Origin,
+    source: ExportSource,
     config: Config,
     *,
     fresh: bool,
@@ -112,54 +113,54 @@ def export(
     observer: Observer,
     yes: bool = False,
 ) -> Exported:
-    """Copy the tokens into another folder and layout, or the rest of them."""
-    spec = output_spec(config, origin.manifest.vocabulary)
-    if spec.folder.resolve() == origin.folder.resolve():
+    """Copy the tokens, or the rest of them, into another folder and layout."""
+    spec = output_spec(config, source.manifest.vocabulary)
+    if spec.folder.resolve() == source.folder.resolve():
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
-    load_manifest(spec.folder)  # a folder of another program is refused before anything is put into it
+    load_manifest(spec.folder)  # refuses a folder of another program before anything is written into it
     with FolderLock(spec.folder):
         if fresh:
             start_over(spec.folder, spec.layout, say, yes=yes)
-        manifest = _open_manifest(origin, config, spec)
+        manifest = _open_manifest(source, config, spec)
         if manifest.complete:
             tidy_finished(spec.folder, manifest)
             return Exported(spec, manifest, 0, 0.0)
-        _check_disk(origin, spec, manifest)
+        _check_disk(source, spec, manifest)
         for warning in stray_warnings(spec.folder, spec.layout):
             say(f"{'WARNING':<10} {warning}")
         begin = time.monotonic()
         disk = Disk(spec.folder, config.max_outage, observer)
         size_bytes = spec.shard_format.size_bytes
         with tqdm(
-            total=size_bytes(origin.manifest.tokens), initial=size_bytes(manifest.tokens), unit="B",
-            unit_scale=True, disable=None,  # outside a terminal
+            total=size_bytes(source.manifest.tokens), initial=size_bytes(manifest.tokens), unit="B",
+            unit_scale=True, disable=None,  # no bar outside a terminal
         ) as bar:  # fmt: skip
-            result = _copy(origin, spec, manifest, disk, lambda tokens: bar.update(size_bytes(tokens)))
+            result = _copy(source, spec, manifest, disk, lambda tokens: bar.update(size_bytes(tokens)))
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
 
 
-def _open_manifest(origin: Origin, config: Config, spec: OutputSpec) -> Manifest:
-    source = origin.manifest
+def _open_manifest(source: ExportSource, config: Config, spec: OutputSpec) -> Manifest:
+    built = source.manifest
     ours = {name: value for name, value in config.fingerprint().items() if name in OUTPUT_SETTINGS}
-    settings = {**source.settings, **ours, "exported_from": origin.digest}
+    settings = {**built.settings, **ours, "exported_from": source.digest}
     manifest = load_manifest(spec.folder)
     if manifest is None:
         refuse_untracked_shards(spec.folder, spec.layout, set())
-        versions = {**source.versions, "fineweb_shards": fineweb_shards.__version__}
-        digits = choose_digits(spec.layout, spec.shard_tokens, source.tokens, exact=True)
+        versions = {**built.versions, "fineweb_shards": fineweb_shards.__version__}
+        digits = choose_digits(spec.layout, spec.shard_tokens, built.tokens, exact=True)
         return Manifest(
-            settings, source.files, versions, source.commit, digits=digits, vocabulary=source.vocabulary
+            settings, built.files, versions, built.commit, digits=digits, vocabulary=built.vocabulary
         )
     check_settings(manifest, settings, Config().fingerprint())
-    check_vocabulary(manifest, source.vocabulary)
+    check_vocabulary(manifest, built.vocabulary)
     return trim_to_whole_files(manifest, spec.folder)
 
 
 def _copy(
-    origin: Origin, spec: OutputSpec, manifest: Manifest, disk: Disk, advance: Callable[[int], object]
+    source: ExportSource, spec: OutputSpec, manifest: Manifest, disk: Disk, advance: Callable[[int], object]
 ) -> Manifest:
     disk.attempt(lambda: open_folder(spec.folder, manifest))
-    limit = origin.limit_tokens
+    limit = source.limit_tokens
     packer = Packer(
         spec.shard_tokens,
         split_rule=spec.split_rule,
@@ -170,31 +171,31 @@ def _copy(
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
     with Output(spec, manifest, disk) as output:
-        for block in _blocks(origin, manifest.end.position, eot_first=spec.layout.eot_first):
-            for part in packer.pack(block):  # what is behind a limit is dropped here
+        for block in _blocks(source, manifest.end.position, eot_first=spec.layout.eot_first):
+            for part in packer.pack(block):  # which drops tokens behind the limit
                 advance(len(part.tokens))
                 output.add(part)
         return output.finish()
 
 
-def _blocks(origin: Origin, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
-    """The stream from token `start` on, EOT on its new side. Its cursors are token numbers."""
+def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
+    """Yield the stream from token `start` on, with EOT at its new position. Cursors are token numbers."""
     position = start
-    for span in _moved(origin, start, eot_first=eot_first):
+    for span in _read_with_eot_moved(source, start, eot_first=eot_first):
         yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)
         position += len(span)
     end = Cursor(0, position)
-    nothing = np.empty(0, origin.manifest.vocabulary.dtype)
-    yield TokenBlock(end, end, nothing, NO_PLACES, origin.counts)
+    nothing = np.empty(0, source.manifest.vocabulary.dtype)
+    yield TokenBlock(end, end, nothing, NO_PLACES, source.counts)
 
 
-def _moved(origin: Origin, start: int, *, eot_first: bool) -> Iterator[Span]:
+def _read_with_eot_moved(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[Span]:
     def read(first: int) -> Iterator[Span]:
-        return read_stream(origin.folder, origin.manifest, first)
+        return read_stream(source.folder, source.manifest, first)
 
-    vocabulary, total = origin.manifest.vocabulary, origin.manifest.tokens
+    vocabulary, total = source.manifest.vocabulary, source.manifest.tokens
     only_eot = Span(np.array([vocabulary.eot], vocabulary.dtype), np.zeros(1, np.int64))
-    if eot_first == origin.layout.eot_first or not total:
+    if eot_first == source.layout.eot_first or not total:
         yield from read(start)
     elif eot_first:
         if start == 0:
@@ -202,12 +203,12 @@ def _moved(origin: Origin, start: int, *, eot_first: bool) -> Iterator[Span]:
         yield from _without_last_eot(read(max(0, start - 1)))
     else:
         yield from read(start + 1)
-        if not origin.is_cut and start < total:
+        if not source.is_cut and start < total:
             yield only_eot
 
 
 def _without_last_eot(blocks: Iterator[Span]) -> Iterator[Span]:
-    """A stream cut inside a document does not end in one."""
+    """Drop the EOT at the end of the stream; one that was cut off inside a document has none there."""
     held = None
     for block in blocks:
         if held is not None:
@@ -218,8 +219,8 @@ def _without_last_eot(blocks: Iterator[Span]) -> Iterator[Span]:
         yield held.cut(0, last) if held.eots[-1:].tolist() == [last] else held
 
 
-def _check_disk(origin: Origin, spec: OutputSpec, manifest: Manifest) -> None:
-    needed = spec.shard_format.size_bytes(origin.manifest.tokens - manifest.tokens)
+def _check_disk(source: ExportSource, spec: OutputSpec, manifest: Manifest) -> None:
+    needed = spec.shard_format.size_bytes(source.manifest.tokens - manifest.tokens)
     free = free_disk_bytes(spec.folder)
     if needed > free:
         raise DiskFullError(

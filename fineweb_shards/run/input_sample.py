@@ -1,6 +1,6 @@
-"""A few documents of the input, and how long their encoding takes: what a plan goes by.
+"""Read a few documents of the input, and measure how long their encoding takes, for the plan's estimates.
 
-Not all of what is read is kept: it would not fit the parent.
+Only the beginning of what is read is kept: all of it would not fit the parent's share of memory.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from fineweb_shards.types import Cursor, TextChunk
 
 _SAMPLE_FILES = 64
 _LEAST_SAMPLE_FILES = 8
-_LOOKED_AT_BYTES = 64 * 2**20  # where files are large, fewer of them: reading one begins with a chunk
+_LOOKED_AT_BYTES = 64 * 2**20  # fewer files are sampled if they are large, because at least a chunk is read
 _LARGE_FILE_BYTES = 8 * 2**20
 _LONGEST_TEXT_CHARACTERS = 65_536
 _SHOWN_DOCUMENTS = 3
-_MOST_BATCHES = 64  # of a file: they may hold nothing
+_MOST_BATCHES = 64  # of a file, because batches may hold no document
 QUICK_SAMPLE_BYTES = 2**18
 
 
 @dataclass(slots=True)
 class InputSample:
-    """Some texts, and how much was read of which they are a part."""
+    """Some texts, and the totals over all that was read."""
 
     texts: list[str] = field(default_factory=list)
     documents: int = 0
     read_bytes: int = 0  # of the files, as their sizes count
     content_bytes: int = 0  # of the documents
     separators: set[str] = field(default_factory=set)
-    separated_documents: int = 0  # of text files, which have separators
+    separated_documents: int = 0  # in text files, which have separators
     separated_bytes: int = 0
     read_seconds: float = 0.0
 
@@ -45,7 +45,7 @@ class InputSample:
         return tuple(self.texts[:_SHOWN_DOCUMENTS])
 
     def separator_preview(self) -> SeparatorPreview | None:
-        """How the text files fall into documents, if there are any."""
+        """Return how the text files are split into documents; None if there are none."""
         if not self.separators:
             return None
         separators = tuple(sorted(self.separators))
@@ -54,7 +54,7 @@ class InputSample:
         )
 
     def read_file(self, source: Source, file: InputFile, position: int, limit_bytes: int) -> None:
-        """Add what a file holds from `position` on, up to so many bytes of text."""
+        """Add the documents of a file from `position` on, up to about `limit_bytes` of text."""
         enough = self.content_bytes + limit_bytes
         batches = source.formats[file.format].batches(file, position, False)
         for batch in islice(batches, _MOST_BATCHES):
@@ -71,15 +71,14 @@ class InputSample:
         self.content_bytes += chunk.counts.text_bytes
         if separator:
             self.separators.add(separator)
-            self.separated_documents += (
-                len(chunk.documents) - chunk.starts_mid_document
-            )  # not the rest of one
+            # The rest of a document that began in an earlier chunk is not counted again.
+            self.separated_documents += len(chunk.documents) - chunk.starts_mid_document
             self.separated_bytes += chunk.counts.text_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSample:
-    """What came of encoding a part of a sample."""
+    """The result of encoding a part of a sample."""
 
     documents: int
     tokens: int
@@ -88,7 +87,7 @@ class MeasuredSample:
 
 
 def take_sample(job: Job, limit_bytes: int, start: Cursor) -> InputSample:
-    """The beginning of a few files, spread over all of them."""
+    """Read the beginning of some files that are evenly spread over all of them."""
     files = [file for file in job.source.files[start.file :] if not (file.is_pipe or file.problem)]
     most = 1 if job.commit else _files_to_sample(files)
     chosen = files[:: max(1, len(files) // most)][:most]
@@ -99,7 +98,7 @@ def take_sample(job: Job, limit_bytes: int, start: Cursor) -> InputSample:
         try:
             sample.read_file(job.source, file, position, limit_bytes // len(chosen))
         except BadFileError:
-            # With --max-tokens the run may never come to it; without, it would stop there in any case.
+            # With --max-tokens the run may end before this file; without, it would stop at it in any case.
             if not job.source.settings.skip_bad and job.config.max_tokens is None:
                 raise
     sample.read_seconds = time.monotonic() - begin
@@ -113,7 +112,7 @@ def _files_to_sample(files: list[InputFile]) -> int:
 
 
 def _beginnings(documents: list[str], limit: int) -> Iterator[str]:
-    """The first documents, up to so many characters; of a long one the beginning."""
+    """Yield the first documents, up to `limit` characters in all; of a long one only the beginning."""
     for text in documents:
         if limit <= 0:
             return
@@ -122,7 +121,7 @@ def _beginnings(documents: list[str], limit: int) -> Iterator[str]:
 
 
 def measure_sample(engine: Engine, texts: list[str], seconds: float) -> MeasuredSample:
-    """Encode the sample, or as much of it as fits the time (a little of it where that is 0).
+    """Encode the sample, or as much of it as `seconds` allow (a little if that is 0).
 
     The speed is that of the second half, when the engine's caches are warm.
     """
@@ -143,6 +142,6 @@ def measure_sample(engine: Engine, texts: list[str], seconds: float) -> Measured
 
 
 def _parts(texts: list[str]) -> Iterator[list[str]]:
-    """The sampled texts a few at a time."""
+    """Yield the sampled texts, 16 at a time, without lone surrogates."""
     for first in range(0, len(texts), 16):
         yield [text.encode("utf-8", "replace").decode() for text in texts[first : first + 16]]

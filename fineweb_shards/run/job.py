@@ -1,4 +1,4 @@
-"""A config turned into the parts that do the work: what `plan` shows and `build` runs."""
+"""Turn settings into a job, the resolved parts that do the work: `plan` describes it and `build` runs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 @dataclass(frozen=True)
 class Job:
-    """Everything decided, nothing begun."""
+    """Everything that a build needs, resolved and checked, before anything is read or written."""
 
     config: Config
     output: OutputSpec
@@ -42,7 +42,7 @@ class Job:
     source: Source
     budget: Budget
     commit: str | None = None  # of a dataset on the hub
-    notes: tuple[str, ...] = ()  # what was passed over on the way to the input's files
+    notes: tuple[str, ...] = ()  # files that were passed over in the search for input
 
     @property
     def folder(self) -> Path:
@@ -57,7 +57,7 @@ class Job:
         return self.output.vocabulary
 
     def versions(self) -> dict[str, str]:
-        """For the manifest. They may differ between two resumes: the bytes can't."""
+        """Return the versions in use, for the manifest. A resume may have others: the output is the same."""
         return {
             "fineweb_shards": fineweb_shards.__version__,
             self.engine.name: str(self.engine.installed_version()),
@@ -67,9 +67,9 @@ class Job:
 
 
 def make_job(config: Config, *, commit: str | None = None, observer: Observer | None = None) -> Job:
-    """Resolve names, find the files, divide the memory; a mistake in any of them is told here.
+    """Resolve names, find the files, divide the memory; a mistake in any of them is raised here.
 
-    `commit` is the one that a resumed run was begun with.
+    `commit` is the dataset's commit if this is a resume.
     """
     output = output_spec(config)
     engine = resolve_engine(config.engine)
@@ -90,7 +90,7 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
 
 
 def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
-    """The output that the settings ask for, or what is wrong with them: no file is looked at for that."""
+    """Return the output that the settings describe, or raise UsageError. No file is read for this."""
     config.check()
     layout = get_layout(config.layout)
     shard_tokens, drop = config.shard_tokens, config.last_shard == "drop"
@@ -112,8 +112,8 @@ def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
 
 
 def pinned_commit(config: Config) -> str | None:
-    """The commit that the output folder was begun with, if it was, and from the hub. Where nothing is
-    finished, another dataset or revision may be asked for."""
+    """Return the dataset's commit in the output folder's manifest; None if it has none, or if no shard is
+    finished and another dataset or revision is asked for."""
     if not (config.dataset and config.out):
         return None
     folder = Path(os.path.expanduser(config.out))
@@ -137,7 +137,7 @@ def _open_hub(
     config: Config, settings: ReadSettings, folder: Path, commit: str | None, observer: Observer
 ) -> tuple[str, Source]:
     check_addresses()
-    quiet_clients()  # both before the clients are imported, which happens now
+    quiet_clients()  # both must be called before the clients are imported, by the next line
     from fineweb_shards.sources.hub.listing import list_dataset
 
     downloads = folder / WORK_FOLDER / "downloads"

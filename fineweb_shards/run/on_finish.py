@@ -1,9 +1,9 @@
-"""--on-finish: a command of the user's at the end of a build, however it ends.
+"""Run the user's command at the end of a build, however it ends (--on-finish):
 
     --on-finish 'notify-send "shards: $FINEWEB_SHARDS_OUTCOME" "$FINEWEB_SHARDS_MESSAGE"'
 
-It learns the outcome from its environment, so nothing has to be quoted. What it does never changes how
-the build ended.
+The command finds the outcome in its environment, so nothing has to be quoted. Its own failure does not change
+the exit code of the build.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.system.terminal import printable
 
 _LONGEST_SECONDS = 60.0
-_LONGEST_SECONDS_AFTER_INTERRUPT = 5.0  # somebody wants to have the machine back
+_LONGEST_SECONDS_AFTER_INTERRUPT = 5.0  # the user wants the program to end now
 
 
 def run_command(command: str, folder: Path, error: BaseException | None) -> str | None:
-    """Run it with the outcome in FINEWEB_SHARDS_…; returns what went wrong with the command, if anything."""
+    """Run the command with the outcome in FINEWEB_SHARDS_…; return a message if the command failed."""
     longest = _LONGEST_SECONDS_AFTER_INTERRUPT if isinstance(error, Interrupted) else _LONGEST_SECONDS
     environment = {**os.environ, **describe_outcome(folder, error)}
     try:
@@ -44,7 +44,7 @@ def run_command(command: str, folder: Path, error: BaseException | None) -> str 
 
 
 def describe_outcome(folder: Path, error: BaseException | None) -> dict[str, str]:
-    """Environment variables that say how it went."""
+    """Return the environment variables that describe how the build ended."""
     manifest = _manifest_of(folder)
     outcome = "failed"
     if error is None or isinstance(error, QuarantineError):
@@ -71,4 +71,4 @@ def _manifest_of(folder: Path) -> Manifest | None:
     try:
         return load_manifest(folder)
     except ShardError:
-        return None  # that may be what the error is about
+        return None  # an unreadable manifest may be the very reason why the build failed

@@ -1,7 +1,7 @@
-"""`plan`: what a build will do, before anything is written.
+"""`plan`: predict what a build will do, before anything is written.
 
-Parquet footers tell documents and sizes; FineWeb's `token_count` column tells tokens exactly. Everything
-else is estimated from a few batches spread over the files, and said to be.
+Parquet footers give the number of documents and the sizes, FineWeb's `token_count` column the exact number of
+tokens. Everything else is estimated from a few batches spread over the files, and marked as an estimate.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _BEGINNING = Cursor(0, 0)
 _SAMPLE_BYTES = 24 * 2**20
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 REMOTE_FOOTERS = 3
-_CHEAP_ROW_GROUPS = 64  # a request for each, where token_count is on the hub
-# Measured: two workers on two cores share them with the parent, which packs, hashes and writes.
+_CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes a request for each row group
+# Measured with two workers on two cores, which they share with the parent: it packs, hashes and writes.
 _PARALLEL_EFFICIENCY = 0.7
-_BENEFIT_OF_THE_DOUBT = 0.9
+_ESTIMATE_TOLERANCE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much there is. `exact` tells whether tokens were counted or estimated."""
+    """The size of the stream. `exact`: the tokens were counted, not estimated."""
 
     documents: int | None
     tokens: int | None  # EOT included
@@ -48,7 +48,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer to "what will happen if I start it?"."""
+    """What a build will do and need."""
 
     job: Job
     extent: Extent
@@ -56,19 +56,19 @@ class Plan:
     first_documents: tuple[str, ...]
     tokens_per_second: float | None
     free_bytes: int
-    read_share: float = 1.0  # of the input's bytes that a run will read: --max-tokens ends it before
+    read_share: float = 1.0  # of the input's bytes that a run will read, which --max-tokens may end early
     done_tokens: int = 0  # in finished shards
 
     @property
     def output_bytes(self) -> int | None:
-        """What is still to be written."""
+        """The size of the shards that are still to be written."""
         if self.extent.tokens is None:
             return None
         return self.job.output.shard_format.size_bytes(max(0, self.extent.tokens - self.done_tokens))
 
     @property
     def read_bytes(self) -> int:
-        """What is still to be read, or fetched; an estimate where it is not all of the input."""
+        """The number of bytes still to be read or fetched; an estimate unless it is all of the input."""
         return round(self.read_share * self.job.source.size_bytes)
 
     @property
@@ -79,16 +79,16 @@ class Plan:
 
 
 def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING, done_tokens: int = 0) -> Plan:
-    """Look at the input. Without a trial (0 seconds) only a glance, as `build` does it.
+    """Sample the input and make a plan. Without a trial (0 seconds) the sample is small, as for `build`.
 
-    `start` is where a run will begin, behind `done_tokens`: from the hub nothing is fetched that lies before.
+    `start` is where a run will begin, after `done_tokens`: from the hub nothing before it is fetched.
     """
     with contextlib.closing(job.source.reopened()) as source:
-        seen = _look(replace(job, source=source), trial_seconds, start)
-    return replace(seen, job=job, done_tokens=done_tokens)
+        plan = _plan_from_sample(replace(job, source=source), trial_seconds, start)
+    return replace(plan, job=job, done_tokens=done_tokens)
 
 
-def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
+def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
     limit = _SAMPLE_BYTES if trial_seconds else QUICK_SAMPLE_BYTES
     sample = take_sample(job, limit, start if job.commit else _BEGINNING)
     engine = (job.engine if trial_seconds else TiktokenEngine)(load_token_bytes(job.vocabulary))
@@ -109,22 +109,22 @@ def _look(job: Job, trial_seconds: float, start: Cursor) -> Plan:
 
 
 def check_disk(plan: Plan, done_tokens: int) -> None:
-    """Refuse to start what the disk can't hold. An estimate gets the benefit of the doubt."""
+    """Raise DiskFullError if the disk can't hold the shards. An estimated size is first reduced by 10 %."""
     if plan.extent.tokens is None:
         return
     needed = plan.job.output.shard_format.size_bytes(plan.extent.tokens - done_tokens)
     free = plan.free_bytes
-    about, told = ("", "") if plan.extent.exact else ("about ", " (an estimate)")
-    if free < (needed if plan.extent.exact else needed * _BENEFIT_OF_THE_DOUBT):
+    about, remark = ("", "") if plan.extent.exact else ("about ", " (an estimate)")
+    if free < (needed if plan.extent.exact else needed * _ESTIMATE_TOLERANCE):
         raise DiskFullError(
-            f"{plan.job.folder}: the shards need {about}{show_bytes(needed)}{told}, {show_bytes(free)} "
+            f"{plan.job.folder}: the shards need {about}{show_bytes(needed)}{remark}, {show_bytes(free)} "
             f"are free: {about}{show_bytes(needed - free)} are missing.",
             "Free some space, choose another --out, or end earlier with --max-tokens.",
         )
 
 
 def _predict_speed(job: Job, sample: InputSample, measured: MeasuredSample) -> float | None:
-    """Tokens a second of all workers, each of which reads and encodes."""
+    """Predict the tokens per second of all workers, each of which reads and encodes."""
     if not measured.tokens_per_second or not measured.tokens or not sample.content_bytes:
         return None
     bytes_per_token = measured.text_bytes / measured.tokens
@@ -146,7 +146,7 @@ def _measure_extent(
     total_bytes = sum(file.size_bytes * expansion_of(file) for file in files)
     scale = total_bytes / sample.read_bytes
     sampled = sample.documents
-    # The sample holds only a part of what was read, and the trial may have seen only a part of it.
+    # The sample keeps only a part of what was read, and the trial may have encoded only a part of that.
     tokens = sampled + (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
     a_file_a_document = job.config.separator == "none" and all(file.format == "text" for file in files)
     documents = len(files) if a_file_a_document else round(sampled * scale)
@@ -154,7 +154,7 @@ def _measure_extent(
 
 
 def _parquet_extent(job: Job, measured: MeasuredSample, start: Cursor, *, every_footer: bool) -> Extent:
-    """Documents from the footers; tokens from `token_count` where all files have it."""
+    """Count documents by the footers, and tokens by `token_count`; estimate tokens if a file lacks it."""
     files = tuple(file for file in job.source.files if file.problem is None)
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]

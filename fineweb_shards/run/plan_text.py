@@ -1,4 +1,4 @@
-"""A plan in words: all of it for `plan`, the short form for the beginning of a build."""
+"""Format a plan as lines of text: all of it for `plan`, a short form for the beginning of a build."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fineweb_shards.units import show_bytes, show_count, show_seconds
 
 
 def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
-    """The whole plan, for `plan`; the `verdict` is what a build would do in this folder."""
+    """Return the whole plan, for `plan`; the `verdict` says what a build would do in this folder."""
     config, extent = plan.job.config, plan.extent
     rows = [*_short_rows(plan)]
     rows.insert(
@@ -30,7 +30,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
 
 
 def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
-    """What a build would do in a folder with this manifest; None: it would be refused."""
+    """Say what a build would do in a folder with this manifest (None: refused); `held`: a run is active."""
     if held:
         return "a run is at work in this folder: another one would be refused (exit code 6)"
     if manifest is None:
@@ -43,14 +43,14 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
 
 
 def short_lines(plan: Plan) -> list[str]:
-    """The plan in a few lines, for the beginning of a build, and what can be foreseen to go wrong. How a text
-    is split can only be seen there."""
+    """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text
+    is split into documents, because later nothing shows it."""
     rows = [*_short_rows(plan), *(plan.separator_preview.rows() if plan.separator_preview else [])]
     return [f"{name:<10} {text}" for name, text in rows] + warning_lines(plan)
 
 
 def warning_lines(plan: Plan) -> list[str]:
-    """What the reader of the files would stumble over, as far as the plan can tell."""
+    """Return warnings about problems that the loader of the files will have, as far as the plan can tell."""
     job, extent = plan.job, plan.extent
     warnings = stray_warnings(job.folder, job.layout)
     if extent.tokens and extent.documents:

@@ -1,4 +1,4 @@
-"""An output folder in words: what is in it, what its reader will stumble over, how to train on it."""
+"""Describe a finished output folder in lines of text: what is in it, warnings, how to train on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fineweb_shards.units import show_bytes
 
 
 def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """Where the files are and what they hold."""
+    """Say where the files are and what they hold."""
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     kind = "files" if spec.layout.one_file else "shards"
     val = tokens_of(manifest.shards, "val")
@@ -27,7 +27,7 @@ def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
 
 
 def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """What looks like a fault and is expected."""
+    """Explain what looks like a fault but is expected."""
     if dropped := manifest.totals["dropped_tokens"]:
         return [f"The last {dropped:,} tokens do not fill a shard and were left out."]
     last = manifest.shards[-1] if manifest.shards else None
@@ -39,7 +39,7 @@ def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
 
 
 def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """What its reader will stumble over, over all files."""
+    """Return warnings about problems that the loader will have with these files."""
     dropped = manifest.totals["dropped_tokens"]
     return [
         *reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped),
@@ -48,12 +48,12 @@ def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
 
 
 def warning_lines(warnings: list[str]) -> list[str]:
-    """Last on the screen, where they are seen."""
+    """Format warnings, to be printed last, where they are noticed."""
     return [line for warning in warnings for line in ("", f"{'WARNING':<10} {warning}")]
 
 
 def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """How to feed a loader, where there is something to train on."""
+    """Say how to load the files; nothing if there is nothing to train on."""
     if not tokens_of(manifest.shards, "train"):
         return []
     names = [file.name for file in list_files(manifest.shards)]

@@ -1,4 +1,4 @@
-"""The configs that come with the program, by name: `demo`, `sample-10BT` and so on.
+"""Find the configs that come with the program by name: `demo`, `sample-10BT` and so on.
 
 There is one copy of them, the folder `configs` of the project. A wheel has it inside the package (see
 pyproject.toml); in a checkout, and so in an editable install, it lies beside the package.
@@ -17,15 +17,15 @@ _PACKAGE = Path(__file__).parent.parent
 
 @cache
 def bundled_configs() -> dict[str, Path]:
-    """Name to file."""
+    """Return the bundled configs: name to file."""
     places = [_PACKAGE / "configs"]
-    if (_PACKAGE.parent / "pyproject.toml").is_file():  # else what lies there is somebody else's
+    if (_PACKAGE.parent / "pyproject.toml").is_file():  # else that folder belongs to another package
         places.append(_PACKAGE.parent / "configs")
     return {path.stem: path for place in places for path in sorted(place.glob("*.toml"))}
 
 
 def find_config(text: str) -> Path:
-    """The file that `--config TEXT` means: a bundled name, or the path of a TOML file."""
+    """Return the file that `--config TEXT` means: a bundled name, or the path of a TOML file."""
     if text in bundled_configs():
         return bundled_configs()[text]
     path = Path(os.path.expanduser(text))
@@ -41,5 +41,5 @@ def find_config(text: str) -> Path:
 
 
 def samples_hint() -> str:
-    """What there is, for a hint."""
+    """Return a hint that lists the bundled configs."""
     return f"The samples are {', '.join(bundled_configs())}."

@@ -1,7 +1,7 @@
-"""How a text falls into documents, by a look at its beginning: shown before a build.
+"""Show before a build how a text will be split into documents, by a sample of its beginning.
 
-A wrong separator makes millions of documents out of a few, and every token of them is right: nothing but a
-look at the documents can tell.
+A wrong separator makes millions of documents out of a few, and every token of them is right: only a person
+who sees some of the documents can notice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fineweb_shards.system.terminal import safe_text
 
-# Documents that are shorter than a sentence on average are seldom meant.
+# Documents that are shorter than a sentence on average are seldom intended.
 SENTENCE_BYTES = 100
 _NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
 _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
@@ -19,7 +19,7 @@ _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
 
 @dataclass(frozen=True, slots=True)
 class SeparatorPreview:
-    """What was seen of the text files of an input."""
+    """A sample of the text files of an input, and the separators found in them."""
 
     separators: tuple[str, ...]
     documents: int
@@ -31,7 +31,7 @@ class SeparatorPreview:
         return self.text_bytes / max(1, self.documents)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Name and text of every line, a warning among them."""
+        """Return name and text of every line to show, with a warning if the documents are very short."""
         rows = [("separator", ", ".join(_NAMES.get(name, repr(name)) for name in self.separators))]
         if self.documents:
             per_megabyte = max(1, round(1e6 / max(1.0, self.average_bytes)))
@@ -43,14 +43,14 @@ class SeparatorPreview:
 
 
 def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
-    """The beginnings of the first documents."""
+    """Return rows with the beginnings of the first documents."""
     return [
         (f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)
     ]
 
 
 def _warning(separator_preview: SeparatorPreview) -> list[tuple[str, str]]:
-    """In lines that fit 80 columns."""
+    """Return the rows of the warning, in lines that fit 80 columns."""
     average = f"{separator_preview.average_bytes:.0f}"
     lines = [
         ("WARNING", f"a document has {average} bytes on average: less than a sentence."),

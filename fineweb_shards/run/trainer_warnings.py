@@ -1,6 +1,8 @@
-"""What will go wrong with the files, said by whoever makes them: before a build from what is expected, after
-it from what is there. The readers' own rules are in layouts/; here are the splits that came out empty, what
-to choose instead, and files of others that a reader would open.
+"""Warn about output that the training code (the reader) could not use: before a build and after it.
+
+Before a build the warnings are about the files that are expected, after it about those that exist. The limits
+of each reader are in layouts/; here are splits that are empty, which settings to choose instead, and files of
+other programs that a reader would open.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _SHOWN_STRAYS = 3
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFile:
-    """A file that a plan expects."""
+    """A file that a build will make, according to its plan."""
 
     name: str
     split: Split
@@ -29,7 +31,8 @@ class ExpectedFile:
 
 
 def expect_files(spec: OutputSpec, tokens: int, documents: int, *, exact: bool) -> list[ExpectedFile]:
-    """What a stream of so many tokens will become; of an estimate, without the shards nobody can foresee."""
+    """Return the files that a stream of so many tokens will become; for an estimate, without the last shard,
+    whose size can't be predicted."""
     if not spec.layout.one_file and tokens // spec.shard_tokens > _MOST_EXPECTED_FILES:
         return []
     ratio = spec.split_rule.val_ratio
@@ -50,8 +53,8 @@ def expect_files(spec: OutputSpec, tokens: int, documents: int, *, exact: bool) 
 def reader_warnings(
     spec: OutputSpec, files: Sequence[SizedFile], *, dropped_tokens: int = 0, made: bool = True
 ) -> list[str]:
-    """Everything that the reader of these files would stumble over, with a next step. `made`: they are there,
-    so that other settings need --fresh."""
+    """Return warnings about these files, each with a next step. `made`: the files exist, so that other
+    settings need --fresh."""
     if not files and not dropped_tokens:
         return []
     next_step = "Run it again with --fresh and" if made else "Choose"
@@ -59,17 +62,17 @@ def reader_warnings(
     found = []
     if "train" not in splits:
         found.append(_missing_training(spec, files, dropped_tokens, next_step))
-    if "val" not in splits and "val" in spec.layout.without_split:  # else it splits by itself, or never asks
+    if "val" not in splits and "val" in spec.layout.without_split:  # else the reader does not need one
         found.append(_missing_validation(spec, files, next_step))
     return found + spec.layout.warnings(files)
 
 
 def stray_warnings(folder: Path, layout: Layout) -> list[str]:
-    """Files of others in the folder that the reader would take for shards."""
+    """Warn about files of other programs in the folder that the reader would take for shards."""
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError:
-        return []  # not made yet
+        return []  # the folder does not exist yet
     strays = [name for name in names if layout.opens(name) and not layout.owns(name)]
     if not strays:
         return []
@@ -122,13 +125,13 @@ def _cut(tokens: int, size: int) -> list[int]:
 
 
 def _tenth(tokens: int) -> int:
-    """About a tenth, as a round number."""
+    """Return about a tenth of the tokens, as a round number."""
     tenth = max(1, tokens // 10)
     digits = str(tenth)
     return int(digits[0].ljust(len(digits), "0"))
 
 
 def _ratio_for(documents: int) -> str:
-    """The smallest round share of which one document is sure."""
+    """Return the smallest round ratio that gives at least one of so many documents."""
     digits = len(str(documents - 1))
     return f"{-(-(10**digits) // documents) / 10**digits:g}"

@@ -1,8 +1,8 @@
-"""`upload`: finished, verified shards to a dataset on the Hugging Face hub, with a card.
+"""`upload`: send finished, verified shards to a dataset on the Hugging Face hub, with a dataset card.
 
-Files go up one after the other and are committed twenty at a time, because the hub allows about a hundred
-commits an hour. What a file's hash says is there already is not sent again, neither what is committed nor
-what an interrupted run has sent; so the same command goes on. The manifest and the card come last.
+Files are sent one after the other and committed twenty at a time, because the hub allows about a hundred
+commits an hour. A file that the hub has already, by its hash, is not sent again, be it committed or only sent
+by an interrupted run; so the same command resumes an upload. The manifest and the card come last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CARD_NAME = "README.md"
 _FILES_PER_COMMIT = 20
 _LONGEST_CARD_BYTES = 2**20
 _DATASET = "dataset"
-_ANSWER_SECONDS = 600.0  # the hub looks at large files before it answers
+_ANSWER_SECONDS = 600.0  # the hub checks large files before it answers
 
 Result = TypeVar("Result")
 Say = Callable[[str], None]
@@ -39,18 +39,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """How an upload ended."""
+    """The result of an upload."""
 
     url: str
-    files: int  # that are in the dataset now
-    sent: int  # of them in this run
+    files: int  # in the dataset now
+    sent: int  # by this run
 
 
 class Uploader:
-    """One folder on its way to one dataset."""
+    """Uploads a folder to one dataset."""
 
     def __init__(self, repo: str, retrier: Retrier, say: Say) -> None:
-        # Without a retrier of its own: a commit whose answer was lost must not simply be sent again.
+        # No retries in the session: a commit whose answer was lost must not be sent again unchanged.
         open_session(None, _ANSWER_SECONDS)
         if get_token() is None:
             raise HubError(
@@ -63,7 +63,7 @@ class Uploader:
         self._say = say
 
     def upload(self, folder: Path, manifest: Manifest, *, private: bool) -> Uploaded:
-        """Everything that is not there yet. The folder must be complete and verified."""
+        """Send all files that are not in the dataset yet. The folder must be complete and verified."""
         if not manifest.complete:
             raise InputError(
                 f"{folder}: the build is not finished.", "Finish it first: run its command again."
@@ -86,7 +86,7 @@ class Uploader:
     def _finish(
         self, folder: Path, manifest: Manifest, files: list[CardFile], remote: dict[str, RepoFile]
     ) -> None:
-        """The small files, where they are not the same already."""
+        """Commit the manifest and the card, unless the dataset has the same ones."""
         layout = manifest.layout
         small = {FILE_NAME: (folder / FILE_NAME).read_bytes()}
         if self._may_write_card(remote.get(CARD_NAME)):
@@ -115,7 +115,7 @@ class Uploader:
 
     def _create(self, *, private: bool) -> str:
         try:
-            # None: whatever the user's organisation has as its default.
+            # None: the default of the user's organisation.
             made = self._ask(
                 lambda: self._api.create_repo(
                     self._repo, repo_type=_DATASET, private=private or None, exist_ok=True
@@ -139,11 +139,11 @@ class Uploader:
             return []  # a dataset without a file has no tree
 
     def _send(self, path: Path) -> CommitOperationAdd:
-        """The bytes of one file; the hub says by its hash whether it has them already."""
+        """Send the bytes of one file, unless the hub has them already by its hash."""
 
         def send() -> CommitOperationAdd:
             operation = CommitOperationAdd(path.name, path)
-            # Its content stays with it: this one may have to be sent with a commit.
+            # Keep the content: the hub may ask for a small file to be sent with the commit itself.
             self._api.preupload_lfs_files(self._repo, [operation], repo_type=_DATASET, free_memory=False)
             return operation
 
@@ -152,7 +152,7 @@ class Uploader:
     def _commit(
         self, contents: dict[str, Path | bytes], message: str, sent: list[CommitOperationAdd] | None = None
     ) -> None:
-        """Enter files in the dataset. `sent` are their operations, where the bytes are up already."""
+        """Commit files to the dataset. `sent` are their operations, if their bytes were sent before."""
         ready = [sent] if sent else []
 
         def commit() -> None:
@@ -163,7 +163,7 @@ class Uploader:
         self._ask(commit)
 
     def _ask(self, action: Callable[[], Result]) -> Result:
-        """With retries; a refusal is told with the next step, and never with the token."""
+        """Call the hub with retries; turn a refusal into an error with a next step, without the token."""
 
         def ask() -> Result:
             with translated_errors(f"dataset {self._repo}"):
@@ -182,7 +182,7 @@ class Uploader:
 
 
 def _describe(folder: Path, manifest: Manifest) -> Iterator[CardFile]:
-    """The large files and their hashes."""
+    """Yield the files of tokens, and their indices if the layout has them, with their hashes."""
     layout = manifest.layout
     for file in list_files(manifest.shards):
         path = folder / file.name
@@ -195,7 +195,7 @@ def _describe(folder: Path, manifest: Manifest) -> Iterator[CardFile]:
 
 
 def _hash_of(path: Path, file: OutputFile, size: int) -> str:
-    """The manifest has it, unless the file grew over several checkpoints."""
+    """Return a file's hash: the manifest has it, unless the file grew over several checkpoints."""
     first = file.segments[0]
     return first.sha256 if (first.offset, first.bytes) == (0, size) else _hash_file(path)
 

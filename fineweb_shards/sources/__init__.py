@@ -1,4 +1,4 @@
-"""Where documents come from: files found, cut into batches, and read as text. `open_source` is the way in.
+"""Find input files, cut them into batches, and read the documents in them. Start with `open_source`.
 
 May import: the root, `system`, `tokenizers` (for where a long text may be cut).
 """
@@ -13,6 +13,6 @@ from fineweb_shards.sources.formats import load_format
 def open_source(
     files: tuple[InputFile, ...], settings: ReadSettings, observer: Observer | None = None
 ) -> Source:
-    """The source made of these files. `observer` is told that the network is waited for."""
+    """Make a source of these files. `observer` is told about waits for the network."""
     formats = {file.format: load_format(file.format)(settings, observer) for file in files}
     return Source(files, formats, settings)

@@ -1,7 +1,7 @@
-"""What a source is: files in an order, cut into batches here and read inside the workers.
+"""Define a source: an ordered list of files, cut into batches in the parent and read in the workers.
 
-A new kind of file is a `Format` with two methods: `batches` runs once, in the parent, and should read
-next to nothing; `chunks` runs in the workers and does the reading.
+A new kind of file is a subclass of `Format` with two methods: `batches` runs once, in the parent, and should
+read next to nothing; `chunks` runs in the workers and does the reading.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 STANDARD_INPUT = "-"
-_EXPECTED_FILES = 3  # the current one and two ahead
+_EXPECTED_FILES = 3  # the current one and the next two
 
 
 @dataclass(frozen=True, slots=True)
 class HubRef:
-    """A dataset on the hub at one commit, and how to get at it."""
+    """A dataset on the hub at one commit, and how to read it."""
 
     dataset: str
     name: str
@@ -35,7 +35,7 @@ class HubRef:
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How documents are found in files."""
+    """The settings that decide how documents are read from files."""
 
     text_column: str
     separator: str
@@ -47,59 +47,59 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One input, and what tells whether it is still the same one."""
+    """One input file, with what is needed to notice that it has changed."""
 
     index: int
     path: str  # or STANDARD_INPUT
-    name: str  # for people and the manifest: the path below the input it was found by
+    name: str  # for messages and the manifest: the path relative to the --input it was found by
     format: str  # a key of formats.FORMATS
     compression: str | None  # "gzip", "zstd" or None
     size_bytes: int
     mtime_ns: int
-    content_hash: str  # of samples of a local file; the hub's own hash (ETag) of a remote one
+    content_hash: str  # of samples of a local file; for a remote one, the hub's hash (ETag)
     problem: str | None = None  # why nothing of it can be read: a broken link, a folder without permission
     is_pipe: bool = False  # standard input or a named pipe: can be read once, front to back
 
     @property
     def by_value(self) -> bool:
-        """Whether it can only be read front to back, so that batches carry their bytes."""
+        """Whether the file can only be read front to back, so that its batches carry their bytes."""
         return self.is_pipe or self.compression is not None or self.format == "hub-rows"
 
 
 class Format(ABC):
-    """One way of keeping documents in a file. Lives in the parent and, pickled, in every worker."""
+    """Reads documents from one kind of file. Exists in the parent and, by pickling, in every worker."""
 
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         self.settings = settings
         self.retrier = Retrier(settings.hub.max_outage_seconds if settings.hub else 0, observer)
 
     def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings]]:
-        return type(self), (self.settings,)  # open files and connections stay in their process
+        return type(self), (self.settings,)  # without open files and connections, which can't be pickled
 
     @abstractmethod
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
-        """References to the file's documents from `position` on, in order."""
+        """Yield batches that refer to the file's documents from `position` on, in order."""
 
     @abstractmethod
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
-        """The documents of a batch."""
+        """Read the documents of a batch."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files that were kept open for the next batch."""
+        """Close files that were kept open for the next batch."""
 
     def expect(self, files: Sequence[InputFile]) -> None:
-        """In the parent: these files come next."""
+        """Prepare files that will be read next, such as by downloading them. Runs in the parent."""
 
     def release(self, files: Sequence[InputFile]) -> None:
-        """In the parent: these files will never be read again."""
+        """Free what is kept of files that will never be read again. Runs in the parent."""
 
     def share_before(self, file: InputFile, position: int) -> float | None:
-        """In the parent: how much of the file lies before a position, from 0 to 1; None if nobody knows."""
+        """Return the share of a file before a position, from 0 to 1; None if unknown. Runs in the parent."""
         return None
 
     def prefetch(self, file: InputFile, batch: Batch) -> None:
-        """In a worker, in a thread of its own: this batch comes next."""
+        """Fetch the bytes of the batch that will be read next. Runs in a worker, in a thread of its own."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Source:
     settings: ReadSettings
 
     def batches(self, start: Cursor) -> Iterator[Batch]:
-        """All batches from the cursor's place on."""
+        """Yield all batches from the cursor on, over all files."""
         for file in self.files[start.file :]:
             first = file.index == start.file
             position, starts_mid_document = (
@@ -134,10 +134,10 @@ class Source:
         return self.formats[file.format].batches(file, position, starts_mid_document)
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
-        """The documents of a batch, read here and now."""
+        """Read the documents of a batch in this process."""
         if batch.problem is not None:
             start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
-            if start == end:  # the rest of the file, however much that is
+            if start == end:  # the problem concerns the rest of the file, however long that is
                 end = Cursor(batch.file + 1, 0)
             counts = Counts(bad_parts=1)
             return iter([TextChunk([], start, end, counts=counts, problems=(batch.problem,))])
@@ -145,13 +145,13 @@ class Source:
         return self.formats[file.format].chunks(file, batch)
 
     def prefetch(self, batch: Batch) -> None:
-        """Have the batch's bytes ready when its turn comes, where that takes time."""
+        """Fetch the batch's bytes ahead, if its format has to fetch them."""
         if batch.problem is None:
             file = self.files[batch.file]
             self.formats[file.format].prefetch(file, batch)
 
     def reopened(self, observer: Observer | None = None) -> Source:
-        """The same files, with nothing of them open yet; `observer` is told what the old one was told."""
+        """Return a source of the same files with none of them open; a new `observer` replaces the old one."""
         formats = {
             name: type(one)(one.settings, observer or one.retrier.observer)
             for name, one in self.formats.items()
@@ -159,7 +159,7 @@ class Source:
         return Source(self.files, formats, self.settings)
 
     def share_before(self, place: Cursor) -> float | None:
-        """How much of the input, in bytes of its files, lies before a place; None if nobody knows."""
+        """Return the share of the input's bytes that is before a cursor, from 0 to 1; None if unknown."""
         if place.file >= len(self.files):
             return 1.0
         file = self.files[place.file]
@@ -170,7 +170,7 @@ class Source:
         return (before + share * file.size_bytes) / self.size_bytes
 
     def release_before(self, index: int) -> None:
-        """Everything from the files before `index` is in finished shards."""
+        """Release the files before `index`: all their documents are in finished shards."""
         for format_ in self.formats.values():
             format_.release(self.files[:index])
 
@@ -184,7 +184,7 @@ class Source:
 
 
 def decode_text(data: bytes) -> tuple[str, int]:
-    """The text, and how many characters of it stand for invalid UTF-8."""
+    """Decode UTF-8; return the text, and the number of characters that replace invalid bytes."""
     try:
         return data.decode("utf-8"), 0
     except UnicodeDecodeError:
@@ -193,10 +193,10 @@ def decode_text(data: bytes) -> tuple[str, int]:
 
 
 def utf8_bytes(text: str) -> int:
-    """How long a text is as UTF-8; a lone surrogate counts as what it is replaced by. Quick for ASCII."""
+    """Return the length of a text in UTF-8, a lone surrogate counting as U+FFFD. Quick for ASCII."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def read_error(file: InputFile, error: OSError) -> BadFileError:
-    """A file that can't be opened or read at all."""
+    """Make the error for a file that can't be opened or read."""
     return BadFileError(f"{file.path}: {error.strerror or error}.")

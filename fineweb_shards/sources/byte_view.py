@@ -1,8 +1,8 @@
-"""Bytes at an offset, whatever they come from: a file, a compressed file, or standard input.
+"""Read bytes by offset from a file, a compressed file or standard input, through one interface.
 
 A file can be read anywhere, so its batches are references. A stream can only be read front to back, so
-one producer reads it, and its batches carry their bytes. Both offer `read_at`, and the code that finds
-document borders (text.py, jsonl.py) does not see the difference.
+one process reads it, and its batches carry their bytes. Both have `read_at`, so that the code that finds
+document borders (text.py, jsonl.py) works for both.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _EXPANSION_BYTES = 4 * 2**20
 
 
 class ByteView(Protocol):
-    """Bytes that can be asked for by offset; short only at the end."""
+    """Bytes that can be read by offset."""
 
     @property
     def size_bytes(self) -> int:
-        """Known once a read has come out short."""
+        """The length; of a stream, only final once `read_at` has returned fewer bytes than asked for."""
 
-    def read_at(self, offset: int, size: int) -> bytes: ...
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset` on; fewer only at the end."""
 
     def close(self) -> None: ...
 
@@ -71,7 +72,7 @@ class FileView:
 
 
 class StreamView:
-    """A stream: keeps what was read since the last `forget`, and reads on when asked for more."""
+    """A stream, read on demand. Keeps the bytes from the offset of the last `forget` on."""
 
     def __init__(self, file: InputFile) -> None:
         self._file = file
@@ -79,7 +80,7 @@ class StreamView:
         self._start = 0  # offset of the first byte kept
         self._kept = bytearray()
         self._ended = False
-        self.failure: BadFileError | None = None  # what is before the damage can be read all the same
+        self.failure: BadFileError | None = None  # of a damaged stream; what is before it can still be read
         self._is_cut_off = False
 
     @property
@@ -101,7 +102,7 @@ class StreamView:
         return bytes(self._kept[begin : begin + size])
 
     def is_cut_off_at(self, offset: int) -> bool:
-        """Whether the text ends here because of a damage: nobody knows how its last document goes on."""
+        """Tell whether damage ends the text at `offset`, so that its last document is not whole."""
         return self._is_cut_off and offset == self.size_bytes
 
     def _fail(self, error: DamagedStreamError | OSError) -> None:
@@ -117,12 +118,12 @@ class StreamView:
         self.failure = BadFileError(f"{self._file.path}: {sentence}.")
 
     def skip_to(self, offset: int) -> None:
-        """Read on to `offset`, keeping nothing on the way."""
+        """Read up to `offset` and drop what is before it."""
         while self._start < offset and (data := self.read_at(self._start, _READ_BYTES)):
             self.forget(min(self._start + len(data), offset))
 
     def forget(self, offset: int) -> None:
-        """Everything before `offset` will not be asked for again."""
+        """Drop the bytes before `offset`: they will not be read again."""
         del self._kept[: offset - self._start]
         self._start = offset
 
@@ -131,12 +132,12 @@ class StreamView:
 
 
 def open_view(file: InputFile) -> FileView | StreamView:
-    """The view that fits the file."""
+    """Open the view for a file: a StreamView if it can only be read front to back."""
     return StreamView(file) if file.by_value else FileView(file)
 
 
 def expansion_of(file: InputFile) -> float:
-    """How many times larger the text is than the file, by its beginning: for estimates only."""
+    """Estimate from the beginning of a compressed file how many times larger its text is than the file."""
     if file.compression is None or file.size_bytes == 0:
         return 1.0
     with open(file.path, "rb") as packed:
@@ -148,12 +149,12 @@ def expansion_of(file: InputFile) -> float:
             while text_bytes < _EXPANSION_BYTES and (text := stream.read(_READ_BYTES)):
                 text_bytes += len(text)
         except (DamagedStreamError, OSError, pa.ArrowException):
-            return 1.0  # a damaged file is reported when its turn comes
+            return 1.0  # the damage is reported when the file is read
         return text_bytes / max(1, packed.tell())
 
 
 def _open_stream(file: InputFile) -> tuple[Callable[[int], bytes], Callable[[], None]]:
-    """A way to read the text, and a way to close it."""
+    """Open a stream; return its functions to read and to close."""
     if file.is_pipe:
         return open_pipe(file.path).read, lambda: None
     try:

@@ -1,4 +1,4 @@
-"""Whether the input's files are still the ones that the manifest was begun with; if not, what has changed."""
+"""Check on a resume that the input's files are those in the manifest; if not, say what has changed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _RESTORE_HINT = "Restore the input as it was, or start over with what it is now:
 def check_same_files(
     files: tuple[InputFile, ...], recorded: list[dict[str, Any]], *, trust_times: bool
 ) -> None:
-    """Refuse to go on with files that are not the ones the manifest was begun with.
+    """Raise ChangedError if the files are not those that the manifest records.
 
-    Size and samples can't see every change, so a different modification time is refused as well,
-    unless the user says that it is a copy (`--same-source`).
+    Size and samples don't show every change, so a different modification time is refused as well,
+    unless the user says that the file is a copy (`--same-source`).
     """
     _check_same_names([file.name for file in files], [str(old["name"]) for old in recorded])
     for file, new, old in zip(files, files_to_json(files), recorded, strict=True):
@@ -59,7 +59,7 @@ def _check_same_names(now: list[str], before: list[str]) -> None:
 
 
 def _describe_change(file: InputFile, old: dict[str, Any]) -> str:
-    """How a file differs from the one that the manifest has."""
+    """Describe how a file differs from the one that the manifest records."""
     size = old.get("size_bytes", 0)
     if file.is_pipe:
         return "standard input begins with other bytes than when these shards were begun"

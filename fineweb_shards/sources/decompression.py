@@ -1,7 +1,7 @@
-"""Compressed files as streams that give up everything in front of a damage before they tell of it.
+"""Decompress gzip and zstd files; of a damaged one, return everything before the damage, then raise an error.
 
-The libraries' own readers lose up to a whole read with the exception. Then what is left of a damaged file
-would depend on how it is asked for; here it is a function of the file alone.
+The libraries' own readers lose up to a whole read with the exception. Then the documents that are kept of a
+damaged file would depend on the size of the reads; here they depend on the file alone.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ _GZIP_WINDOW = 31  # with a gzip header, and its check sum checked
 
 
 class DamagedStreamError(Exception):
-    """Nothing more can be unpacked."""
+    """The rest of the file can't be decompressed."""
 
 
 class NotCompressedError(DamagedStreamError):
-    """It is not what its name says from its first byte on."""
+    """The file is not compressed, although its name says so."""
 
 
 class TrailingGarbageError(DamagedStreamError):
-    """All that was compressed is whole, but something else stands behind it."""
+    """The compressed data is whole, but other bytes follow it."""
 
 
 class Unpacker(Protocol):
-    """Text from a compressed file."""
+    """Reads the text of a compressed file."""
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end. DamagedStreamError only once all else has been read."""
+        """Return about `size` bytes, none at the end; DamagedStreamError after all that is readable."""
 
     def close(self) -> None: ...
 
 
 def open_unpacker(path: str, compression: str) -> Unpacker:
-    """The one for a compressed file. OSError where it can't be opened."""
+    """Open a compressed file; may raise OSError."""
     return GzipUnpacker(open(path, "rb")) if compression == "gzip" else ZstdUnpacker(path)
 
 
 class GzipUnpacker:
-    """Members one after another. Zeros behind a member are padding, as for gzip(1)."""
+    """Reads the members of a gzip file one after another. Zeros after a member are padding, as in gzip(1)."""
 
     def __init__(self, packed: BinaryIO) -> None:
         self._packed = packed
-        self._pending = b""  # read, not yet unpacked
+        self._pending = b""  # read, not yet decompressed
         self._member: zlib._Decompress | None = None
         self._members = 0
         self._failure: DamagedStreamError | None = None
@@ -68,7 +68,7 @@ class GzipUnpacker:
         self._packed.close()
 
     def _find_member(self) -> bool:
-        """Begin with the next member, if there is one."""
+        """Begin the next member; False if there is none."""
         while True:
             if self._members:
                 self._pending = self._pending.lstrip(b"\0")
@@ -93,7 +93,7 @@ class GzipUnpacker:
         return True
 
     def _inflate(self, size: int) -> bytes:
-        """Some text of the current member, or none: because more is to be read, or because it has ended."""
+        """Return some text of the current member; none if it has ended, or if more input is needed first."""
         member = self._member
         assert member is not None
         if not self._pending:
@@ -114,7 +114,7 @@ class GzipUnpacker:
 
 
 def _inflate_bytewise(member: zlib._Decompress, packed: bytes) -> bytes:
-    """The text in front of an error."""
+    """Return the text before an error, by decompressing byte by byte."""
     text = bytearray()
     try:
         for i in range(len(packed)):
@@ -125,7 +125,7 @@ def _inflate_bytewise(member: zlib._Decompress, packed: bytes) -> bytes:
 
 
 class ZstdUnpacker:
-    """Frames one after another, by pyarrow."""
+    """Reads the frames of a zstd file one after another, with pyarrow."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -156,7 +156,7 @@ class ZstdUnpacker:
         return pa.CompressedInputStream(pa.OSFile(os.fsencode(self._path)), "zstd")  # any name, UTF-8 or not
 
     def _read_bytewise(self, size: int) -> bytes:
-        """The text in front of an error, from a second look at the file."""
+        """Return the text before an error, by reading the file again, byte by byte at the end."""
         self._stream.close()
         self._stream = self._open()
         text = bytearray()
@@ -168,7 +168,7 @@ class ZstdUnpacker:
                 text += part
         except (OSError, pa.ArrowException):
             return bytes(text)
-        return bytes(text)  # a passing fault of the disk: the next read tells
+        return bytes(text)  # this time without an error: the disk had a transient fault
 
 
 def _reason(error: Exception) -> str:

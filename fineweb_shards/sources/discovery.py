@@ -1,7 +1,7 @@
-"""From a folder or a glob to the files in it; nothing is passed over unsaid.
+"""Find the files that a folder or a glob stands for, and record everything that is not taken.
 
 A folder is the glob `**/*`. Links to folders are followed, but every folder is read once, however many
-names lead to it: a link to a folder above it ends there, and one to a sibling gives no document twice.
+names lead to it: a link to a parent folder makes no loop, and one to a sibling gives no document twice.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _Rest = tuple[str, ...]  # the parts of a pattern that are still to be matched
 
 @dataclass
 class Findings:
-    """What a walk has met. Names are paths below its root."""
+    """What a walk has found. Names are paths relative to its root."""
 
     root: str
-    files: list[str] = field(default_factory=list)  # sorted, so that two machines agree about the order
+    files: list[str] = field(default_factory=list)  # sorted, so that the order is the same on every machine
     unreadable: dict[str, str] = field(default_factory=dict)  # name to reason
-    others: list[str] = field(default_factory=list)  # folders that a glob names, sockets and the like
-    known_folders: list[str] = field(default_factory=list)  # links to what is read by another name
+    not_files: list[str] = field(default_factory=list)  # folders that a glob matches, sockets and the like
+    repeated_folders: list[str] = field(default_factory=list)  # links to folders read under another name
 
     def path_of(self, name: str) -> str:
         return str(Path(self.root, name))
 
 
 def walk_folder(folder: str) -> Findings:
-    """Everything below a folder that is not hidden."""
+    """Find everything below a folder that is not hidden."""
     return _Walk(folder).run((_ANY_DEPTH, "*"))
 
 
 def walk_glob(pattern: str) -> Findings:
-    """Everything that matches, as the shell would have it; `**` stands for any number of folders."""
+    """Find everything that matches a glob, by the rules of the shell; `**` is any number of folders."""
     parts = Path(pattern).parts
     fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     rest = parts[fixed:] if parts[-1] != _ANY_DEPTH else (*parts[fixed:], "*")
@@ -47,14 +47,14 @@ def walk_glob(pattern: str) -> Findings:
 
 
 def spells_ending(pattern: str) -> bool:
-    """Whether a glob itself says which ending its files have, like `*.log`."""
+    """Tell whether a glob itself fixes the ending of its files, as `*.log` does."""
     name = os.path.basename(pattern)
     ending = os.path.splitext(name)[1]
     return not glob.has_magic(name) or (bool(ending) and not glob.has_magic(ending))
 
 
 class _Walk:
-    """One walk: which folders are still to be read, and which have been."""
+    """One walk: the folders still to be read, and those that have been."""
 
     def __init__(self, root: str) -> None:
         self._findings = Findings(root)
@@ -66,7 +66,7 @@ class _Walk:
         if os.path.isdir(self._findings.root):
             self._folders.append(("", frozenset([pattern])))
         while self._folders or self._links:
-            if not self._folders:  # real folders first: a link must not decide what one is called
+            if not self._folders:  # links last, so that a folder is named by its own path, not by a link's
                 self._links.sort(key=lambda link: link[0], reverse=True)
                 self._folders.append(self._links.pop())
             self._read_folder(*self._folders.pop())
@@ -84,14 +84,14 @@ class _Walk:
             return
         key = (status.st_dev, status.st_ino, wanted)
         if key in self._read:
-            self._findings.known_folders.append(folder)
+            self._findings.repeated_folders.append(folder)
             return
         self._read.add(key)
         for name in names:
-            self._meet(folder, name, wanted)
+            self._visit(folder, name, wanted)
 
-    def _meet(self, folder: str, name: str, wanted: frozenset[_Rest]) -> None:
-        """Put what is called `name` where it belongs, if it matches."""
+    def _visit(self, folder: str, name: str, wanted: frozenset[_Rest]) -> None:
+        """Add an entry of a folder to the findings, or to the folders still to be read, if it matches."""
         matching = [rest for rest in wanted if _matches(name, rest[0])]
         deeper = frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching) - {()}
         if not matching:
@@ -107,11 +107,11 @@ class _Walk:
         if stat.S_ISDIR(mode) and deeper:
             (self._links if os.path.islink(path) else self._folders).append((name, deeper))
         elif taken:
-            (self._findings.files if stat.S_ISREG(mode) else self._findings.others).append(name)
+            (self._findings.files if stat.S_ISREG(mode) else self._findings.not_files).append(name)
 
 
 def _names_in(folder: str, wanted: Iterable[str]) -> list[str]:
-    """What is in a folder; without listing it, which may be forbidden, where only fixed names are wanted."""
+    """Return the names in a folder. If only fixed names are wanted, don't list it: that may be forbidden."""
     if any(glob.has_magic(part) for part in wanted):
         return os.listdir(folder)
     return [part for part in wanted if os.path.lexists(os.path.join(folder, part))]

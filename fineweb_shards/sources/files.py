@@ -1,4 +1,4 @@
-"""From `--input` to a list of files: what each is, by its name, and a fingerprint of its content."""
+"""Turn `--input` into a list of files, each with its format, found by its name, and a hash of samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem", "is_pipe")
 @dataclass(frozen=True, slots=True)
 class _Found:
     path: str
-    name: str  # below the input it was found by
+    name: str  # relative to the --input it was found by
     problem: str | None = None  # why it can't be read
 
 
@@ -39,10 +39,10 @@ def find_files(
     skip_bad: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[InputFile, ...]:
-    """All files that the inputs name, in the order they will be read.
+    """Find all files that the inputs name, in the order they will be read.
 
-    Our own output is never input: somebody may have put it into the input's folder. What can't be read
-    is an error or, with `skip_bad`, a file with a problem. `note` is told what was passed over.
+    The program's own output is never input, even if --out is inside the input's folder. What can't be read
+    is an error or, with `skip_bad`, a file with a problem. `note` is called with what was passed over.
     """
     if not inputs:
         raise InputError(
@@ -64,7 +64,7 @@ def find_files(
 def _expand(
     text: str, format_name: str, is_output: Callable[[Path], bool], note: Callable[[str], None]
 ) -> list[_Found]:
-    """What one --input stands for. A file that is named is taken, whatever its ending."""
+    """Return the files that one --input stands for. A file named directly is taken, whatever its ending."""
     if text == STANDARD_INPUT:
         return [_Found(STANDARD_INPUT, STANDARD_INPUT)]
     if not text.strip():
@@ -76,7 +76,7 @@ def _expand(
     path = Path(os.path.expanduser(text))
     if os.path.isfile(path):
         return [_Found(str(path), path.name)]
-    if _is_fifo(path):  # a shell's <(…) has another number every time
+    if _is_fifo(path):  # a fixed name, because a shell's <(…) has another number every time
         return [_Found(str(path), "pipe" if path.parent.name == "fd" else path.name)]
     if os.path.isdir(path):
         any_ending, findings = format_name != "auto", walk_folder(str(path))
@@ -84,24 +84,24 @@ def _expand(
         pattern = os.path.expanduser(text)
         any_ending, findings = format_name != "auto" or spells_ending(pattern), walk_glob(pattern)
     else:
-        raise InputError(f"--input {text}: {_why_not(path)}.", "Check the path.")
+        raise InputError(f"--input {text}: {_describe_missing(path)}.", "Check the path.")
     ours = {name for name in findings.files if is_output(Path(findings.path_of(name)))}
     taken = [name for name in findings.files if any_ending or _split_suffixes(name)[0] or name in ours]
-    passed_over = sorted({*findings.files, *findings.others} - {*taken})
+    passed_over = sorted({*findings.files, *findings.not_files} - {*taken})
     if not taken and not findings.unreadable:
-        raise _nothing_taken(text, passed_over, is_folder=os.path.isdir(path))
+        raise _no_file_error(text, passed_over, is_folder=os.path.isdir(path))
     if passed_over:
-        kind = "no kind of file that is read" if findings.others else "their endings are not known"
+        kind = "no kind of file that is read" if findings.not_files else "their endings are not known"
         note(f"--input {text}: {_count(passed_over)} passed over, {kind}: {_first_few(passed_over)}")
-    if findings.known_folders:
-        folders = _first_few(sorted(findings.known_folders))
+    if findings.repeated_folders:
+        folders = _first_few(sorted(findings.repeated_folders))
         note(f"--input {text}: not followed, because it leads to a folder that is read anyway: {folders}")
     problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
     names = sorted({*taken, *problems})
     return [_Found(findings.path_of(name), name, problems.get(name)) for name in names]
 
 
-def _nothing_taken(text: str, passed_over: list[str], *, is_folder: bool) -> InputError:
+def _no_file_error(text: str, passed_over: list[str], *, is_folder: bool) -> InputError:
     if passed_over and not is_folder:
         return InputError(
             f"--input {text}: none of what matches has a known ending: {_first_few(passed_over)}.",
@@ -124,8 +124,8 @@ def _is_fifo(path: Path) -> bool:
         return False
 
 
-def _why_not(path: Path) -> str:
-    """What the system says of a path that is neither a file nor a folder."""
+def _describe_missing(path: Path) -> str:
+    """Say why a path is neither a file nor a folder."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -144,13 +144,13 @@ def _first_few(names: list[str]) -> str:
 
 
 def readable_name(name: str) -> str:
-    """A file's name as valid text, from which its bytes can be told: `\\xff` stands for a byte that is no
-    UTF-8, and `\\x5c` for a backslash that would look like one."""
+    """Return a file's name as valid text, reversibly: `\\xff` stands for a byte that is no UTF-8, and `\\x5c`
+    for a backslash that would look like such an escape."""
     return os.fsencode(name).replace(b"\\x", b"\\x5cx").decode("utf-8", "backslashreplace")
 
 
 def _split_suffixes(name: str) -> tuple[str | None, str | None]:
-    """Format and compression by file name; the format is None where the name tells nothing."""
+    """Return format and compression by a file's name; None for a format that the name does not tell."""
     stem, last = os.path.splitext(name.lower())
     compression = _COMPRESSIONS.get(last)
     suffix = os.path.splitext(stem)[1] if compression else last
@@ -189,7 +189,7 @@ def _describe_pipe(index: int, path: str, name: str, kind: str, compression: str
 
 
 def _sample(path: str, size: int) -> str:
-    """SHA-256 of a few parts of the file, its beginning and end among them."""
+    """Return the SHA-256 of a few parts of the file, including its beginning and end."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         last = max(0, size - _SAMPLE_BYTES)
@@ -200,7 +200,7 @@ def _sample(path: str, size: int) -> str:
 
 
 def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
-    """For the manifest. Without paths: the same files may lie elsewhere on another machine. Without
-    formats: those follow from names and settings, and a file of the hub may be streamed or downloaded."""
+    """Describe the files for the manifest: without paths, which differ on another machine, and without
+    formats, which follow from names and settings (a file of the hub may be streamed or downloaded)."""
     kept = [field.name for field in fields(InputFile) if field.name not in _NOT_IN_THE_MANIFEST]
     return [{name: getattr(file, name) for name in kept} for file in files]

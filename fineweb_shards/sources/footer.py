@@ -1,7 +1,7 @@
-"""A parquet file's footer: where the text is and how much of it, checked before anything relies on it.
+"""Read a parquet file's footer, where the text is and how much of it, and check it before it is used.
 
-The parent reads footers too, so a damaged one may never be more than an error with the file's name:
-pyarrow checks its form, this module what it says.
+The parent reads footers too, so a damaged one must never crash it, but become an error with the file's name:
+pyarrow checks the syntax, this module the values.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, ReadSettings
 from fineweb_shards.sources.rows import TOKEN_COUNT_COLUMNS, TOKEN_COUNT_VOCABULARY, is_text
 
-# What pyarrow raises over damaged bytes; ValueError over a name that is no UTF-8.
+# What pyarrow raises for damaged bytes; ValueError for a column name that is no UTF-8.
 _PYARROW_ERRORS = (OSError, pa.ArrowException, ValueError, OverflowError)
 _FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What is relied on."""
+    """The values of a footer that are used, checked."""
 
     column_index: int  # of the text, among the columns as they are stored
-    columns: tuple[str, ...]  # to read: the text, and in FineWeb's files what they say about its tokens
-    group_rows: tuple[int, ...]  # of each row group
-    group_bytes: tuple[int, ...]  # of each row group's text
-    first_rows: tuple[int, ...]  # of the file, with which each row group begins
-    note: str | None  # what a person should know of the file
+    columns: tuple[str, ...]  # to read: the text and, in FineWeb's files, token_count and id
+    group_rows: tuple[int, ...]  # the number of rows of each row group
+    group_bytes: tuple[int, ...]  # the size of each row group's text
+    first_rows: tuple[int, ...]  # the number, in the file, of each row group's first row
+    note: str | None  # to be shown to the user
 
 
 def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
-    """What a ParquetFile says of itself; an error with the file's name where it makes no sense."""
+    """Return the footer of a ParquetFile; BadFileError if its values contradict each other."""
     text_column = settings.text_column
-    with told_as_damage(f"{file.path}: the footer is damaged"):
+    with translated_pyarrow_errors(f"{file.path}: the footer is damaged"):
         schema, metadata = opened.schema_arrow, opened.metadata
         _check_text_column(file, schema, text_column)
         # By name and path: a column `a.b` and the field `b` of a struct `a` have the same path.
@@ -52,17 +52,18 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
         if min((*rows, *sizes), default=0) < 0 or sum(rows) != metadata.num_rows:
             raise pa.ArrowInvalid(f"it counts {metadata.num_rows:,} rows, its row groups {sum(rows):,}")
         counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY
-        claims, note = _claims(file, schema, text_column) if counted else ((), None)
-    return Footer(index, (text_column, *claims), rows, sizes, tuple(accumulate(rows, initial=0)), note)
+        count_columns, note = _find_count_columns(file, schema, text_column) if counted else ((), None)
+    columns = (text_column, *count_columns)
+    return Footer(index, columns, rows, sizes, tuple(accumulate(rows, initial=0)), note)
 
 
 @contextmanager
-def told_as_damage(what: str) -> Iterator[None]:
-    """pyarrow's errors become a BadFileError that begins with `what`."""
+def translated_pyarrow_errors(what: str) -> Iterator[None]:
+    """Turn pyarrow's errors into a BadFileError whose message begins with `what`."""
     try:
         yield
     except MemoryError:
-        raise  # pyarrow's own one as well: it is no damage, and must not cost rows
+        raise  # also pyarrow's subclass of it: the file is not damaged, and no row may be left out
     except _PYARROW_ERRORS as error:
         raise BadFileError(f"{what}: {_first_line(error)}.") from error
 
@@ -74,7 +75,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_text_column(file: InputFile, schema: pa.Schema, wanted: str) -> None:
-    """Only a column of the file itself: the name is taken as a whole, dots and all."""
+    """Refuse a name that is not that of one text column. Dots in it don't select fields of a struct."""
     hint = "Name the column with the text: --text-column."
     count = schema.names.count(wanted)
     if count != 1:
@@ -88,8 +89,10 @@ def _check_text_column(file: InputFile, schema: pa.Schema, wanted: str) -> None:
         raise BadFileError(f"{file.path}: column {wanted!r} holds {kind}, not text.", hint)
 
 
-def _claims(file: InputFile, schema: pa.Schema, text_column: str) -> tuple[tuple[str, ...], str | None]:
-    """FineWeb's columns about the tokens of `text`, and a note where they can't be used."""
+def _find_count_columns(
+    file: InputFile, schema: pa.Schema, text_column: str
+) -> tuple[tuple[str, ...], str | None]:
+    """Return FineWeb's columns about the tokens of `text`, and a note if they can't be used."""
     names = schema.names
     unique = all(names.count(name) == 1 for name in TOKEN_COUNT_COLUMNS)
     if text_column != "text" or not unique or not set(names) >= _FINEWEB_COLUMNS:

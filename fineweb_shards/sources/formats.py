@@ -1,6 +1,6 @@
-"""All formats, in one table: who reads each, and the endings its files have.
+"""The table of all formats: the class that reads each, and the endings of its files.
 
-By name of module and class, so that a run over local files never loads the clients of the hub.
+The classes are named, not imported, so that a run over local files never loads the clients of the hub.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from fineweb_shards.sources.base import Format
 
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
-    """A line of the table. Without endings it can't be asked for: the hub's listing chooses it."""
+    """A line of the table. Formats without endings can't be chosen by --format, only by the hub's listing."""
 
-    reader: str  # module and class, below this package
+    reader: str  # module and class, relative to this package
     endings: tuple[str, ...] = ()
     reads_streams: bool = True  # compressed files and pipes, which can only be read front to back
 
@@ -33,7 +33,7 @@ CHOICES = tuple(name for name, entry in FORMATS.items() if entry.endings)  # for
 
 
 def load_format(name: str) -> type[Format]:
-    """The class that reads files of a format."""
+    """Import the class that reads files of a format."""
     module, _, kind = FORMATS[name].reader.rpartition(".")
     found: type[Format] = getattr(import_module(f"{__package__}.{module}"), kind)
     return found

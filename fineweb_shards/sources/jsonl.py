@@ -1,7 +1,7 @@
-"""JSON lines: byte ranges at line ends; every line an object with a text in it.
+"""Read JSON lines: batches are byte ranges that end at line ends; every line is an object with a text in it.
 
-A bad line, also one that is too long, costs itself only (`--on-bad-file skip`) or stops the run when
-everything in front of it has been read: both wherever a batch happens to end.
+A bad line, also one that is too long, is left out alone (`--on-bad-file skip`), or stops the run after
+everything before it has been read: neither depends on where batches end.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class _Number:
-    """A whole number that nobody asks for."""
+    """Stands for any whole number: no value is needed, and Python refuses to parse very long ones."""
 
     def __init__(self, digits: str) -> None: ...
 
 
-_DECODER = json.JSONDecoder(parse_int=_Number)  # one for all lines: making it takes longer than using it
+_DECODER = json.JSONDecoder(parse_int=_Number)  # one for all lines, because creating it is slow
 
 
 class JsonLinesFormat(TextFormat):
@@ -46,11 +46,11 @@ class JsonLinesFormat(TextFormat):
             view.close()
 
     def _ranges(self, file: InputFile, view: FileView | StreamView, start: int) -> Iterator[Range]:
-        """Whole lines, about `batch_bytes` of them; one that is too long is a range of its own."""
+        """Yield ranges of whole lines, about `batch_bytes` each; a line that is too long is one by itself."""
         while view.read_at(start, 1):
             target = start + self.settings.batch_bytes - 1
             end = _find_line_end(view, target, start + MAX_LINE_BYTES)
-            if end is None:  # far away, but is it because of a long line?
+            if end is None:  # find out whether the line around `target` is too long, or only far from `start`
                 line = start + view.read_at(start, target - start).rfind(b"\n") + 1
                 end = _find_line_end(view, line, line + MAX_LINE_BYTES)
             if end is not None:
@@ -64,7 +64,7 @@ class JsonLinesFormat(TextFormat):
             start = end
 
     def _leave_out(self, error: BadFileError) -> str:
-        """How it is told that something is left out; or else it stops the run."""
+        """Return the message that something is left out; without `--on-bad-file skip`, raise the error."""
         if not self.settings.skip_bad:
             raise error
         return f"left out: {error.message}"
@@ -85,7 +85,7 @@ class JsonLinesFormat(TextFormat):
                 if len(line) > MAX_LINE_BYTES:
                     raise _too_long(file, offset)
                 row = line if offset else line.removeprefix(_BOM)
-                if row.strip():  # an empty line is no row
+                if row.strip():  # empty lines are ignored
                     text, name, replaced = self._parse_line(file, row, offset)
                     if text is None or replaced:
                         counts += Counts(skipped_documents=text is None, replaced_characters=replaced)
@@ -108,19 +108,18 @@ class JsonLinesFormat(TextFormat):
             problems=tuple(problems),
             origins=(Origin(0, len(ids), ids=ids),),
         )
-        if failure is not None:  # in its turn: what stands in front of it is whole
+        if failure is not None:  # only now, so that the documents before it are kept
             raise failure
 
     def place_of(self, batch: Batch, line: int, offset: int) -> int:
-        """The position of a batch's line, which begins at a byte of the file."""
+        """Return the position, in this format's unit, of a line of a batch that begins at byte `offset`."""
         return offset
 
     def _parse_line(self, file: InputFile, line: bytes, offset: int) -> tuple[str | None, str | None, int]:
-        """The text of a line (None where it is null), its id, and how many characters were replaced."""
+        """Return the text of a line (None if it is null), its id, and the number of replaced characters."""
         place = f"{file.path}: the line at byte {offset:,}"
         source, replaced = decode_text(line)
         try:
-            # Whole numbers are not looked at: Python refuses very long ones.
             row = _DECODER.decode(source)
         except ValueError as error:
             raise BadFileError(f"{place} is no JSON: {error}.") from error
@@ -145,7 +144,7 @@ class JsonLinesFormat(TextFormat):
 
 
 def _find_line_end(view: FileView | StreamView, offset: int, limit: int) -> int | None:
-    """The place behind the first line end from `offset` on; None if there is none up to `limit`."""
+    """Return the offset after the first line end from `offset` on; None if there is none up to `limit`."""
     while offset <= limit:
         window = view.read_at(offset, _WINDOW_BYTES)
         if (found := window.find(b"\n")) >= 0:
@@ -157,7 +156,7 @@ def _find_line_end(view: FileView | StreamView, offset: int, limit: int) -> int 
 
 
 def _skip_line(view: FileView | StreamView, offset: int) -> int:
-    """The place behind a line of any length, of which nothing is kept."""
+    """Return the offset after a line of any length, without keeping it in memory."""
     while window := view.read_at(offset, _WINDOW_BYTES):
         if (found := window.find(b"\n")) >= 0:
             return offset + found + 1
@@ -176,10 +175,10 @@ def _too_long(file: InputFile, offset: int) -> BadFileError:
 
 
 def _is_array(head: bytes) -> bool:
-    """Whether a file begins with an array that goes on over its lines, or is nothing but one."""
+    """Tell whether a file is one JSON array, on one line or over many, by its beginning."""
     lines = head.split(b"\n")
     if len(head) >= SAMPLE_BYTES - len(_BOM):
-        lines.pop()  # the sample may end in it
+        lines.pop()  # it may be cut off by the end of the sample
     first, second = [*(line for line in lines if line.strip()), b"", b""][:2]
     if not first.lstrip().startswith(b"["):
         return False

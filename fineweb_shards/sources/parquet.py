@@ -1,8 +1,8 @@
-"""Parquet: batches are runs of row groups; only the text column is read (and FineWeb's token counts).
+"""Read parquet files: batches are sequences of row groups; only the text and FineWeb's token counts are read.
 
-Read with `ParquetFile`, never with a dataset scan: those abort or hang at exit when left half read
+With `ParquetFile`, never with a dataset scan: those abort or hang at exit when left half read
 (arrow#45214). A worker keeps its current file open and the footer parsed, because parsing the footer of
-a FineWeb-Edu file (2 GB, 700 row groups) costs more than reading one row group.
+a FineWeb-Edu file (2 GB, 700 row groups) takes longer than reading one row group.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import pyarrow.parquet as pq
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, read_error
-from fineweb_shards.sources.footer import Footer, read_footer, told_as_damage
+from fineweb_shards.sources.footer import Footer, read_footer, translated_pyarrow_errors
 from fineweb_shards.sources.rows import append_chunk, split_rows, unwrap
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
-# Rows are decoded a slice at a time and encoded a chunk at a time: both small enough for a worker's
-# share of memory, whatever the row groups are like.
-_STRETCH_ROWS = 128
-_STRETCH_BYTES = 512 * 1024
+# Rows are decoded a slice at a time and encoded a chunk at a time: both fit a worker's share of memory,
+# however large the row groups are.
+_SLICE_ROWS = 128
+_SLICE_BYTES = 512 * 1024
 _CHUNK_BYTES = 8 * 2**20
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _READ_BUFFER_BYTES = 2**20
-# No document has so many tokens: a column with larger numbers counts something else.
-_LARGEST_CLAIM = 2**40
+# No document has so many tokens: a `token_count` with larger numbers counts something else.
+_LARGEST_TOKEN_COUNT = 2**40
 
 
 class ParquetFormat(Format):
-    batches_at_once = 1  # larger ones where a request costs more than its bytes
+    batches_at_once = 1  # how many times `batch_bytes` a batch has; more where each needs a request
 
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
@@ -66,13 +66,14 @@ class ParquetFormat(Format):
             yield Batch(file.index, first, groups, size)
 
     def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Iterator[Batch]:
-        """A large row group (pandas writes a million rows into one) in batches of some rows."""
+        """Yield batches of some rows each for a large row group (pandas writes a million rows into one)."""
         parts = max(1, min(rows, size // self.settings.batch_bytes))
         for first, end in pairwise(rows * i // parts for i in range(parts + 1)):
             yield Batch(file.index, group, group + 1, size // parts, rows=(first, end))
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
-        """Only a batch's first chunk can begin with a cursor, and only its last can end with one."""
+        """Read the documents of a batch. Only the first chunk has a start cursor and only the last an end
+        cursor, and those only at the border of a row group."""
         footer = self.footer(file)
         begins = batch.rows is None or batch.rows[0] == 0
         chunk = TextChunk([], Cursor(batch.file, batch.position) if begins else None, None)
@@ -86,7 +87,7 @@ class ParquetFormat(Format):
                         yield chunk
                         chunk = TextChunk([], None, None)
                     chunk = append_chunk(chunk, part)
-                    if part.ends_mid_document:  # its rest comes in a chunk of its own
+                    if part.ends_mid_document:  # the rest of the document begins the next chunk
                         yield chunk
                         chunk = TextChunk([], None, None)
             except BadFileError as error:
@@ -101,11 +102,11 @@ class ParquetFormat(Format):
         yield replace(chunk, end=Cursor(batch.file, batch.end) if ends else None)
 
     def share_before(self, file: InputFile, position: int) -> float | None:
-        groups = self._group_counts.get(file.index)  # known once the file was listed
+        groups = self._group_counts.get(file.index)  # known once `batches` was called
         return position / groups if groups else None
 
     def open(self, file: InputFile) -> Any:
-        """The ParquetFile, kept open until another file is asked for."""
+        """Return the ParquetFile, which stays open until another file is opened."""
         if self._file is None or self._file[0] != file.path:
             self.close()
             self._file = (file.path, self.parse(file, self._open_local(file), _READ_BUFFER_BYTES))
@@ -118,18 +119,18 @@ class ParquetFormat(Format):
             raise read_error(file, error) from error
 
     def footer(self, file: InputFile) -> Footer:
-        """What the file says of itself, checked; kept until another file's is asked for."""
-        known = self._footer  # prefetching, another thread may ask for the next file's
+        """Return the checked footer of a file, which is kept until another file's is asked for."""
+        known = self._footer  # read once: the prefetching thread may replace it by the next file's
         if known is None or known[0] != file.path:
             known = (file.path, read_footer(file, self.open(file), self.settings))
             self._footer = known
         return known[1]
 
     def parse(self, file: InputFile, content: Any, buffer_bytes: int) -> Any:
-        """Parse the footer of `content`, something that can be read like a file."""
+        """Open `content`, a file-like object, as a ParquetFile; this parses its footer."""
         if file.size_bytes == 0:
             raise BadFileError(f"{file.path}: the file is empty, so it is no parquet file.")
-        with told_as_damage(f"{file.path}: not a readable parquet file"):
+        with translated_pyarrow_errors(f"{file.path}: not a readable parquet file"):
             return pq.ParquetFile(content, buffer_size=buffer_bytes, pre_buffer=False)
 
     def close(self) -> None:
@@ -138,7 +139,7 @@ class ParquetFormat(Format):
         self._file = self._rows = None
 
     def stated_tokens(self, file: InputFile) -> int | None:
-        """How many tokens the texts have by the file's own account, without EOT; None if it gives none."""
+        """Sum the file's `token_count` column, which does not count EOT; None if it has no usable one."""
         opened, schema = self.open(file), self.open(file).schema_arrow
         if self.settings.text_column != "text" or schema.names.count("token_count") != 1:
             return None
@@ -146,12 +147,12 @@ class ParquetFormat(Format):
             return None
         total = 0
         try:
-            with told_as_damage(f"{file.path}: the column token_count can't be read"):
-                # A little at a time: a damaged footer must not decide how much memory is asked for.
+            with translated_pyarrow_errors(f"{file.path}: the column token_count can't be read"):
+                # In small batches: a damaged footer must not make pyarrow allocate a huge one.
                 for rows in opened.iter_batches(columns=["token_count"], use_threads=False):
                     column = rows.column(rows.schema.names.index("token_count"))
                     extremes = pc.min_max(column).as_py()
-                    if column.null_count or extremes["min"] < 0 or extremes["max"] > _LARGEST_CLAIM:
+                    if column.null_count or extremes["min"] < 0 or extremes["max"] > _LARGEST_TOKEN_COUNT:
                         return None
                     total += int(pc.sum(column).as_py())
         except BadFileError:
@@ -159,14 +160,14 @@ class ParquetFormat(Format):
         return total
 
     def columns(self, file: InputFile) -> list[str]:
-        """What is read of a file: the text, and in FineWeb's files what they say about its tokens."""
+        """Return the columns to read of a file: the text and, in FineWeb's files, token_count and id."""
         return list(self.footer(file).columns)
 
     def _read_group(self, file: InputFile, group: int, rows: tuple[int, int] | None) -> Iterator[TextChunk]:
-        """The texts of a row group, or of some of its rows, a slice at a time.
+        """Yield the texts of a row group, or of some of its rows, a slice at a time.
 
-        A row group can only be read from its start. So the place reached is kept for the next stripe:
-        every worker reads a large row group once, whichever stripes it gets.
+        A row group can only be read from its start. So the reader is kept for the next batch of the same row
+        group: every worker reads a large row group only once, whichever rows it gets.
         """
         footer = self.footer(file)
         first, end = rows or (0, footer.group_rows[group])
@@ -181,15 +182,15 @@ class ParquetFormat(Format):
                 yield from split_rows(row_slice, footer.first_rows[group] + row)
         except BadFileError:
             self._rows = None
-            if reader.next_row >= first:  # else the stripe in which it breaks reports it
+            if reader.next_row >= first:  # if it broke before, the batch with those rows reports it
                 raise
 
 
 class _RowReader:
     """Reads one row group from front to back.
 
-    Where it breaks off must depend on nothing but the file: whole row slices are decoded, whatever rows are
-    asked for, and where the columns beside the text can't be read, the text goes on without them.
+    Where a damaged row group ends must depend on nothing but the file. So whole slices are decoded, whatever
+    rows are asked for, and if the columns beside the text can't be read, the text is read without them.
     """
 
     def __init__(self, place: str, file: Any, group: int, columns: list[str], slice_rows: int) -> None:
@@ -199,11 +200,11 @@ class _RowReader:
         self._group = group
         self._columns = columns  # the text first
         self._slice_rows = slice_rows
-        self._rest: Any = None  # rows that were read together with earlier ones
+        self._rest: Any = None  # rows of the last slice that were not asked for yet
         self._slices: Iterator[Any] | None = None
 
     def read(self, first: int, end: int) -> Iterator[tuple[int, Any]]:
-        """The rows from `first` to `end`, a slice at a time, each with its first row."""
+        """Yield the rows from `first` to `end` a slice at a time, each with the number of its first row."""
         while self.next_row < end:
             rows = self._next_slice() if self._rest is None else self._rest
             begin, used = max(0, first - self.next_row), min(len(rows), end - self.next_row)
@@ -226,7 +227,7 @@ class _RowReader:
         return rows.slice(self.next_row - decoded)
 
     def _decode_slice(self) -> Any:
-        with told_as_damage(f"{self.place} can't be read"):
+        with translated_pyarrow_errors(f"{self.place} can't be read"):
             if self._slices is None:
                 self._slices = self._file.iter_batches(
                     batch_size=self._slice_rows,
@@ -243,9 +244,9 @@ class _RowReader:
 
 
 def _slice_rows(rows: int, text_bytes: int) -> int:
-    """So many rows of a row group that a slice stays small, by what the footer says of their length.
+    """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer.
 
-    It must not depend on a setting: where a damaged row group breaks off depends on it.
+    It must not depend on a setting, because where a damaged row group ends depends on it.
     """
     average = text_bytes // max(1, rows) + 1
-    return min(max(_STRETCH_BYTES // average, 1), _STRETCH_ROWS)
+    return min(max(_SLICE_BYTES // average, 1), _SLICE_ROWS)

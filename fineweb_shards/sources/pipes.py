@@ -1,7 +1,7 @@
-"""Standard input and named pipes, which can be read once, front to back.
+"""Read standard input and named pipes, which can be read only once, front to back.
 
-A shell's `<(…)` is a pipe, too. The beginning is read ahead: its hash is all that tells whether a resume is
-given the same stream again.
+A shell's `<(…)` is a pipe, too. The beginning is read ahead, for its hash: on a resume only that can show
+whether the input is the same stream again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HEAD_BYTES = 64 * 1024
 
 
 class Pipe:
-    """A pipe whose beginning is known."""
+    """A pipe whose beginning, `head`, was read ahead; `read` returns it once more."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -44,23 +44,23 @@ class Pipe:
                 if self._descriptor != 0:
                     os.close(self._descriptor)
             return data
-        except OSError as error:  # no damage that could be skipped: it may be whole the next time
+        except OSError as error:  # not a BadFileError, which could be skipped: it may succeed the next time
             raise InputError(f"--input {self._path}: {error.strerror}.", "Run it again.") from error
 
 
 @cache
 def open_pipe(path: str) -> Pipe:
-    """The one pipe of this name that a process has: a second opening would miss what is read already."""
+    """Return this process's only pipe of that name: a second one would miss what was already read."""
     return Pipe(path)
 
 
 def _open(path: str) -> int:
     if path != STANDARD_INPUT:
         try:
-            return os.open(path, os.O_RDONLY)  # waits for somebody to write to it
+            return os.open(path, os.O_RDONLY)  # blocks until another process writes to it
         except OSError as error:
             raise InputError(f"--input {path}: {error.strerror}.", "Check its permissions.") from error
-    if sys.stdin is None:  # how Python tells that it was started without one
+    if sys.stdin is None:  # Python was started with standard input closed
         raise InputError(
             "--input -: standard input is closed.", "Send it something: … | fineweb-shards build --input - …"
         )

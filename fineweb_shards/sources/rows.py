@@ -1,4 +1,4 @@
-"""Rows of parquet as chunks of text: whatever the column's type, and however long a cell is."""
+"""Turn parquet rows into chunks of text, whatever the column's type and however long a cell is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Counts, Origin, TextChunk
 from fineweb_shards.vocabulary import GPT2
 
-# FineWeb says of every document how many GPT-2 tokens it has, EOT not counted.
+# FineWeb has for every document the number of its GPT-2 tokens, without EOT.
 TOKEN_COUNT_COLUMNS = ("token_count", "id")
 TOKEN_COUNT_VOCABULARY = GPT2
 _LONG_CELL_BYTES = 4 * 2**20
@@ -25,7 +25,7 @@ _LARGEST_INT64 = 2**63 - 1
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a column of this type holds texts, in whatever wrapping."""
+    """Tell whether a column of this type holds text, also as a dictionary, a view or an extension type."""
     if isinstance(kind, pa.BaseExtensionType):
         return is_text(kind.storage_type)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
@@ -42,16 +42,16 @@ def is_text(kind: Any) -> bool:
 
 
 def unwrap(column: Any) -> Any:
-    """A column of any type that `is_text` as string, binary or their large kinds.
+    """Convert a column of any type that `is_text` accepts to string, binary, large string or large binary.
 
-    From the inside out: pyarrow can neither decode a dictionary of views nor cast an extension type of
-    them (it gives other bytes); a view itself it can only cast.
+    Inner types first: pyarrow can neither decode a dictionary of views nor cast an extension type of
+    them (the bytes come out wrong); a view itself it can only cast.
     """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return unwrap(column.storage)
     if pa.types.is_dictionary(kind):
-        return unwrap(column.dictionary).take(column.indices)  # which checks the indices
+        return unwrap(column.dictionary).take(column.indices)  # `take` checks the indices
     if pa.types.is_run_end_encoded(kind):
         values = unwrap(column.values)
         return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(column.run_ends, values))[
@@ -63,20 +63,20 @@ def unwrap(column: Any) -> Any:
 
 
 def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
-    """A slice of unwrapped rows as chunks without cursors: one for all, or several where a cell is huge.
+    """Yield the texts of unwrapped rows as chunks without cursors: one for all, or several for huge cells.
 
-    The text is the first column; `first_row` is where in the file the slice begins.
+    The text is the first column; `first_row` is the number of the slice's first row in the file.
     """
     column = rows.column(0)
     size_bytes = pc.sum(pc.binary_length(column)).as_py() or 0
     if size_bytes > 2 * _LONG_CELL_BYTES:
-        # Somewhere in it is a long cell, or many middling ones: row by row, without copying all.
+        # It has a very long cell, or many long ones: go row by row, to copy only one at a time.
         for row in range(len(column)):
             yield from _split_cell(column[row], first_row + row)
         return
-    claims = dict(zip(rows.schema.names[1:], rows.columns[1:], strict=True))
-    ids = claims.get("id")
-    tokens = _stated_tokens(claims["token_count"]) if claims else None
+    other_columns = dict(zip(rows.schema.names[1:], rows.columns[1:], strict=True))
+    ids = other_columns.get("id")
+    tokens = _stated_tokens(other_columns["token_count"]) if other_columns else None
     skipped, places = column.null_count, np.arange(first_row, first_row + len(rows))
     if skipped:
         valid = column.is_valid()
@@ -90,29 +90,30 @@ def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
 
 
 def _stated_tokens(column: Any) -> NDArray[np.int64]:
-    """Whole numbers of any width; -1 where there is none."""
+    """Convert a column of integers of any width to int64; nulls become -1."""
     if not column.null_count and not pa.types.is_uint64(column.type):
         whole: NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         return whole
-    claimed: NDArray[np.int64] = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    stated: NDArray[np.int64] = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     if pa.types.is_uint64(column.type):
-        claimed[claimed < 0] = _LARGEST_INT64
-    claimed[column.is_null().to_numpy(zero_copy_only=False)] = -1
-    return claimed
+        stated[stated < 0] = _LARGEST_INT64
+    stated[column.is_null().to_numpy(zero_copy_only=False)] = -1
+    return stated
 
 
 def _to_texts(column: Any) -> tuple[list[str], int]:
-    """The texts of a column without nulls, and how many characters had to be replaced."""
+    """Return the texts of a column without nulls, and the number of characters that were replaced."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         try:
             return column.to_pylist(), 0
-        except UnicodeDecodeError:  # some writers don't check
+        except UnicodeDecodeError:  # some writers don't check that a string is valid UTF-8
             column = column.cast(pa.large_binary())
     decoded = [decode_text(data) for data in column.to_pylist()]
     return [text for text, _ in decoded], sum(replaced for _, replaced in decoded)
 
 
 def _split_cell(cell: Any, row: int) -> Iterator[TextChunk]:
+    """Yield one cell as chunks of at most `_LONG_CELL_BYTES`, cut where tokens can be joined again."""
     if not cell.is_valid:
         yield TextChunk([], None, None, counts=Counts(skipped_documents=1))
         return
@@ -145,7 +146,7 @@ def _split_cell(cell: Any, row: int) -> Iterator[TextChunk]:
 
 
 def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:
-    """`part` at the end of `chunk`, which is empty where `part` begins inside a document."""
+    """Append `part` to `chunk`. If `part` starts in the middle of a document, `chunk` must be empty."""
     empty = not chunk.documents
     return replace(
         chunk,

@@ -1,6 +1,6 @@
-"""What stands between the documents of a text, and how it is found from anywhere in the file.
+"""Split text files into documents at separators, which can be found from any offset in the file.
 
-CRLF is read as LF: a line end in a separator is found in Windows files too, and a CR in one is a lone CR.
+CRLF is read as LF: a line end in a separator also matches CRLF, and a CR in one matches a lone CR only.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 
 class Separator(ABC):
-    """What stands between documents."""
+    """A way to separate documents. A border is the offset just after a separator."""
 
-    lookback = 0  # bytes in front of a place that decide whether a border ends behind it
+    lookback = 0  # how many bytes before an offset are needed to find the first border after it
 
     @abstractmethod
     def find_border(self, window: bytes) -> int | None:
-        """The offset just behind the first separator that ends after `lookback` bytes."""
+        """Return the first border in the window that is after its `lookback` bytes; None if there is none."""
 
     @abstractmethod
     def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
-        """The pieces of a range that begins at a border or (`starts_mid_document`) within a document."""
+        """Split a range that starts at a border, or in the middle of a document, into its documents."""
 
 
 class Line(Separator):
@@ -44,7 +44,7 @@ class BlankLine(Separator):
         return match.end() if match else None
 
     def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
-        # A border may lie in the middle of several empty lines, so the rest of them comes first here.
+        # A border may be in the middle of several empty lines: then the range begins with the rest of them.
         if not starts_mid_document and (leading := self._LEADING.match(data)):
             data = data[leading.end() :]
         return self._BLANK.split(data)
@@ -53,7 +53,7 @@ class BlankLine(Separator):
 class Literal(Separator):
     def __init__(self, text: str) -> None:
         parts = text.replace("\r\n", "\n").encode().split(b"\n")
-        # Whether a CR at its end is a lone one is seen by the next byte.
+        # Only the next byte shows whether a CR at the end of the separator is a lone one.
         self._looks_ahead = parts[-1].endswith(b"\r")
         ahead = rb"(?!\n)" if self._looks_ahead else b""
         self._pattern = re.compile(rb"\r?\n".join(re.escape(part) for part in parts) + ahead)
@@ -62,12 +62,12 @@ class Literal(Separator):
         self.overlaps_itself = any(text.startswith(text[i:]) for i in range(1, len(text)))
 
     def find_border(self, window: bytes) -> int | None:
-        """The first occurrence that no other one overlaps from the left.
+        """Return the border after the first occurrence that no other one overlaps from the left.
 
-        In `-----` split at `--` it matters where one begins to count. An occurrence that none
-        overlaps from the left is one for everybody.
+        Where `-----` is split at `--` depends on where the search begins. An occurrence that none overlaps
+        from the left is found from every start.
         """
-        reach = 0  # of the occurrences so far
+        reach = 0  # the end of the occurrences so far
         match = self._pattern.search(window)
         while match:
             if match.start() >= max(reach, self._longest):
@@ -77,12 +77,12 @@ class Literal(Separator):
         return None
 
     def last_border(self, data: bytes) -> int | None:
-        """The offset behind the last separator of a range that is read from its start."""
+        """Return the last border in a range that is split from its start; None if there is none."""
         found = (match.end() for match in self._pattern.finditer(data) if self._is_decided(match, data))
         return max(found, default=None)
 
     def _is_decided(self, match: re.Match[bytes], window: bytes) -> bool:
-        """Not where the byte behind it is in the next window only."""
+        """Tell whether a match is certain: not if it depends on a next byte that is outside the window."""
         return not self._looks_ahead or match.end() < len(window)
 
     def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
@@ -98,6 +98,6 @@ class WholeFile(Separator):
 
 
 def make_separator(name: str) -> Separator:
-    """`line`, `blank`, `none`, or any other string for itself."""
+    """Return the separator of this name: `line`, `blank` or `none`; any other string stands for itself."""
     named: dict[str, Callable[[], Separator]] = {"line": Line, "blank": BlankLine, "none": WholeFile}
     return named[name]() if name in named else Literal(name)

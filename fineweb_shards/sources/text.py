@@ -1,12 +1,12 @@
-"""Plain text: byte ranges at document borders, or at safe cuts inside a document that is too long.
+"""Read plain text: batches are byte ranges that end at document borders, or at a safe cut in a long document.
 
-What people can rely on:
+The rules:
 
-- A byte order mark at the start of a file is dropped; what is no text by its beginning is refused.
+- A byte order mark at the start of a file is dropped; a file whose beginning is no text is refused.
 - CRLF is read as LF, as editors and Python's text mode do, in a separator as well. A lone CR stays.
 - Invalid UTF-8 becomes U+FFFD and is counted.
-- Of a damaged compressed file every document is read that ends in front of the damage.
-- A document is what stands between two separators, otherwise unchanged; empty ones are none.
+- Of a damaged compressed file every document is read that ends before the damage.
+- A document is the text between two separators, otherwise unchanged; empty ones are dropped.
 - `blank`: one or more empty lines (so no document begins with an empty line). `line`: a line end.
 """
 
@@ -32,14 +32,14 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A segment of the file, and how it begins and ends."""
+    """A byte range of a file that becomes a batch."""
 
     start: int
     end: int
     starts_mid_document: bool = False
     ends_mid_document: bool = False
     seam: bool = False
-    problem: str | None = None  # why it is left out
+    problem: str | None = None  # why the range is left out
 
 
 class TextFormat(Format):
@@ -56,8 +56,8 @@ class TextFormat(Format):
             start = len(_BOM) if position == 0 and view.read_at(0, len(_BOM)) == _BOM else position
             separator, batch_bytes = make_separator(name), self.settings.batch_bytes
             ranges = find_ranges(view, separator, start, starts_mid_document, batch_bytes)
-            with Scout(file, separator, batch_bytes) as scout:
-                yield from batches_of(file, view, ranges, name, scout)
+            with DamageLookahead(file, separator, batch_bytes) as lookahead:
+                yield from batches_of(file, view, ranges, name, lookahead)
         finally:
             view.close()
 
@@ -71,7 +71,7 @@ class TextFormat(Format):
             pieces.pop()
         documents, replaced, text_bytes = [], 0, 0
         for i, piece in enumerate(pieces):
-            # The end of a document counts even where nothing is left of it; an empty one does not.
+            # Empty documents are dropped, but not the empty rest of one that began in an earlier batch.
             if piece or (i == 0 and batch.starts_mid_document):
                 piece = piece.replace(b"\r\n", b"\n")
                 text, bad = decode_text(piece)
@@ -90,7 +90,7 @@ class TextFormat(Format):
         )
 
     def read_range(self, file: InputFile, batch: Batch) -> bytes:
-        """The bytes of a batch, from the file (kept open) or from the batch itself."""
+        """Return the bytes of a batch, from the file (which stays open) or from the batch itself."""
         if batch.payload is not None:
             return batch.payload
         if self._view is None or self._view[0] != file.path:
@@ -107,24 +107,24 @@ class TextFormat(Format):
             self._view = None
 
     def find_separator(self, file: InputFile, view: ByteView) -> str:
-        """The configured separator, or for `auto` what the first MiB shows."""
+        """Return the configured separator; for `auto`, the one found in the first MiB."""
         if self.settings.separator != "auto":
             return self.settings.separator
         return END_OF_TEXT if END_OF_TEXT.encode() in view.read_at(0, _DETECT_BYTES) else "blank"
 
 
-class Scout:
-    """Runs ahead in a compressed file, where a document is longer than a batch: no piece of it may go to a
-    worker before it is known that the document has an end, and is not cut off by a damage."""
+class DamageLookahead:
+    """Reads ahead in a compressed file to the end of a document that is longer than a batch: no piece of it
+    may go to a worker before it is known that the document is not cut off by damage."""
 
     def __init__(self, file: InputFile, separator: Separator, batch_bytes: int) -> None:
         self._file = file
         self._separator = separator
         self._batch_bytes = batch_bytes
         self._view: StreamView | None = None
-        self._whole_until = 0 if file.compression else None  # what is not compressed has no such damage
+        self._whole_until = 0 if file.compression else None  # None: only compressed files have such damage
 
-    def __enter__(self) -> Scout:
+    def __enter__(self) -> DamageLookahead:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -132,7 +132,8 @@ class Scout:
             self._view.close()
 
     def find_damage(self, offset: int) -> StreamView | None:
-        """Where the document that goes on at `offset` is cut off: a view that has come to its end."""
+        """Check the document that continues at `offset`; if damage cuts it off, return the view that has read
+        up to the damage, else None."""
         if self._whole_until is None or offset < self._whole_until:
             return None
         view = self._view = self._view or StreamView(self._file)
@@ -155,15 +156,15 @@ def batches_of(
     view: FileView | StreamView,
     ranges: Iterator[Range],
     separator: str,
-    scout: Scout | None = None,
+    lookahead: DamageLookahead | None = None,
 ) -> Iterator[Batch]:
-    """Ranges as batches: by reference where workers can read the file, else with their bytes."""
+    """Turn ranges into batches: references if workers can read the file themselves, else with the bytes."""
     for part in ranges:
         if part.problem is not None:
             yield Batch(file.index, part.start, part.end, 0, problem=part.problem)
             continue
         size = part.end - part.start
-        damage = scout.find_damage(part.end) if scout and part.ends_mid_document else None
+        damage = lookahead.find_damage(part.end) if lookahead and part.ends_mid_document else None
         payload, broken_off = None, False
         if isinstance(view, StreamView):
             payload = view.read_at(part.start, size)
@@ -188,17 +189,17 @@ def batches_of(
 
 
 def go_to(file: InputFile, view: FileView | StreamView, position: int) -> None:
-    """Get ready to go on at `position`. It must be there: standard input may be another stream today."""
+    """Move the view to `position`; ChangedError if it ends before: standard input may be another stream."""
     if isinstance(view, StreamView):
         view.skip_to(position - 1)
     if position and not view.read_at(position - 1, 1):
-        raise ChangedError(f"{file.path}: ends before byte {position:,}, where the last run had arrived.")
+        raise ChangedError(f"{file.path}: ends before byte {position:,}, which the last run had reached.")
 
 
 def find_ranges(
     view: ByteView, separator: Separator, start: int, starts_mid_document: bool, batch_bytes: int
 ) -> Iterator[Range]:
-    """Ranges of about `batch_bytes` from `start` to the end of the text."""
+    """Yield ranges of about `batch_bytes` from `start` to the end of the text."""
     seam = False
     while view.read_at(start, 1):
         end, ends_mid_document, next_seam = _find_end(view, separator, start, batch_bytes)
@@ -207,12 +208,12 @@ def find_ranges(
 
 
 def _find_end(view: ByteView, separator: Separator, start: int, batch_bytes: int) -> tuple[int, bool, bool]:
-    """Where a range from `start` ends; whether that is inside a document; whether at a seam."""
+    """Return the end of a range from `start`, whether it is in the middle of a document, and at a seam."""
     target = start + batch_bytes
     lookback = separator.lookback
     cut_bytes = min(batch_bytes, _WINDOW_BYTES)
     offset = target
-    # At least as far as a separator can reach that begins in front of a cut.
+    # Look at least as far as a separator that begins before a cut can extend.
     while offset < target + max(batch_bytes, cut_bytes + lookback):
         window = view.read_at(offset - lookback, lookback + _WINDOW_BYTES)
         border = separator.find_border(window)
@@ -222,11 +223,11 @@ def _find_end(view: ByteView, separator: Separator, start: int, batch_bytes: int
             return view.size_bytes, False, False
         offset += _WINDOW_BYTES
     if isinstance(separator, Literal) and separator.overlaps_itself:
-        # In a run such as `-----` for `--` the first one decides where the others are.
+        # In a sequence such as `-----` split at `--`, the first occurrence decides where the others are.
         border = separator.last_border(view.read_at(start, offset - start))
         if border is not None and border >= batch_bytes:
             return start + border, False, False
-    # A long document. There is no separator behind `target`, so nowhere there can one be cut in two.
+    # The document is long. No separator follows `target`, so a cut after it can't divide one.
     window = view.read_at(target - CONTEXT_BYTES, cut_bytes + 2 * CONTEXT_BYTES)
     cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + cut_bytes)
     assert cut is not None, "there is always a place to cut in a kilobyte"

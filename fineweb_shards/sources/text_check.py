@@ -1,7 +1,7 @@
-"""Whether a file is text at all, decided once, from its beginning.
+"""Check from the beginning of a file that it is text, before it is read as text.
 
-A stray byte becomes U+FFFD and is counted; a file that is mostly such bytes is a PDF, a picture, or text in
-another encoding, and nobody wants to train on what would be left of it.
+A single invalid byte becomes U+FFFD and is counted; a file that is full of such bytes is a PDF, a picture, or
+text in another encoding, and what is left of it is useless for training.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ SAMPLE_BYTES = 64 * 1024
 # European text in Latin-1 has up to 15 % of bytes that are no UTF-8, random bytes have 45 %, and
 # Russian in KOI8-R or Chinese in GBK have more than 60.
 _MOST_ILLEGIBLE = 1 / 4
-_LEAST_ILLEGIBLE_BYTES = 4  # a name in Latin-1 may be a file
-_FEW_CONTROLS = 1 / 100  # text in any encoding of bytes has fewer
+_LEAST_ILLEGIBLE_BYTES = 4  # a file may hold nothing but a name in Latin-1
+_FEW_CONTROLS = 1 / 100  # text in any 8-bit encoding has fewer control characters
 _CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
 
-_WIDE_MARKS = {  # the longer first: one begins like another
+_WIDE_MARKS = {  # the longer first: the mark of UTF-32LE begins with that of UTF-16LE
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 _WIDE = {"utf-32-le": "UTF-32LE", "utf-32-be": "UTF-32BE", "utf-16-le": "UTF-16LE", "utf-16-be": "UTF-16BE"}
-# Every text has some of these. In bytes that are no wide characters they would be NULs and other controls.
+# Every text has some of these: space, line end, and the Chinese space, comma and full stop. Bytes that are
+# not UTF-16 or UTF-32 hardly ever decode to them.
 _COMMON = " \n\u3000\u3001\u3002"
 _COMMON_SHARE = 1 / 100
 
@@ -48,7 +49,7 @@ _KINDS = {
 
 
 def check_is_text(file: InputFile, head: bytes) -> None:
-    """Refuse a file that is no text; `head` are its first SAMPLE_BYTES, or all of it."""
+    """Raise BadFileError for a file that is no text; `head` is its first SAMPLE_BYTES, or all of it."""
     if (encoding := _find_wide_encoding(head)) is not None:
         raise _refuse(file, f"this text is {encoding}", _convert(file, encoding))
     controls = len(head) - len(head.translate(None, _CONTROLS))
@@ -71,14 +72,14 @@ def _refuse(file: InputFile, sentence: str, next_step: str) -> BadFileError:
 
 
 def _count_invalid(head: bytes) -> int:
-    """Without a character that the end of the sample cuts in two."""
+    """Count invalid UTF-8 sequences, except a character that is cut by the end of the sample."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(head, final=len(head) < SAMPLE_BYTES)
     return text.count("\ufffd") - head.count("\ufffd".encode())
 
 
 def _find_wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, by its mark or by its spaces, line ends and full stops."""
+    """Recognise UTF-16 and UTF-32 by their marks or by common characters; None if the text is neither."""
     for mark, name in _WIDE_MARKS.items():
         if head.startswith(mark):
             return name

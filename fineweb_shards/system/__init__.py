@@ -1,4 +1,4 @@
-"""The machine underneath: memory, disk, files that survive a crash, signals, retries, text on a terminal.
+"""Access to the operating system: memory, disk, durable files, signals, retries, text on a terminal.
 
 May import: the root only (types, errors, units, events).
 """

@@ -1,7 +1,7 @@
-"""Work in a thread that never keeps the process from ending.
+"""Run a function in a daemon thread, which never keeps the process from ending.
 
-A ThreadPoolExecutor's threads are waited for at exit: one that hangs in a download or sleeps through an
-outage would make Ctrl-C take minutes.
+Not a ThreadPoolExecutor: at exit Python joins its threads, and one that hangs in a download or sleeps through
+an outage would make Ctrl-C take minutes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Result = TypeVar("Result")
 
 
 def in_background(action: Callable[[], Result]) -> Future[Result]:
-    """Start `action`; what it returns or raises is in the future."""
+    """Start `action` in a thread; the future holds what it returns or raises."""
     future: Future[Result] = Future()
 
     def run() -> None:
         try:
             future.set_result(action())
-        except BaseException as error:  # it belongs to whoever asks for the result
+        except BaseException as error:  # raised again by `future.result()`
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

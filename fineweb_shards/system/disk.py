@@ -1,4 +1,4 @@
-"""The disk under an output folder: a full one is waited for, up to a limit, instead of ending the night."""
+"""Wait for space on a full disk, up to a time limit, so that an overnight run does not end there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOK_EVERY_SECONDS = 10.0
 
 
 class Disk:
-    """Where shards are written. What fails for want of space is tried again until there is some."""
+    """The disk that holds an output folder. Actions that fail for lack of space are tried again."""
 
     def __init__(
         self, folder: Path, max_wait_seconds: float, observer: Observer, clock: Clock | None = None
@@ -34,7 +34,7 @@ class Disk:
         )
 
     def attempt(self, action: Callable[[], Result]) -> Result:
-        """Do it, and again while it raises DiskFullError. It must be something that can be done again."""
+        """Repeat `action` while it raises DiskFullError, up to the time limit. It must be repeatable."""
 
         def once() -> Result:
             try:
@@ -45,7 +45,7 @@ class Disk:
         return self._retrier.call(once)
 
     def wait_for(self, needed_bytes: int) -> None:
-        """Until so much is free."""
+        """Wait until `needed_bytes` are free; DiskFullError after the time limit."""
 
         def look() -> None:
             free = free_disk_bytes(self._folder)

@@ -1,7 +1,7 @@
-"""Files that survive a crash: temp, fsync, rename, fsync the folder; and one run per folder.
+"""Write files that survive a crash (temp, fsync, rename, fsync the folder), and lock a folder for one run.
 
 An fsync error is never retried: after it the kernel may have dropped the pages, and a second fsync would
-report success for data that is gone (PostgreSQL's lesson). It ends the run.
+report success for data that is gone (as PostgreSQL found out in 2018). It ends the run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 
-# Everything but finished shards and the manifest lives here. build-nanogpt's loader opens whatever has
-# `train` or `val` in its name, so no name in this program may have.
+# Everything except finished shards and the manifest is in here. build-nanogpt's loader opens every file with
+# `train` or `val` in its name, so none of our other names may contain them.
 WORK_FOLDER = ".fineweb-shards"
 LOCK_NAME = "lock"
 _TRIES = 5
@@ -26,14 +26,14 @@ _TRIES_AMONG_READERS = 500
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
-    """An operating system error while writing, as a sentence."""
+    """Turn an OSError from writing into one of our errors."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(f"{path}: no space left on the disk.")
     return OutputError(f"{path}: {error.strerror or error}.")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` durable. Windows can't and needn't."""
+    """Make a rename in `folder` durable. Windows has no such call and does not need it."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -44,15 +44,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Give a finished, synced file its name, durably."""
+    """Rename a finished, synced file to its final name, durably."""
     os.replace(temporary, final)
     sync_folder(final.parent)
 
 
 def read_file(path: Path) -> bytes:
-    """All of a file of our own. What is no plain file (a folder, a pipe that would be waited for) is an
-    OSError."""
-    # O_NONBLOCK is not on Windows, which has no such pipes either.
+    """Read all of a file that this program has written. OSError if something else has its name: a folder, or
+    a pipe, which would block."""
+    # Windows has no O_NONBLOCK, and no such pipes either.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -61,7 +61,7 @@ def read_file(path: Path) -> bytes:
 
 
 def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
-    """Replace `path` by `data`, whole or not at all."""
+    """Replace the content of `path` by `data`, durably: after a crash it is the old or the new one."""
     temporary = temporary_folder / f"{path.name}.tmp"
     try:
         with open(temporary, "wb") as file:
@@ -74,9 +74,9 @@ def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
 
 
 def write_quickly(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`, whole or not at all, but not durably: for what only tells how a run goes.
-    Raises OSError."""
-    # Another process may do the same at the same time, and so may another thread.
+    """Replace the content of `path` by `data` atomically but without fsync, for files that only report
+    progress. Raises OSError."""
+    # A name of its own, because another process or thread may write the same file at the same time.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     try:
         temporary.write_bytes(data)
@@ -86,7 +86,7 @@ def write_quickly(path: Path, data: bytes) -> None:
 
 
 class FolderLock:
-    """One run per output folder. The kernel frees the lock when the process ends, however it ends."""
+    """Locks an output folder for one run. The kernel frees it when the process ends, however it ends."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / WORK_FOLDER / LOCK_NAME
@@ -103,7 +103,7 @@ class FolderLock:
             ) from error
         except OSError as error:
             raise output_error(self._path, error) from error
-        if not _try_patiently(file):
+        if not _try_lock_repeatedly(file):
             file.seek(0)
             holder = file.read(64).decode("ascii", "replace").strip() or "unknown"
             file.close()
@@ -120,24 +120,24 @@ class FolderLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a run holds the folder now. Any number may ask at the same time: they share the lock."""
+    """Tell whether a run holds the folder now. Any number of processes may ask at the same time."""
     path = folder / WORK_FOLDER / LOCK_NAME
     try:
-        # Somebody else's folder may only be read, and that is enough.
+        # Reading is enough: the folder may belong to another user.
         with open(path, "r+b" if os.access(path, os.W_OK) else "rb") as file:
             return not _try_lock(file, shared=True)
     except OSError:
         return False
 
 
-def _try_patiently(file: BinaryIO) -> bool:
-    """Try again for a moment: `status` shares the lock for an instant when it looks whether anybody holds
-    it. However many look, they are no run."""
+def _try_lock_repeatedly(file: BinaryIO) -> bool:
+    """Try to lock for a moment, because `is_locked` in other processes holds a shared lock for an instant.
+    Any number of those is no reason to give up; an exclusive lock, which only a run holds, is."""
     refusals = 0
     for _ in range(_TRIES_AMONG_READERS):
         if _try_lock(file):
             return True
-        refusals += not _try_lock(file, shared=True)  # then somebody has it for himself
+        refusals += not _try_lock(file, shared=True)  # refused only if another process holds it exclusively
         _unlock(file)
         if refusals == _TRIES:
             return False
@@ -146,11 +146,11 @@ def _try_patiently(file: BinaryIO) -> bool:
 
 
 def _try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
-    if os.name == "nt":  # has no shared one
+    if os.name == "nt":  # has no shared locks
         import msvcrt
 
         try:
-            file.seek(2**30)  # lock a byte that nobody reads or writes
+            file.seek(2**30)  # lock a byte far behind the content: a locked byte can't be read by others
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
         except OSError:
             return False
@@ -167,7 +167,7 @@ def _try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
 
 
 def _unlock(file: BinaryIO) -> None:
-    if os.name != "nt":  # there a lock that was not had can't be let go
+    if os.name != "nt":  # on Windows, unlocking fails if the lock was not obtained
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_UN)

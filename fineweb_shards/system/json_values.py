@@ -1,7 +1,7 @@
-"""Values out of our own JSON files, which may be damaged: each is what its field says, or a ValueError.
+"""Read values from this program's own JSON files and check their types: ValueError for a damaged file.
 
-Python's reader believes too much: NaN, numbers of a thousand digits, a list where a number should be. All of
-them would end in a traceback a little later.
+Python's `json` accepts NaN, numbers of a thousand digits, and a list where a number should be. All of them
+would end in a traceback a little later.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _LAST_MOMENT = 253_402_300_799.0  # of the year 9999
 
 Made = TypeVar("Made")
 Check = Callable[[str, Any], Any]
-_LARGEST_NUMBER = 2**62  # no count, size or time of ours comes near it, and it fits into 64 bits
+_LARGEST_NUMBER = 2**62  # fits into 64 bits; no count, size or time comes near it
 
 
 def parse_json(data: bytes) -> Any:
-    """The value in a JSON text."""
+    """Parse a JSON text; ValueError if it is invalid, nested too deeply, or holds NaN or Infinity."""
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:
@@ -35,31 +35,31 @@ def parse_json(data: bytes) -> Any:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in a text that must hold one."""
+    """Parse a JSON text that must be an object."""
     return expect("it", parse_json(data), dict)
 
 
 def expect(name: str, value: Any, kind: type[Made]) -> Made:
-    """`value`, if it is of this kind: dict, list, str, int, float or bool."""
+    """Return `value` as this type (dict, list, str, int, float, bool or a dataclass), or raise ValueError."""
     check: Check = _check_of(typing.cast(Any, kind))
     made: Made = check(name, value)
     return made
 
 
 def get(values: dict[str, Any], name: str, kind: type[Made]) -> Made:
-    """A field of an object that must be there."""
+    """Return a required field of an object, checked to be of this type."""
     if name not in values:
         raise ValueError(f"{name} is missing")
     return expect(name, values[name], kind)
 
 
 def make(kind: type[Made], value: Any) -> Made:
-    """A dataclass from a JSON object: all its fields, each of its kind, and no others."""
+    """Build a dataclass from a JSON object, which must have the required fields and no unknown ones."""
     return expect(kind.__name__, value, kind)
 
 
 def check_moment(seconds: float) -> None:
-    """Seconds since 1970 that are a date."""
+    """Raise ValueError for seconds since 1970 that can't be shown as a date."""
     if not 0 <= seconds <= _LAST_MOMENT:
         raise ValueError(f"{seconds} is no date")
 
@@ -70,7 +70,7 @@ def _refuse_constant(name: str) -> float:
 
 @cache
 def _check_of(kind: Any) -> Check:
-    """What turns a JSON value into a value of this type."""
+    """Return the function that checks a JSON value and turns it into a value of this type."""
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     origin = typing.get_origin(kind)
@@ -142,7 +142,7 @@ def _wrong(name: str, value: Any, words: str) -> ValueError:
 
 
 def _show(value: Any) -> str:
-    """Shortly; a number of ten thousand digits can't even be written out."""
+    """Shorten a value for a message; Python refuses to format a number of ten thousand digits."""
     if isinstance(value, dict | list):
         return "a list" if isinstance(value, list) else "an object"
     if isinstance(value, int) and value.bit_length() > 256:

@@ -1,7 +1,7 @@
-"""What this machine has and how full it is: cores, memory, pressure, disk; and good manners on it.
+"""Measure this machine's cores, memory, memory pressure and disk, and lower this process's priority on it.
 
-Linux tells everything, in files. On macOS and Windows, and only there, psutil is asked (loading it would cost
-every worker 60 ms). What can't be had is None, and nobody is worse off than without it.
+On Linux all of it is in files under /proc and /sys. psutil is only used on macOS and Windows, because loading
+it would cost every worker 60 ms. What can't be measured is None or 0, as if there were no shortage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IOPRIO_CLASS_IDLE = 3 << 13
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A place that memory is taken from: the machine, or a control group with a limit."""
+    """An upper bound on memory, and what is left of it: of the machine, or of a control group."""
 
     name: str
     available_bytes: int  # without swapping
@@ -31,25 +31,25 @@ class MemoryLimit:
 
 
 def usable_cores() -> int:
-    """The cores this process may use, by affinity and by the quota of its control group."""
+    """Count the cores this process may use, by its affinity and the quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_cores()
     return max(1, min(cores, int(quota))) if quota else cores
 
 
 def memory_limits() -> list[MemoryLimit]:
-    """The machine, and every control group around this process that has a limit."""
+    """Return the limit of the machine, and of every control group around this process that has one."""
     machine = _machine_memory()
     return [machine, *(limit for limit in _limited_groups() if limit.total_bytes < machine.total_bytes)]
 
 
 def available_memory_bytes() -> int:
-    """Memory that can be had without swapping, inside every limit."""
+    """Return the memory that is available without swapping, within every limit."""
     return max(0, min(limit.available_bytes for limit in memory_limits()))
 
 
 def memory_stall_percent() -> float:
-    """How much of the last ten seconds everybody here waited for memory; 0 where it is not known."""
+    """Return in what share of the last ten seconds all processes stalled for memory; 0 where unknown."""
     stalls = [0.0]
     for path in (Path("/proc/pressure/memory"), *(f / "memory.pressure" for f in _cgroup_folders("memory"))):
         for line in _read_lines(path):
@@ -59,18 +59,18 @@ def memory_stall_percent() -> float:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Free space where `folder` is or will be."""
+    """Return the free space on the disk where `folder` is or will be."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 def lower_priority() -> None:
-    """Leave the machine to the person who uses it: lowest priority for cores, and idle for disks."""
+    """Give this process the lowest priority for cores and disks, so that other programs stay fast."""
     if sys.platform == "win32":
         import psutil
 
-        with contextlib.suppress(psutil.Error):  # a refusal is no harm: it is a courtesy, not a need
+        with contextlib.suppress(psutil.Error):  # nothing depends on it
             psutil.Process().nice(psutil.IDLE_PRIORITY_CLASS)
             psutil.Process().ionice(psutil.IOPRIO_VERYLOW)
         return
@@ -81,13 +81,13 @@ def lower_priority() -> None:
 
 
 def offer_to_oom_killer() -> None:
-    """If the kernel must kill somebody, let it be this process: it is replaced."""
+    """Make this process the kernel's first choice when memory runs out: a killed worker is replaced."""
     with contextlib.suppress(OSError):  # not Linux, or not allowed
         Path("/proc/self/oom_score_adj").write_text("800")
 
 
 def process_memory_bytes(pid: int) -> int | None:
-    """What a process has to itself; on Linux also its share of what it shares (PSS). None: nobody knows."""
+    """Return a process's own memory; on Linux with its part of shared pages (PSS). None if unknown."""
     for line in _read_lines(Path(f"/proc/{pid}/smaps_rollup")):
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -100,10 +100,10 @@ def process_memory_bytes(pid: int) -> int | None:
 
 
 def process_life(pid: int) -> tuple[str, float] | None:
-    """A process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty where only Linux
-    could tell) and the processor time of all its threads in seconds; None if nobody can tell."""
+    """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty on macOS
+    and Windows) and the processor time of all its threads in seconds; None if unknown."""
     for line in _read_lines(Path(f"/proc/{pid}/stat")):
-        fields = line.rpartition(")")[2].split()  # its name, in parentheses, may hold anything
+        fields = line.rpartition(")")[2].split()  # before it is the name, which may contain spaces
         ticks = int(fields[11]) + int(fields[12])
         return fields[0], ticks / os.sysconf("SC_CLK_TCK")
     import psutil
@@ -116,7 +116,7 @@ def process_life(pid: int) -> tuple[str, float] | None:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory; 0 where it does not tell."""
+    """Count the processes that the kernel has killed for lack of memory since boot; 0 where unknown."""
     lines = _read_lines(Path("/proc/vmstat"))
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
@@ -133,7 +133,7 @@ def _machine_memory() -> MemoryLimit:
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
-    """This process's control group and all above it; limits of any of them count."""
+    """Return the folders of this process's control group and all its parents: every limit applies."""
     folders = []
     for line in _read_lines(Path("/proc/self/cgroup")):
         _, controllers, path = line.split(":", 2)
@@ -163,7 +163,7 @@ def _cgroup_cores() -> float | None:
 
 
 def _limited_groups() -> list[MemoryLimit]:
-    """Control groups with a memory limit, versions 2 and 1."""
+    """Return the memory limits of control groups, of version 2 and 1."""
     found = []
     for folder in _cgroup_folders("memory"):
         for limit_name, used_name in (
@@ -178,10 +178,10 @@ def _limited_groups() -> list[MemoryLimit]:
 
 
 def _cached_bytes(folder: Path) -> int:
-    """Files in the page cache count as used, but the kernel gives them up before anything else."""
+    """Return the size of a group's page cache: counted as used, but freed before anything else."""
     wanted = {"inactive_file", "active_file"}
     stat = dict(line.split()[:2] for line in _read_lines(folder / "memory.stat"))
-    names = {name.removeprefix("total_"): name for name in stat}  # version 1 counts its children apart
+    names = {name.removeprefix("total_"): name for name in stat}  # in version 1 `total_` includes children
     return sum(int(stat[names[name]]) for name in wanted if name in names)
 
 
@@ -190,7 +190,7 @@ def _read_words(path: Path) -> list[str]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    """The lines of a small file of the kernel's; none where there is no such file."""
+    """Read the lines of a small kernel file; none if it does not exist."""
     try:
         return path.read_text().splitlines()
     except OSError:

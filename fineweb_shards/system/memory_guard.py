@@ -1,8 +1,8 @@
-"""Watches memory during a run (run/budget.py divides it before the start).
+"""Watch the memory of the machine during a run (run/budget.py divides it before the start).
 
-The guard looks at the whole machine, not only at us: whoever sits at it comes first. It gives advice;
-executors/local/pool.py follows it. It does not limit what a single batch takes: that is bounded by how
-batches are cut.
+The guard looks at the whole machine, not only at this program: other programs on it have precedence. It only
+gives advice, which executors/local/pool.py follows. It does not limit what a single batch takes: that is
+bounded by how batches are cut.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_bytes
 
 LOOK_EVERY_SECONDS = 1.0
-# Memory is short when less than this is available, in a small place less than a twentieth of it.
+# Memory is short when less than this is available, or in a small machine or group less than a twentieth.
 SHORT_BYTES = 512 * 2**20
 SHORT_SHARE = 20
-# ... and no longer short when twice that is: on the brink, pausing and going on would alternate.
+# ... and no longer short when twice that is available: with one threshold, pauses would start and end
+# every second.
 RELIEF = 2
-# It is also short when everybody waits for it, however much the kernel says is there.
+# It is also short when all processes stall for it, however much the kernel says is available.
 STALL_PERCENT = 20.0
 STALL_RELIEF_PERCENT = 5.0
-# When it stays short, workers go, one at a time, the largest first.
+# When it stays short, workers are ended, one at a time, the largest first.
 RETIRE_AFTER_SECONDS = 10.0
-# A worker beyond its share of the budget is renewed, but not all the time.
+# A worker that exceeds its share of the budget is replaced, but not more often than this.
 RENEW_EVERY_SECONDS = 30.0
 
 
@@ -45,7 +46,7 @@ class Advice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the guard looks at."""
+    """One measurement of the memory of the machine and its control groups."""
 
     limits: Sequence[MemoryLimit]
     stall_percent: float
@@ -56,7 +57,7 @@ def read_memory() -> Reading:
 
 
 class MemoryGuard:
-    """Watches memory for one run. Looks at most once a second, however often it is asked."""
+    """Watches memory for one run. Measures at most once a second, however often `look` is called."""
 
     def __init__(
         self,
@@ -78,12 +79,12 @@ class MemoryGuard:
         self._next_renewal = self._next_look
 
     def look(self, workers: Sequence[int]) -> Advice | None:
-        """Find out whether memory is short, and whether a worker has to go; `workers` are process ids."""
+        """Measure, and return what to do about the workers, if anything; `workers` are process ids."""
         now = self._clock.now()
         if now < self._next_look:
             return None
         self._next_look = now + LOOK_EVERY_SECONDS
-        self._weigh(workers)
+        self._measure_processes(workers)
         before, self.shortage = self.shortage, self._find_shortage()
         if self.shortage:
             if before is None:
@@ -98,15 +99,16 @@ class MemoryGuard:
         return None
 
     def size_bytes(self, worker: int) -> int:
-        """How large a worker was at the last look."""
+        """Return a worker's memory at the last measurement."""
         return self._sizes.get(worker, 0)
 
-    def _weigh(self, workers: Sequence[int]) -> None:
+    def _measure_processes(self, workers: Sequence[int]) -> None:
         self._sizes = {pid: self._measure(pid) or 0 for pid in (os.getpid(), *workers)}
         self.used_bytes = sum(self._sizes.values())
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     def _find_shortage(self) -> str | None:
+        """Describe what is short now; None if nothing is."""
         reading = self._read()
         factor = RELIEF if self.shortage else 1
         for limit in reading.limits:

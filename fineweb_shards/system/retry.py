@@ -1,7 +1,7 @@
-"""Retries for a network or a full disk: what to do again, when, and for how long.
+"""Retry an action that fails for a while, such as a request during an outage or a write to a full disk.
 
-Nothing here knows HTTP or files. An action that fails in a way that may pass raises `TransientError`;
-everything else it raises is final.
+Nothing here depends on HTTP or files. An action raises `TransientError` for a failure that may pass; every
+other exception is final.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Result = TypeVar("Result")
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 120.0
-# Shorter failures are nobody's business.
-TELL_AFTER_SECONDS = 3.0
-# Who waits that long wants to know when it goes on.
+# Shorter waits are not reported to the observer, only logged.
+REPORT_AFTER_SECONDS = 3.0
+# Before pauses this long, the report says when the next try is.
 _LONG_WAIT_SECONDS = 60.0
 _SHOW_DAY_SECONDS = 12 * 3600.0
 
 
 class TransientError(Exception):
-    """Something that may pass. The server asks for `retry_after_seconds`; `advice` is what would help."""
+    """A failure that may pass. `retry_after_seconds` is what a server asked for; `advice` says what helps."""
 
     def __init__(self, reason: str, retry_after_seconds: float = 0.0, advice: str = "") -> None:
         super().__init__(reason)
@@ -37,7 +37,7 @@ class TransientError(Exception):
 
 
 class Clock:
-    """The real one. Tests have one whose hours pass in no time."""
+    """The real clock. Tests replace it by one that does not really sleep."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -46,13 +46,13 @@ class Clock:
         time.sleep(seconds)
 
     def wall(self, ahead_seconds: float = 0.0) -> str:
-        """The time of day, now or in a while; with its day where that is not clear."""
+        """Format the time of day now, or so many seconds ahead; far ahead, with the day of the week."""
         form = "%H:%M" if ahead_seconds < _SHOW_DAY_SECONDS else "%a %H:%M"
         return time.strftime(form, time.localtime(time.time() + ahead_seconds))
 
 
 class Retrier:
-    """Does an action again until it succeeds, with growing pauses, up to an outage's length."""
+    """Repeats an action until it succeeds, with growing pauses, for at most `max_outage_seconds`."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class Retrier:
         self._cause = cause
         self._longest_wait_seconds = longest_wait_seconds
         self._error = error
-        self._chooser = random.Random()
+        self._random = random.Random()
 
     def call(self, action: Callable[[], Result]) -> Result:
-        """The action's result; an error once it has failed for too long."""
+        """Return the action's result; raise `error` once it has failed for too long."""
         began: float | None = None
         since = ""
         tries = 0
-        told = False
+        wait_reported = False
         while True:
             try:
                 result = action()
@@ -93,25 +93,27 @@ class Retrier:
                     ) from None
                 wait = min(left, self._pause(tries, failure.retry_after_seconds))
                 self.observer.tell(Event("retry", f"{failure.reason}; again in {wait:.1f} s", loud=False))
-                if now - began + wait >= TELL_AFTER_SECONDS:
-                    told = True
-                    self.observer.wait(self._cause, self._words(failure, since, wait, left))
+                if now - began + wait >= REPORT_AFTER_SECONDS:
+                    wait_reported = True
+                    self.observer.wait(self._cause, self._describe_wait(failure, since, wait, left))
                 self._clock.sleep(wait)
                 tries += 1
             else:
-                if told:
+                if wait_reported:
                     self.observer.wait(self._cause, None)
                 return result
 
-    def _words(self, failure: TransientError, since: str, wait_seconds: float, left_seconds: float) -> str:
-        """For whom, since when, and until when."""
+    def _describe_wait(
+        self, failure: TransientError, since: str, wait_seconds: float, left_seconds: float
+    ) -> str:
+        """Say what is waited for, since when, and until when."""
         words = [f"waiting for the {self._cause} since {since} ({failure.reason})"]
         if wait_seconds >= _LONG_WAIT_SECONDS:
             words.append(f"next try at {self._clock.wall(wait_seconds)}")
         words.append(f"giving up at {self._clock.wall(left_seconds)}")
         return ", ".join(words) + (f"; {failure.advice}" if failure.advice else "")
 
-    def _pause(self, tries: int, asked_seconds: float) -> float:
-        """Doubling, with jitter, so that many workers don't come back at once."""
+    def _pause(self, tries: int, requested_seconds: float) -> float:
+        """Return the next pause: it doubles, with jitter, so that many workers don't retry at once."""
         longest = min(self._longest_wait_seconds, FIRST_WAIT_SECONDS * 2.0 ** min(tries, 30))
-        return max(asked_seconds, longest * self._chooser.uniform(0.5, 1.0))
+        return max(requested_seconds, longest * self._random.uniform(0.5, 1.0))

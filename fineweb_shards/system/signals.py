@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a terminal that is closed end the run cleanly; a second Ctrl-C or SIGTERM, at once."""
+"""Handle signals: Ctrl-C, SIGTERM and a closed terminal end the run cleanly, a second request at once."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ _HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
 class Interrupts:
-    """Catches signals from now on. `resume` is the command that goes on; `wipe_screen` gives what must be
-    written to clear away what is being shown."""
+    """Handles signals from its creation on, by raising `Interrupted` in the main thread.
+
+    `resume` is the command that continues the run; `wipe_sequence` returns the control characters that erase
+    the progress bars.
+    """
 
     def __init__(self, resume: str) -> None:
-        self.wipe_screen: Callable[[], str] = str
+        self.wipe_sequence: Callable[[], str] = str
         self._resume = resume
         self._stopping = False
-        self._asked = 0  # by a person, or by a program that ends others
+        self._requests = 0  # Ctrl-C or SIGTERM
         signal.signal(signal.SIGINT, self._stop)
         signal.signal(signal.SIGTERM, self._stop)
         if _HANGUP is not None and signal.getsignal(_HANGUP) is not signal.SIG_IGN:  # `nohup` ignores it
             signal.signal(_HANGUP, self._stop)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        # A terminal that closes is told by the kernel and the shell, and a session that ends sends SIGTERM
-        # as well: that is one wish, not two.
+        # SIGHUP is not counted: when a terminal closes, both the kernel and the shell send it, and a session
+        # that ends sends SIGTERM as well. All of them are one request.
         if number != _HANGUP:
-            self._asked += 1
-        if self._asked > 1:
+            self._requests += 1
+        if self._requests > 1:
             self._end_at_once(number)
         if not self._stopping:
             self._stopping = True
@@ -43,7 +46,7 @@ class Interrupts:
             raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
 
     def _end_at_once(self, number: int) -> None:
-        wipe = self.wipe_screen()
+        wipe = self.wipe_sequence()
         resume = shown_on(sys.stderr, f"resume with: {self._resume}")
         write_final_message(
             f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n"

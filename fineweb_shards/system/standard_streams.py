@@ -1,8 +1,8 @@
-"""Standard output and standard error as we find them: closed, full, broken, or unable to show a character.
+"""Make standard output and standard error safe to write to, even if closed, full, broken or without Unicode.
 
-Whoever looks on may not end the work: what can't be told to a full disk, a closed pipe or a terminal that is
-gone is dropped. Only for verbs that do nothing but print is it an end: with 141 like any program in a pipe
-whose reader has left, or with an error.
+A failed write must not end a build: output that a full disk, a closed pipe or a closed terminal does not take
+is dropped. Only verbs that do nothing but print end there: with exit code 141 if the reader of a pipe has
+closed it, as any program in a pipe, or with an error.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from fineweb_shards.errors import OutputError, ReaderGone
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_HURRY_SECONDS = 1.0
+_SHORT_WAIT_SECONDS = 1.0
 _PIECE_BYTES = 4096  # a pipe that is writable takes as many without blocking (PIPE_BUF)
 _ESCAPE = "fineweb_shards.escape"
-# What we write ourselves, and what it becomes where it can't be shown: bars are measured in characters.
+# Characters of this program's own messages, and their replacements where the encoding lacks them. One for
+# one, because the width of progress bars is counted in characters.
 _PLAIN = {"…": ".", "·": ".", "–": "-", "—": "-"}
 
 
 class Sink(io.RawIOBase):
-    """A descriptor to write to. Without any lock, so that a signal always gets through.
+    """A raw stream over a file descriptor. It takes no lock, so that a signal handler can always write.
 
-    `strict`: what can't be written is an error; otherwise it is dropped.
+    `strict`: a failed write is an error; otherwise the data is dropped.
     """
 
     def __init__(self, descriptor: int, *, strict: bool) -> None:
         super().__init__()
         self.strict = strict
         self.silent = False  # drop everything
-        self.longest_wait_seconds: float | None = None  # for a reader that does not read
+        self.longest_wait_seconds: float | None = None  # for a reader that is slow; None: no limit
         self._descriptor = descriptor
 
     def writable(self) -> bool:
@@ -50,7 +51,7 @@ class Sink(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """All of it, always."""
+        """Write all of `data`, or drop the rest of it; always report it as written."""
         view = memoryview(data).cast("B")
         size = len(view)
         try:
@@ -59,12 +60,12 @@ class Sink(io.RawIOBase):
                     view = view[os.write(self._descriptor, view[:_PIECE_BYTES]) :]
         except OSError as error:
             if self.strict:
-                self.silent = True  # said once; not again when everything is flushed at the end
+                self.silent = True  # so that the flush at exit does not raise again
                 self._fail(error)
         return size
 
     def _can_write(self) -> bool:
-        """Wait for a reader. Not in the write itself: from here a signal can call us away."""
+        """Wait until the reader takes data. Not in `os.write`, which a signal handler could not leave."""
         return bool(select.select([], [self._descriptor], [], self.longest_wait_seconds)[1])
 
     def _fail(self, error: OSError) -> None:
@@ -76,27 +77,28 @@ class Sink(io.RawIOBase):
 
 
 def prepare_streams() -> None:
-    """For the whole process, before anything is opened. Streams that somebody has replaced stay."""
+    """Wrap both streams for the whole process; call it before any file is opened. Streams that are not
+    Python's own, such as a test's, are left alone."""
     for descriptor in range(3):
-        _fill(descriptor)
+        _open_if_closed(descriptor)
     sys.stdout = _wrap(sys.stdout, sys.__stdout__, Sink(1, strict=True))
     sys.stderr = _wrap(sys.stderr, sys.__stderr__, Sink(2, strict=False))
 
 
 def ignore_closed_output() -> None:
-    """From now on the work is what counts: nobody who reads standard output can end it."""
+    """From now on drop what can't be written, for verbs whose work must not end when a reader does."""
     for sink in _sinks():
         sink.strict = False
 
 
 def limit_output_waits() -> None:
-    """From now on a reader that does not read is waited for no longer than a moment."""
+    """From now on wait only a moment for a reader that takes no data, because the process is ending."""
     for sink in _sinks():
-        sink.longest_wait_seconds = _HURRY_SECONDS
+        sink.longest_wait_seconds = _SHORT_WAIT_SECONDS
 
 
 def write_final_message(text: str) -> None:
-    """On standard error, right before the end: nothing that another thread writes comes behind it."""
+    """Write to standard error right before the process ends; other threads can't write after it."""
     for sink in _sinks():
         sink.silent = True
     with contextlib.suppress(OSError):
@@ -105,15 +107,15 @@ def write_final_message(text: str) -> None:
 
 
 def open_text(sink: Sink, encoding: str, *, line_buffering: bool) -> TextIO:
-    """What can't be shown in the encoding is escaped."""
-    # A raw stream is all that is needed: Python does the same for `python -u`.
+    """Open a text stream over `sink`; characters that the encoding lacks are escaped."""
+    # An unbuffered raw stream below TextIOWrapper is what `python -u` uses, too.
     return io.TextIOWrapper(sink, encoding, _ESCAPE, line_buffering=line_buffering)  # type: ignore[type-var]
 
 
 def _wrap(stream: TextIO | None, original: TextIO | None, sink: Sink) -> TextIO:
     if stream is not None and stream is not original:
         return stream
-    if os.name == "nt" and isinstance(stream, io.TextIOWrapper):  # its consoles are no plain descriptors
+    if os.name == "nt" and isinstance(stream, io.TextIOWrapper):  # a console can't be written by `os.write`
         stream.reconfigure(errors=_ESCAPE)
         return stream
     encoding = stream.encoding if stream is not None else "utf-8"
@@ -125,8 +127,9 @@ def _sinks() -> list[Sink]:
     return [buffer for buffer in buffers if isinstance(buffer, Sink)]
 
 
-def _fill(descriptor: int) -> None:
-    """A closed one would be the number of the next file that is opened, and a child's traceback end there."""
+def _open_if_closed(descriptor: int) -> None:
+    """Open a closed standard descriptor on /dev/null. Otherwise the next file that is opened would get its
+    number, and a child's traceback would be written into that file."""
     try:
         os.fstat(descriptor)
     except OSError:

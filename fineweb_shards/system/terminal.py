@@ -1,4 +1,4 @@
-"""Text on a terminal: safe whatever a document holds, and broken between words where it is too long."""
+"""Prepare text for a terminal: remove control characters, and break or clip lines that are too long."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import textwrap
 import unicodedata
 from typing import TextIO
 
-# `input      3 files`: what does not fit goes on in the same column.
+# Lines such as `input      3 files` continue in the column of the value.
 _LABEL = re.compile(r"(?:[A-Za-z][a-zA-Z ]{0,8}? {2,}|document \d )(?=\S)")
 _LABEL_COLUMNS = 11
-# What follows is for the shell.
+# Lines with a shell command, which is broken so that it can still be pasted.
 _COMMAND = re.compile(r"resume(?: with: | {5})")
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.S)
-# A number is not parted from its unit.
+# The space between a number and its unit, where no line is broken.
 _UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|bytes|s|min|h|d|%|times)(?:\W|$))")
 _GLUE = "\N{WORD JOINER}"
 _CODE_INDENT = "    "
@@ -22,28 +22,27 @@ _FALLBACK_SIZE = os.terminal_size((80, 24))
 
 
 def printable(text: str) -> str:
-    """`text` without anything but printable characters and line breaks: file names and keys are data
-    too."""
+    """Replace everything but printable characters and line breaks by `·`, also in file names and keys."""
     return "".join(char if char.isprintable() or char == "\n" else "·" for char in text)
 
 
 def safe_text(text: str, width: int) -> str:
-    """At most `width` characters of `text` on one line, whole words if it has any; what is not plainly
-    printable becomes `·`."""
+    """Return the beginning of `text` on one line of at most about `width` characters, cut between words if it
+    has any; unprintable characters become `·`."""
     words = " ".join(text[: 8 * width].split())
     line = "".join(char if char.isprintable() else "·" for char in words)
     return line if len(line) <= width else cut_at_word(line[:width]) + "…"
 
 
 def cut_at_word(text: str) -> str:
-    """A text that was cut off, without the word at its end, which may be half a word. Text without spaces
-    loses one character, for the sign that it goes on."""
+    """Drop the last word of a text that was cut off, because it may be half a word. Text without spaces
+    loses one character, which makes room for `…`."""
     whole = re.match(r".*\S(?=\s)", text, re.S)
     return whole[0] if whole and len(whole[0]) > len(text) // 2 else text[:-1]
 
 
 def shown_on(stream: TextIO, text: str) -> str:
-    """The text as it may be written to `stream`: printable, and in a terminal broken between words."""
+    """Return the text as it is safe to write to `stream`: printable and, in a terminal, wrapped."""
     text = printable(text)
     if not stream.isatty():
         return text
@@ -52,7 +51,7 @@ def shown_on(stream: TextIO, text: str) -> str:
 
 
 def terminal_size(stream: TextIO) -> os.terminal_size:
-    """Of the terminal that `stream` is; COLUMNS and LINES go first, as everywhere."""
+    """Return the size of the terminal behind `stream`; the variables COLUMNS and LINES have precedence."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):  # no terminal, or a closed one
@@ -66,8 +65,9 @@ def _positive(text: str | None) -> int:
 
 
 def wrap(line: str, columns: int, *, hang: int | None = None, break_words: bool = False) -> list[str]:
-    """One line as several, none wider than the terminal. A word that is wider than that, such as a path,
-    stays whole unless `break_words`. Code is left alone, a command can still be pasted."""
+    """Break a line between words into lines of at most `columns`; the later ones are indented by `hang`. A
+    longer word, such as a path, stays whole unless `break_words`. Code is not broken, and commands are broken
+    so that they can be pasted."""
     if len(line) <= columns or (line.startswith(_CODE_INDENT) and not break_words and hang is None):
         return [line]
     if command := _COMMAND.match(line):
@@ -89,7 +89,7 @@ def wrap(line: str, columns: int, *, hang: int | None = None, break_words: bool 
 
 def _wrap_command(label: str, command: str, columns: int) -> list[str]:
     lines, words = [label], _SHELL_WORD.findall(command)
-    if " ".join(words) != command:  # not as a shell would write it: rather too long than wrong
+    if " ".join(words) != command:  # can't be split safely: a line too long is better than a wrong command
         return [label + command]
     for word in words:
         if len(lines[-1]) + len(word) + len("  \\") > columns and lines[-1] not in (label, _CODE_INDENT):
@@ -100,12 +100,12 @@ def _wrap_command(label: str, command: str, columns: int) -> list[str]:
 
 
 def cells(text: str) -> int:
-    """How many columns a printable text takes: Chinese takes two a character, an accent none."""
+    """Count the columns that a printable text takes: two for a Chinese character, none for an accent."""
     return sum(_cells_of(char) for char in text)
 
 
 def clip(text: str, columns: int) -> str:
-    """As much of the text as fits, with a sign where something is missing."""
+    """Cut the text to `columns`, with `…` at the end if something is missing."""
     if cells(text) <= columns:
         return text
     kept, room = "", columns - 1

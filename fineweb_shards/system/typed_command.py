@@ -1,7 +1,7 @@
-"""The command as it was typed, so that it can be pasted to go on.
+"""Reconstruct the command that was typed, so that the user can paste it to resume.
 
-`make` tells what was typed in an environment variable. Otherwise the program is named in a way that works:
-`fineweb-shards` where the shell finds it, else the path it was started by.
+The Makefile passes a `make` command in an environment variable. Otherwise the program is named by something
+that works: `fineweb-shards` if the shell finds it, else the path it was started by.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = "fineweb-shards"
-# Set by the Makefile, as words for a shell. Not handed on: a command started by this one is another one.
+# Set by the Makefile, as words for a shell. Removed from the environment, because it is not the command of
+# child processes.
 VARIABLE = "FINEWEB_SHARDS_COMMAND"
 
 
 @dataclass(frozen=True, slots=True)
 class TypedCommand:
-    """The words behind the program's name, and the `make` command that stands for them, if one does."""
+    """The words after the program's name, and the `make` command that was typed instead, if one was."""
 
     words: list[str]
     make_command: str | None = None
 
     def resume(self, secret_flag: str | None = None) -> str:
-        """The command that goes on where this one stopped: not with --fresh and its --yes, and without a flag
-        whose value may be a secret."""
+        """Return the command that resumes this one: without --fresh and --yes, and without `secret_flag`, a
+        flag whose value may be a secret."""
         kept: list[str] = []
         skip_value = False
         for word in self.words:
@@ -41,33 +42,33 @@ class TypedCommand:
 
 
 def take_typed_command(words: list[str]) -> TypedCommand:
-    """This process's command; what `make` said about it is taken out of the environment."""
-    told = os.environ.pop(VARIABLE, "")
+    """Return this process's command, and remove the Makefile's variable from the environment."""
+    make_command = os.environ.pop(VARIABLE, "")
     try:
-        return TypedCommand(words, shlex.join(shlex.split(told)) or None)
-    except ValueError:  # quotes that don't close: nothing that could be pasted
+        return TypedCommand(words, shlex.join(shlex.split(make_command)) or None)
+    except ValueError:  # unbalanced quotes: the command could not be pasted
         return TypedCommand(words)
 
 
 def program() -> str:
-    """What to type, in this folder, to start this program again."""
+    """Return what to type in the current folder to start this program."""
     script = Path(sys.argv[0])
     if script.stem == PROGRAM and script.is_file():
         found = shutil.which(PROGRAM)
         on_path = found is not None and os.path.samefile(found, script)
-        return PROGRAM if on_path else shlex.quote(_from_here(script))
+        return PROGRAM if on_path else shlex.quote(_relative_path(script))
     typed = sys.orig_argv[0] if sys.orig_argv else ""
     python = typed if os.sep in typed else sys.executable
-    return f"{shlex.quote(_from_here(Path(python)))} -m fineweb_shards"
+    return f"{shlex.quote(_relative_path(Path(python)))} -m fineweb_shards"
 
 
 def runnable_here(command: str) -> str:
-    """A command from another terminal. There the shell may have found a program that this one does not."""
+    """Adapt a command from another terminal, whose shell may find a program that this one's does not."""
     name, _, rest = command.partition(" ")
     return f"{program()} {rest}" if name == PROGRAM and shutil.which(PROGRAM) is None else command
 
 
-def _from_here(path: Path) -> str:
-    """The shorter way where it lies below this folder: `.venv/bin/…`."""
+def _relative_path(path: Path) -> str:
+    """Return a relative path, such as `.venv/bin/…`, if it lies below the current folder."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)

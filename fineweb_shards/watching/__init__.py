@@ -1,4 +1,4 @@
-"""A run as others see it: progress and time left, screen, log, heartbeat, history, `status`.
+"""Show and record how a run goes: progress and time left, screen, log, heartbeat, history, `status`.
 
 May import: everything but `report`, `run` and `commands`.
 """

@@ -1,9 +1,9 @@
-"""In a terminal: a bar for the whole job, and below it one for the current shard.
+"""Draw progress bars in a terminal: one for the whole job, and below it one for the current shard.
 
 total      37%|██████████▍                 | 3.71B of 10B tokens, 16.8M/s, 6 min left
 shard 37   71%|█████████████████████▍      | 2 workers, 731 MB, encoding
 
-While the run waits, the reason takes the second bar's place, and as many lines as it needs.
+While the run waits, the reason is shown in place of the second bar, on as many lines as it needs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fineweb_shards.watching.screen import (
 from fineweb_shards.watching.snapshot import STARTING, VERIFYING, WAITING, Snapshot
 
 _NAME_COLUMNS = 9
-_BAR_COLUMNS = (10, 0)  # the least a bar gets: where nothing fits beside it there is none
+_BAR_COLUMNS = (10, 0)  # the shortest bar; if no text fits beside it, a line without a bar
 _CLEAR_BELOW = "\x1b[J"
-_LAST_DRAWING_SECONDS = 0.5
+_LONGEST_LOCK_SECONDS = 0.5
 _YELLOW, _PLAIN = "\x1b[33m", "\x1b[0m"
 
 
 def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
-    """What fits the flags and what standard error is."""
+    """Return the screen for these flags, and for what standard error is: a terminal, a file or a pipe."""
     if as_json:
         return JsonScreen()
     if quiet:
@@ -45,10 +45,10 @@ def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
 
 
 class BarScreen(Screen):
-    """A few lines at the bottom of the terminal, drawn again in place.
+    """Shows a few lines at the bottom of the terminal, which are redrawn in place.
 
-    The cursor rests below them, so that whoever writes next, be it the shell after a kill, writes into an
-    empty line. Every change is one write, so that none is seen half done.
+    The cursor rests below them, so that the next output, even that of the shell after a kill, begins on an
+    empty line. Every change is one write, so that no half-drawn state is visible.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class BarScreen(Screen):
     def tell(self, event: Event) -> None:
         self.say(event.text)
 
-    def complain(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         self.say(text)
 
     def show(self, snapshot: Snapshot) -> None:
@@ -82,14 +82,15 @@ class BarScreen(Screen):
                 wipe, self._frame = self._wipe(), []
                 self._write(wipe)
 
-    def abandon(self) -> str:
-        """Called by a signal: whoever is drawing gets a moment to come to an end."""
-        self._lock.acquire(timeout=_LAST_DRAWING_SECONDS)
+    def wipe_sequence(self) -> str:
+        """Return the control characters that erase the bars. Called by a signal handler, so a thread that is
+        drawing gets only a moment to finish."""
+        self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
         return self._wipe()
 
     def _wipe(self) -> str:
-        """Up to the first line and everything away; a terminal that has become narrower may have made
-        several lines of one."""
+        """Return the control characters that erase the lines shown now. In a terminal that was made narrower,
+        one of them may take several rows."""
         columns = terminal_size(sys.stderr).columns
         rows = sum(max(1, -(-cells(line) // columns)) for line in self._frame)
         return f"\r\x1b[{rows}A{_CLEAR_BELOW}" if rows else ""
@@ -104,7 +105,7 @@ class BarScreen(Screen):
 
 
 def make_frame(snapshot: Snapshot, columns: int, rows: int, *, charset: str = Bar.UTF) -> list[str]:
-    """The lines to be shown: none wider than `columns`, not more than `rows`, the most important first."""
+    """Return the lines to show: none wider than `columns`, at most `rows`, the most important first."""
     if snapshot.state == VERIFYING:
         done, shards = snapshot.verified_shards, snapshot.finished_shards
         lines = [_bar_line("verify", done, shards, [f"{done:,} of {shards:,} shards"], columns, charset)]
@@ -141,7 +142,7 @@ def _shard_line(snapshot: Snapshot, columns: int, charset: str) -> str:
 def _bar_line(
     name: str, done: int, whole: int | None, texts: Sequence[str], columns: int, charset: str
 ) -> str:
-    """A name, a bar and the longest of the texts that leaves room for it."""
+    """Return a line with a name, a bar and the first of the texts (the longest come first) that fits."""
     begin = f"{name:<{_NAME_COLUMNS}} "
     if not whole:
         return clip(begin + texts[0], columns)
@@ -158,7 +159,7 @@ def _bar_line(
 
 
 def _charset() -> str:
-    """What bars are made of, where standard error can show it."""
+    """Return the characters to draw bars with: blocks if standard error can encode them, else ASCII."""
     try:
         Bar.UTF.encode(sys.stderr.encoding)
     except UnicodeEncodeError:

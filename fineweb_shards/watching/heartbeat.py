@@ -1,7 +1,7 @@
-"""`.fineweb-shards/heartbeat.json`: the run as it was a few seconds ago, for `status` and the report.
+"""Write and read `.fineweb-shards/heartbeat.json`: the state of a run, for `status` and the report.
 
-Replaced whole every few seconds, without fsync: after a crash it may be old, and the folder's lock tells that
-nobody is at work any more. Never a checkpoint.
+The run replaces it every few seconds, without fsync: after a crash it may be old, and then the folder's lock
+shows that no run is active. It is never used as a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from fineweb_shards.watching.snapshot import Snapshot
 
 FILE_NAME = "heartbeat.json"
 FORMAT_VERSION = 1
-_SIZE_BYTES = 8192  # always the same, filled up with spaces
+_SIZE_BYTES = 8192  # padded with spaces, so that it can be overwritten in place (see `save`)
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """How the run was started: what is needed to start it again."""
+    """How a run was started: what is needed to start it again."""
 
     command: str
-    folder: str  # in which it was typed
+    folder: str  # the current folder when it was typed
     process: int
     started: float  # seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A snapshot, when it was taken, and of which run."""
+    """A snapshot, the time it was taken, and the run it is of."""
 
     written: float  # seconds since 1970
     invocation: Invocation
     snapshot: Snapshot
-    exit_code: int | None = None  # of a run that has ended and could still say so
+    exit_code: int | None = None  # None while it runs, and after it was killed
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT_VERSION, **asdict(self)}
 
     def save(self, folder: Path) -> None:
-        """May raise OSError. On a full disk the old one is overwritten where it is: that takes no new space,
-        and that the disk is full is what somebody will want to read."""
+        """Write it to the output folder; may raise OSError. On a full disk, overwrite the old file in place:
+        that takes no new space, and `status` must be able to show that the disk is full."""
         path = folder / WORK_FOLDER / FILE_NAME
         data = json.dumps(self.to_json(), indent=1).encode().ljust(_SIZE_BYTES)
         try:
@@ -58,31 +58,31 @@ class Heartbeat:
                 file.write(data)
 
 
-def invoke(command: str) -> Invocation:
-    """This process."""
+def current_invocation(command: str) -> Invocation:
+    """Return the invocation of this process, which `command` would start again."""
     return Invocation(command, os.getcwd(), os.getpid(), time.time())
 
 
 def load_heartbeat(folder: Path) -> Heartbeat | None:
-    """The folder's last heartbeat; None where there is none, or none that this version can read."""
+    """Read the folder's last heartbeat; None if there is none, or none that this version can read."""
     try:
         data = parse_object(read_file(folder / WORK_FOLDER / FILE_NAME))
         if data.pop("format", None) != FORMAT_VERSION:
             return None
-        beat = make(Heartbeat, data)
-        _check(beat)
+        heartbeat = make(Heartbeat, data)
+        _check(heartbeat)
     except (OSError, ValueError):
         return None
-    return beat
+    return heartbeat
 
 
-def _check(beat: Heartbeat) -> None:
-    """ValueError for what can't be shown: `status` divides, and turns seconds into dates."""
-    check_moment(beat.written)
-    check_moment(beat.invocation.started)
-    check_moment(beat.written + (beat.snapshot.seconds_left or 0.0))
-    if beat.snapshot.shard_size_tokens < 1:
+def _check(heartbeat: Heartbeat) -> None:
+    """Raise ValueError for values that `status` can't show: it divides, and turns seconds into dates."""
+    check_moment(heartbeat.written)
+    check_moment(heartbeat.invocation.started)
+    check_moment(heartbeat.written + (heartbeat.snapshot.seconds_left or 0.0))
+    if heartbeat.snapshot.shard_size_tokens < 1:
         raise ValueError("a shard of no tokens")
-    if "\0" in beat.invocation.folder:
+    if "\0" in heartbeat.invocation.folder:
         raise ValueError("no folder has such a name")
-    os.fsencode(beat.invocation.folder)
+    os.fsencode(heartbeat.invocation.folder)

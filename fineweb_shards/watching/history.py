@@ -1,7 +1,8 @@
-"""`.fineweb-shards/history.json`: the runs of a folder, speed and memory over time, pauses and faults.
+"""Record the runs of a folder in `.fineweb-shards/history.json`: speed and memory over time, waits, faults.
 
-Bounded: when there are too many points every second one goes, so that three days take no more room than
-an hour. A resume goes on with the same history under another run number. It is an account, not a checkpoint.
+Its size is bounded: when there are too many points every second one is removed, so that three days take no
+more space than an hour. A resume adds to the same history under another run number. It is for the report
+only, never a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ MAXIMUM_RUNS = 200
 _FIRST_INTERVAL_SECONDS = 1.0
 _MARK_CHARACTERS = 300
 WAIT = "wait"
-# What a person wants to find in the chart again.
+# The kinds of events that the charts of the report show.
 _FAULTS = ("worker", "quarantine", "memory", "note")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The run at a moment."""
+    """Tokens and memory of a run at one moment."""
 
     time: float  # seconds since 1970
     run: int
@@ -42,17 +43,17 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened: a fault at a moment, or a wait with an end (None: it has not ended)."""
+    """A fault at one moment, or a wait with an end (None: it has not ended)."""
 
     time: float
-    kind: str  # of an event, or WAIT
+    kind: str  # the event's kind, or WAIT
     text: str
     cause: str = ""  # of a wait
     end: float | None = None
 
 
 class History:
-    """Points and marks of all runs in a folder. From any thread."""
+    """Points and marks of all runs in a folder. May be used from any thread."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class History:
             return list(self._runs)
 
     def begin_run(self, tokens: int = 0, budget_bytes: int = 0) -> None:
-        """What follows belongs to another run. A wait that a crash has left open ended there."""
+        """Start a new run. A wait that a killed run has left open is closed at that run's last point."""
         now = time.time()
         with self._lock:
             self._close_waits(self._points[-1].time if self._points else 0.0)
@@ -93,7 +94,7 @@ class History:
             self._runs = [*self._runs, begun][-MAXIMUM_RUNS:]
 
     def end_run(self, ending: str) -> None:
-        """It has ended, and how."""
+        """Record that the run has ended, and how."""
         now = time.time()
         with self._lock:
             self._close_waits(now)
@@ -102,7 +103,7 @@ class History:
     def add(
         self, tokens: int, memory_bytes: int, *, fetched_bytes: int = 0, stood_still_seconds: float = 0.0
     ) -> None:
-        """The run now; kept as a point if enough time has passed since the last."""
+        """Record the state of the run now; it becomes a point if enough time has passed since the last."""
         now = time.time()
         with self._lock:
             self._update_run(
@@ -110,7 +111,7 @@ class History:
                 stood_still_seconds=stood_still_seconds,
             )  # fmt: skip
             last = self._points[-1] if self._points else None
-            # A clock that was set back must not silence the rest of the run.
+            # Below 0 if the clock was set back: points must not stop until it catches up.
             if last and last.run == self._run and 0 <= now - last.time < self._interval_seconds * 0.95:
                 return
             self._points.append(Point(now, self._run, tokens, memory_bytes))
@@ -119,7 +120,7 @@ class History:
                 self._interval_seconds *= 2
 
     def note(self, event: Event) -> None:
-        """Remember a fault; everything else is in the log."""
+        """Record an event if it is a fault; all others are only in the log."""
         if event.kind in _FAULTS:
             self._mark(Mark(time.time(), event.kind, safe_text(event.text, _MARK_CHARACTERS)))
 
@@ -129,12 +130,12 @@ class History:
             self._count_wait(cause, 1, 0.0)
 
     def end_wait(self, cause: str) -> None:
-        """The wait for `cause` is over."""
+        """Record that the wait for `cause` is over."""
         with self._lock:
             self._close_waits(time.time(), cause)
 
     def _close_waits(self, end: float, cause: str | None = None) -> None:
-        """Waits that are not over ended then, those for `cause` or all of them."""
+        """End the open waits at this time: those for `cause`, or all if it is None."""
         for place, mark in enumerate(self._marks):
             if mark.kind == WAIT and mark.end is None and cause in (None, mark.cause):
                 self._marks[place] = replace(mark, end=max(end, mark.time))
@@ -167,7 +168,7 @@ class History:
 
 
 def load_history(folder: Path) -> History:
-    """The folder's history; an empty one where there is none, or none that can be read."""
+    """Read the folder's history; an empty one if there is none, or none that can be read."""
     try:
         data = parse_object(read_file(folder / WORK_FOLDER / FILE_NAME))
         points = [_make_point(row) for row in get(data, "points", list)]

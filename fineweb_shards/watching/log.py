@@ -1,7 +1,7 @@
-"""`.fineweb-shards/log.txt`: what happened and when, one line an event, to be read the next morning.
+"""Write `.fineweb-shards/log.txt`: one line per event with its time, for a person to read the next morning.
 
-Bounded: a full log becomes `log.old.txt`, replacing the one before. It is an account, not a checkpoint:
-nothing is ever read back from it, and a disk that can't take a line does not stop the run.
+Its size is bounded: a full log becomes `log.old.txt`, replacing the one before. It is not a checkpoint: a run
+reads nothing back from it, and a failed write does not stop the run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ FILE_NAME = "log.txt"
 OLD_FILE_NAME = "log.old.txt"
 MAXIMUM_BYTES = 2 * 2**20
 _LINE_CHARACTERS = 2000
-_KEPT_LINES = 1000  # while the disk is full
+_KEPT_LINES = 1000  # in memory, while the disk is full
 
 
 class EventLog:
-    """The log of one output folder. From any thread."""
+    """The log of one output folder. May be used from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / WORK_FOLDER / FILE_NAME
@@ -32,7 +32,7 @@ class EventLog:
         self._lock = threading.Lock()
 
     def write(self, event: Event) -> None:
-        """Append a line. What the disk can't take now is tried again with the next one."""
+        """Append a line. If that fails, it is written together with the next one."""
         text = printable(event.text).replace("\n", " | ")
         if len(text) > _LINE_CHARACTERS:
             text = text[: _LINE_CHARACTERS - 1] + "…"
@@ -52,7 +52,7 @@ class EventLog:
                 os.close(descriptor)
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             written = os.write(descriptor, data)
-            if written < len(data):  # a disk on the brink: no half line twice
+            if written < len(data):  # the disk is full: remove the part, or it would be written twice
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
                 return
         finally:
@@ -61,9 +61,9 @@ class EventLog:
 
 
 def last_lines(folder: Path, count: int) -> list[str]:
-    """The end of the log, or nothing where there is none."""
+    """Read the last lines of the log; none if there is no log."""
     path = folder / WORK_FOLDER / FILE_NAME
-    if not path.is_file():  # a pipe in its place would be waited for
+    if not path.is_file():  # opening a pipe of that name would block
         return []
     try:
         with open(path, "rb") as file:

@@ -1,7 +1,7 @@
-"""Looks at a run once a second, from a thread of its own, and tells whoever wants to know: the screen, and
-the files from which `status` and the report are made.
+"""Watch a run once a second, from a thread: update the screen, and the files for `status` and the report.
 
-It never disturbs the run: what can't be written (on a full disk, say) stays unwritten until it can.
+It never disturbs the run: a write that fails, for example on a full disk, is left out and tried again the
+next time it is due.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ HEARTBEAT_EVERY_SECONDS = 3.0
 HISTORY_EVERY_SECONDS = 15.0
 REPORT_EVERY_SECONDS = 60.0
 _FIRST_REPORT_SECONDS = 5.0  # not while the workers start
-_LONGEST_GOODBYE_SECONDS = 3.0
+_LONGEST_JOIN_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The report of a run, which is made elsewhere: this room does not know how."""
+    """The functions that write the report. Passed in, because this package may not import `report`."""
 
-    write: Callable[..., object]  # alive: bool
+    write: Callable[..., object]  # with the keyword alive: bool
     closing_lines: Callable[[RunRecord], list[str]]
 
 
 class Monitor:
-    """Watches one run; a context manager around all of it, so that its end is told, too."""
+    """Watches one run. A context manager around the whole run, so that it also records how the run ends."""
 
     def __init__(
         self,
@@ -74,43 +74,43 @@ class Monitor:
         self._began = self._last_look = time.monotonic()
         self._last_tokens = progress.tokens
         self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}
-        self._complaints: set[str] = set()
+        self._reported_failures: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
     def __enter__(self) -> Monitor:
-        # At once: the last word of a run before this one must not be taken for ours.
-        self._attempt(lambda: self._beat(self._take_snapshot(STARTING, "")))
+        # At once, because the heartbeat of the previous run must not be taken for this one's.
+        self._attempt(lambda: self._write_heartbeat(self._take_snapshot(STARTING, "")))
         self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ended.set()
-        self._thread.join(_LONGEST_GOODBYE_SECONDS)
+        self._thread.join(_LONGEST_JOIN_SECONDS)
         self._progress.screen.close()
-        last = self._take_snapshot(*_ending(error))
-        self._remember(last)
-        self._progress.history.end_run(_ending_words(error))
+        last = self._take_snapshot(*_final_state(error))
+        self._add_to_history(last)
+        self._progress.history.end_run(_describe_ending(error))
         code = error.exit_code if isinstance(error, ShardError) else int(error is not None)
-        self._attempt(lambda: self._beat(last, code))
+        self._attempt(lambda: self._write_heartbeat(last, code))
         self._attempt(lambda: self._progress.history.save(self._output.folder))
         self._attempt(lambda: self._write_report(alive=False))
         if error is not None:
-            self._attempt(self._say_last_words)
+            self._attempt(self._show_closing_lines)
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_SECONDS):
-            self._attempt(self._look)
+            self._attempt(self._update)
 
-    def _look(self) -> None:
-        """Once around: everything that is due."""
+    def _update(self) -> None:
+        """Take a snapshot, and update everything that is due."""
         progress = self._progress
         snapshot = self._take_snapshot(*self._state())
         self._measure(snapshot)
-        self._remember(snapshot)
+        self._add_to_history(snapshot)
         self._attempt(lambda: progress.screen.show(snapshot))
         if self._is_due("heartbeat", HEARTBEAT_EVERY_SECONDS):
-            self._attempt(lambda: self._beat(snapshot))
+            self._attempt(lambda: self._write_heartbeat(snapshot))
         if self._is_due("history", HISTORY_EVERY_SECONDS):
             self._attempt(lambda: progress.history.save(self._output.folder))
         self._attempt(self._count_shard)
@@ -118,7 +118,7 @@ class Monitor:
             self._attempt(lambda: self._write_report(alive=True))
 
     def _measure(self, snapshot: Snapshot) -> None:
-        """Speed and waits. Where one worker waits and the others go on, that is work all the same."""
+        """Measure speed and waiting time. If one worker waits and others make tokens, that counts as work."""
         now, made = time.monotonic(), snapshot.tokens > self._last_tokens
         waiting = snapshot.state == WAITING
         if waiting and not made:
@@ -128,7 +128,7 @@ class Monitor:
         self._fetch_speed.add(now, snapshot.fetched_bytes, working=working)
         self._last_look, self._last_tokens = now, snapshot.tokens
 
-    def _remember(self, snapshot: Snapshot) -> None:
+    def _add_to_history(self, snapshot: Snapshot) -> None:
         self._progress.history.add(
             snapshot.tokens,
             snapshot.memory_bytes,
@@ -144,16 +144,17 @@ class Monitor:
         return due
 
     def _attempt(self, write: Callable[[], None]) -> None:
-        """Neither a full disk nor a mistake in the telling ends a run or the watch; each is logged once."""
+        """Call `write`. An error in it, be it a full disk or a bug here, must not end the run or the
+        monitoring: it is logged, the same one only once."""
         try:
             write()
         except BaseException as error:
             if isinstance(error, Interrupted) and not self._ended.is_set():
-                raise  # at the end it changes nothing: what is left is done in a moment
-            complaint = f"the monitor could not write: {type(error).__name__}: {error}"
-            if complaint not in self._complaints:
-                self._complaints.add(complaint)
-                self._progress.tell(Event("monitor", complaint, loud=False))
+                raise  # but not in __exit__, where the run ends anyway and the last files are to be written
+            failure = f"the monitor could not write: {type(error).__name__}: {error}"
+            if failure not in self._reported_failures:
+                self._reported_failures.add(failure)
+                self._progress.tell(Event("monitor", failure, loud=False))
 
     def _state(self) -> tuple[str, str]:
         progress = self._progress
@@ -192,11 +193,12 @@ class Monitor:
             waited_seconds=progress.waited_seconds,
         )
 
-    def _beat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:
+    def _write_heartbeat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:
         Heartbeat(time.time(), self._invocation, snapshot, exit_code).save(self._output.folder)
 
     def _count_shard(self) -> None:
-        """One at a time: there is always another second, and the last report counts what is missing."""
+        """Add one finished shard to the folder's statistics. One per call, because it takes a while; the last
+        report counts those that are missing."""
         records, output = self._progress.records, self._output
         in_order = output.split_rule.is_in_order
         if self._statistics is None:
@@ -213,14 +215,14 @@ class Monitor:
             self._statistics.save(self._output.folder)
         self._page.write(alive=alive)
 
-    def _say_last_words(self) -> None:
-        """After a run that did not come to its end; the summary of one that did has the same rows."""
+    def _show_closing_lines(self) -> None:
+        """Show waits and the report's path after a run that failed; a complete run's summary has them."""
         for line in self._page.closing_lines(self._progress.history.runs[-1]):
             self._progress.screen.say(line)
 
 
-def _ending_words(error: BaseException | None) -> str:
-    """For the list of runs."""
+def _describe_ending(error: BaseException | None) -> str:
+    """Describe how the run ended, for the report's list of runs."""
     if error is None:
         return RUN_COMPLETE
     if isinstance(error, Interrupted):
@@ -230,7 +232,8 @@ def _ending_words(error: BaseException | None) -> str:
     return f"stopped, {code}: {error}"
 
 
-def _ending(error: BaseException | None) -> tuple[str, str]:
+def _final_state(error: BaseException | None) -> tuple[str, str]:
+    """Return the state and the reason for the run's last snapshot."""
     if error is None:
         return COMPLETE, ""
     if isinstance(error, ShardError):

@@ -1,4 +1,7 @@
-"""Where a run stands: fed by the run itself, looked at by the monitor. Tells the log and the screen."""
+"""Keep the progress of a run: updated by the run itself, read by the monitor.
+
+As the run's observer it also passes events on to the log, the history and the screen.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ ReadShare = Callable[[Cursor], float | None]
 
 
 class Progress(Observer):
-    """What is done, what is expected, and what is being waited for."""
+    """What a run has done, what is expected, and what it waits for."""
 
     def __init__(
         self,
@@ -35,21 +38,21 @@ class Progress(Observer):
         self.shard = self.shard_tokens = 0
         self.verifying = False
         self.fetched_bytes = 0  # over the network, in this run
-        self.waited_seconds = 0.0  # in which nothing was made: the monitor counts them
+        self.waited_seconds = 0.0  # in which no token was made; counted by the monitor
         self.total = Total(None)
         self._log = log
         self._place = Cursor(0, 0)
         self._read_share: ReadShare = lambda place: None
-        self._verified: Counter[str] = Counter()  # records of each file
+        self._verified: Counter[str] = Counter()  # file name to the number of its records read back
         self._waits: dict[str, str] = {}  # cause to reason
         self._lock = threading.Lock()
 
     def expect(self, total: Total, read_share: ReadShare) -> None:
-        """What is known of the whole; `read_share` tells how much of the input lies before a place."""
+        """Set the estimate of the stream; `read_share` returns how much of the input is before a cursor."""
         self.total, self._read_share = total, read_share
 
     def advance(self, tokens: int, shard: int, place: Cursor) -> None:
-        """`tokens` more, in a shard, which bring the stream to `place`."""
+        """Add `tokens` that were packed into a shard; the stream has now reached the cursor `place`."""
         if shard != self.shard:
             self.shard, self.shard_tokens = shard, 0
         self.tokens += tokens
@@ -57,25 +60,25 @@ class Progress(Observer):
         self._place = place
 
     def finish_shards(self, records: Iterable[ShardRecord]) -> None:
-        """They are in the manifest."""
+        """Add shards that are now in the manifest, and log each."""
         for record in records:
             self.records.append(record)
             counted = f"{record.tokens:,} tokens, {show_number_of(record.documents, 'document')}"
             self.tell(Event("shard", f"{record.name}: {counted}, SHA-256 {record.sha256}", loud=False))
 
     def verify_shard(self, record: ShardRecord) -> None:
-        """A shard was read back. From any thread."""
+        """Count a shard record that was read back. May be called from any thread."""
         with self._lock:
             self._verified[record.name] += 1
 
     @property
     def finished_shards(self) -> int:
-        """Files that are in the manifest, whole or as far as they have grown."""
+        """The number of files in the manifest, including one that is still growing."""
         return len({record.name for record in self.records[:]})
 
     @property
     def verified_shards(self) -> int:
-        """Files of which every record was read back."""
+        """The number of files of which every record was read back."""
         records = Counter(record.name for record in self.records[:])
         with self._lock:
             return sum(count == records[name] for name, count in self._verified.items())
@@ -87,18 +90,18 @@ class Progress(Observer):
 
     @property
     def waits(self) -> str:
-        """What is being waited for, if anything is."""
+        """The reasons of all waits now; empty if there is none."""
         with self._lock:
             return "; ".join(self._waits.values())
 
     def expected_tokens(self) -> int | None:
-        """Of the whole stream, as well as it is known."""
+        """Return the estimated number of tokens in the whole stream; None if unknown."""
         place, tokens = self._place, self.tokens
         read = max(0, tokens - place.skip_tokens)
         return self.total.tokens(tokens, read, self._read_share(place) if self.begun else None)
 
     def expected_left(self) -> int | None:
-        """Tokens still to come, as well as it is known."""
+        """Return the estimated number of tokens still to be made; None if unknown."""
         expected = self.expected_tokens()
         return None if expected is None else expected - self.tokens
 

@@ -1,4 +1,4 @@
-"""One run as people ask for it afterwards: when it began and ended, how, what it made, what it waited for."""
+"""The record of one run, for the report: when it began and ended, how, what it made, what it waited for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PHRASES = {"network": "the network", "disk": "the disk"}
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """All waits of a run for one cause."""
+    """The number and the total length of a run's waits for one cause."""
 
     count: int = 0
     seconds: float = 0.0
@@ -25,14 +25,14 @@ class RunRecord:
 
     number: int
     begin: float
-    end: float  # or when it was last heard of
+    end: float  # of a run that was killed: its last point in the history
     first_tokens: int  # finished before it began
     last_tokens: int
     budget_bytes: int = 0  # of memory
     fetched_bytes: int = 0  # over the network
-    stood_still_seconds: float = 0.0  # in which a wait kept it from making anything
+    stood_still_seconds: float = 0.0  # in which it waited and no token was made
     waited: Mapping[str, Waited] = field(default_factory=dict)  # by cause
-    ending: str = ""  # how it ended, where it could still say so
+    ending: str = ""  # how it ended; empty if it was killed
 
     @property
     def new_tokens(self) -> int:
@@ -44,11 +44,11 @@ class RunRecord:
 
     @property
     def work_seconds(self) -> float:
-        """Waiting is no work."""
+        """The duration without the time in which it only waited."""
         return max(0.0, self.seconds - self.stood_still_seconds)
 
     def describe_waits(self) -> str:
-        """`12 min for the network, 2 times`; nothing where it never waited."""
+        """Return a text such as `12 min for the network, 2 times`; empty if it never waited."""
         return "; ".join(
             f"{show_seconds(waited.seconds)} for {_PHRASES.get(cause, cause)}, {_times(waited.count)}"
             for cause, waited in self.waited.items()

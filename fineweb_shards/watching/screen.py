@@ -1,6 +1,6 @@
-"""What a person or a program sees while a run goes on, apart from the bars in a terminal (bars.py).
+"""Show a run while it goes on: not at all, as lines, or as JSON. The bars in a terminal are in bars.py.
 
-The monitor calls `show` once a second, from its own thread; `say` and `tell` may come from any.
+The monitor calls `show` once a second, from its own thread; `say`, `tell` and `warn` may be called from any.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ _OBJECT_EVERY_SECONDS = 5.0
 
 
 class Screen:
-    """Shows nothing: --quiet. The others override what they show."""
+    """Shows nothing but warnings (--quiet). Subclasses override what they show."""
 
-    shows_waits = True  # so that nobody says it once more; here: because nobody wants to know
+    shows_waits = True  # True: an event for each wait is not needed (here, because --quiet hides it anyway)
 
     def say(self, text: str) -> None:
-        """A line that belongs to no event: the plan, what --fresh deletes."""
+        """Show a line that belongs to no event, such as the closing lines of a run."""
 
     def tell(self, event: Event) -> None:
-        """A loud event."""
+        """Show a loud event."""
 
-    def complain(self, text: str) -> None:
-        """Something that even --quiet does not hide."""
+    def warn(self, text: str) -> None:
+        """Show a line that even --quiet does not hide."""
         print(shown_on(sys.stderr, text), file=sys.stderr, flush=True)
 
     def show(self, snapshot: Snapshot) -> None:
-        """How things stand now."""
+        """Show the current state of the run."""
 
     def close(self) -> None:
-        """Leave nothing behind that moves."""
+        """Remove what is redrawn in place, so that ordinary output can follow."""
 
-    def abandon(self) -> str:
-        """What has to be written to wipe this screen when there is no time to close it."""
+    def wipe_sequence(self) -> str:
+        """Return the characters that erase this screen, for a signal handler, which can't call `close`."""
         return ""
 
 
 class LineScreen(Screen):
-    """A line a minute and one for each event, on standard error; no control characters."""
+    """Prints a line a minute and one for each event to standard error, without control characters."""
 
     shows_waits = False
 
@@ -67,7 +67,7 @@ class LineScreen(Screen):
 
 
 class JsonScreen(Screen):
-    """--json: objects, one a line, on standard output; docs/reference.md tells what is in them."""
+    """Prints JSON objects to standard output, one per line (--json); docs/reference.md lists their fields."""
 
     def __init__(self) -> None:
         self._next_object = 0.0
@@ -85,13 +85,13 @@ class JsonScreen(Screen):
 
 
 def put_json(values: dict[str, Any]) -> None:
-    """One object on a line of standard output; ASCII, so that nothing in it can harm a terminal."""
+    """Print an object on one line of standard output; in ASCII, so that it is safe in any terminal."""
     sys.stdout.write(json.dumps({"time": round(time.time(), 1), **values}) + "\n")
     sys.stdout.flush()
 
 
 def describe(snapshot: Snapshot) -> str:
-    """A run in one line."""
+    """Return the state of a run in one line."""
     if snapshot.state == VERIFYING:
         return (
             f"verifying: {snapshot.verified_shards:,} of {show_number_of(snapshot.finished_shards, 'shard')}"
@@ -110,7 +110,7 @@ def describe(snapshot: Snapshot) -> str:
 
 
 def describe_tokens(snapshot: Snapshot) -> str:
-    """`3.71B of about 10B`."""
+    """Return the tokens done and expected: `3.71B of about 10B`."""
     if snapshot.expected_tokens is None:
         return show_count(snapshot.tokens)
     about = "" if snapshot.expected_exact else "about "
@@ -118,12 +118,12 @@ def describe_tokens(snapshot: Snapshot) -> str:
 
 
 def describe_state(snapshot: Snapshot) -> str:
-    """`encoding`, or `fetching 46.2 MB/s`."""
+    """Return the state, with the network's speed if there is one: `encoding`, `fetching 46.2 MB/s`."""
     state, speed = snapshot.state, snapshot.fetched_bytes_per_second
     return f"{state} {show_bytes(speed)}/s" if state == FETCHING and speed else state
 
 
 def describe_machine(snapshot: Snapshot) -> str:
-    """`2 workers, 731 MB`."""
+    """Return workers and memory in use: `2 workers, 731 MB`."""
     workers = show_number_of(snapshot.workers, "worker")
     return f"{workers}, {show_bytes(snapshot.memory_bytes)}" if snapshot.memory_bytes else workers

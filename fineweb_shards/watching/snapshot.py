@@ -1,22 +1,22 @@
-"""A run at one moment: what the screen shows, the heartbeat file holds and `status` reads."""
+"""The state of a run at one moment: shown on the screen, and kept in the heartbeat file for `status`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 STARTING = "starting"
-FETCHING = "fetching"  # and encoding: from the hub
+FETCHING = "fetching"  # and encoding: the input is on the hub
 ENCODING = "encoding"
-WAITING = "waiting"  # for the network, memory or the disk: `reason` tells
+WAITING = "waiting"  # for the network, memory or the disk, as `reason` says
 VERIFYING = "verifying"
 COMPLETE = "complete"
-STOPPED = "stopped"  # by an error or a signal: `reason` tells
+STOPPED = "stopped"  # by an error or a signal, as `reason` says
 WORKING = (FETCHING, ENCODING)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known about a run. Tokens are of the whole stream, over all runs."""
+    """Everything that is shown about a run. Tokens are counted over all runs in the folder."""
 
     state: str
     reason: str
@@ -24,11 +24,11 @@ class Snapshot:
     expected_tokens: int | None
     expected_exact: bool
     resumed_tokens: int  # finished before this run began
-    shard: int  # the index of the one being written
-    shard_tokens: int  # in it
-    shard_size_tokens: int  # when it is full
+    shard: int  # the index of the shard being written
+    shard_tokens: int  # in it so far
+    shard_size_tokens: int  # in a full shard
     tokens_per_second: float | None  # over the last minutes of work
-    seconds_left: float | None  # None while it stands still: nobody knows for how long
+    seconds_left: float | None  # None if unknown, as during a wait
     elapsed_seconds: float  # of this run
     workers: int
     memory_bytes: int
@@ -37,13 +37,13 @@ class Snapshot:
     verified_shards: int
     fetched_bytes: int = 0  # over the network, in this run
     fetched_bytes_per_second: float | None = None  # over the last minutes of work
-    waited_seconds: float = 0.0  # of this run, in which nothing was made
+    waited_seconds: float = 0.0  # of this run, in which no token was made
 
     @property
     def share(self) -> float | None:
-        """Of the stream, from 0 to 1."""
+        """The share of the stream that is done, from 0 to 1; None if its length is unknown."""
         return self.tokens / self.expected_tokens if self.expected_tokens else None
 
-    def words(self) -> str:
-        """The state, for people."""
+    def reason_or_state(self) -> str:
+        """Return the reason of a wait or a stop, which says more than the state; else the state."""
         return self.reason or self.state

@@ -1,7 +1,7 @@
-"""`status`: how far a run is, whether it is alive, and how to go on when it is not.
+"""`status`: show how far a run is, whether it is active, and how to resume it if it is not.
 
 Reads the manifest, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from
-any terminal. The lock tells who is alive: a heartbeat may be left over from a run that was killed.
+any terminal. Only the lock shows whether a run is active: a heartbeat may be left from one that was killed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fineweb_shards.watching.screen import describe_machine, describe_tokens
 from fineweb_shards.watching.snapshot import COMPLETE, STARTING, STOPPED, VERIFYING, WAITING, Snapshot
 
 RUNNING = "running"
-# Away from those of errors.py: these are answers, not failures.
+# Different from those of errors.py: these are answers, not failures.
 EXIT_CODES = {COMPLETE: 0, RUNNING: 20, STOPPED: 21}
 _EVENTS = 5
-# A run that has said nothing for so long is suspended, or the machine was asleep.
+# Without a heartbeat for so long, the run is suspended, or the machine was asleep.
 _SILENT_SECONDS = 60.0
 
 
@@ -41,7 +41,7 @@ class Status:
     folder: Path
     state: str
     manifest: Manifest | None  # None in the first seconds of a run
-    heartbeat: Heartbeat | None  # None in folders from before there was one
+    heartbeat: Heartbeat | None  # None in folders of older versions, which wrote none
     events: list[str]  # the end of the log
 
     @property
@@ -50,7 +50,7 @@ class Status:
 
 
 def read_status(folder: Path, *, alive: bool | None = None) -> Status:
-    """`alive`: whether a run is at work there, where it is known already."""
+    """Read the state of a folder; `alive` is whether a run is active there, if the caller knows."""
     if alive is None:
         alive = is_locked(folder)  # first: a run that ends now has then written everything
     manifest = load_manifest(folder)
@@ -63,21 +63,21 @@ def read_status(folder: Path, *, alive: bool | None = None) -> Status:
 
 
 def show_status(status: Status, *, as_json: bool) -> None:
-    """On standard output; in a terminal broken between words."""
+    """Print a status to standard output, wrapped if that is a terminal."""
     lines = [json.dumps(status_values(status))] if as_json else status_lines(status)
     if sys.stdout.isatty() and not as_json:
         columns = terminal_size(sys.stdout).columns
-        lines = [piece for line in lines for piece in wrap(line, columns, hang=hang_of(line))]
+        lines = [piece for line in lines for piece in wrap(line, columns, hang=continuation_indent(line))]
     print("\n".join(lines), flush=True)
 
 
-def hang_of(line: str) -> int | None:
-    """How far an event's second line is moved in; rows have a place of their own for it."""
+def continuation_indent(line: str) -> int | None:
+    """Return the indent of an event's second line; None for rows, whose column `wrap` finds itself."""
     return 4 if line.startswith("  ") else None
 
 
 def status_values(status: Status) -> dict[str, Any]:
-    """For programs."""
+    """Return a status as values for JSON."""
     manifest = status.manifest
     return {
         "state": status.state,
@@ -93,14 +93,14 @@ def status_values(status: Status) -> dict[str, Any]:
 
 
 def status_lines(status: Status) -> list[str]:
-    """For people: what matters most comes first."""
+    """Return a status as lines for people: the rows, the most important first, then the last events."""
     events = event_lines(status)
     return [*row_lines(status), *(["", "last events", *events] if events else [])]
 
 
 def row_lines(status: Status) -> list[str]:
-    """Without the events."""
-    rows = [("state", state_words(status))]
+    """Return the lines of a status without the events."""
+    rows = [("state", describe_status(status))]
     if status.state == STOPPED:
         command = resume_command(status)
         rows.append(("resume", command) if command else ("next", "the same build command goes on from here"))
@@ -112,12 +112,12 @@ def row_lines(status: Status) -> list[str]:
 
 
 def event_lines(status: Status) -> list[str]:
-    """The end of the log."""
+    """Return the last events of the log as lines."""
     return [printable(f"  {event}").replace("\n", " ") for event in status.events]
 
 
 def resume_command(status: Status) -> str | None:
-    """What to type to go on, here; None where nothing is to be done or nobody knows."""
+    """Return what to type in the current folder to resume; None if nothing is to be done, or if unknown."""
     if status.state != STOPPED or status.heartbeat is None:
         return None
     invocation = status.heartbeat.invocation
@@ -126,68 +126,70 @@ def resume_command(status: Status) -> str | None:
     return command if here else f"cd {shlex.quote(invocation.folder)} && {command}"
 
 
-def state_words(status: Status) -> str:
-    beat = status.heartbeat
-    if beat is None:
+def describe_status(status: Status) -> str:
+    """Return the state in a few words, with the reason or the time of the last heartbeat."""
+    heartbeat = status.heartbeat
+    if heartbeat is None:
         return status.state
-    silent = time.time() - beat.written
+    written, code, reason = _date(heartbeat.written), heartbeat.exit_code, heartbeat.snapshot.reason
     if status.state == RUNNING:
-        # A heartbeat with an exit code is the last word of the run before this one.
-        words = STARTING if beat.exit_code is not None else beat.snapshot.words()
-        if silent > _SILENT_SECONDS and beat.exit_code is None:
-            words = f"nothing heard for {show_seconds(silent)}: suspended, or the machine was asleep; {words}"
-        return f"{RUNNING}, {words}"
+        if code is not None:  # the last heartbeat of the previous run: this one has not written any yet
+            return f"{RUNNING}, {STARTING}"
+        text, age = heartbeat.snapshot.reason_or_state(), time.time() - heartbeat.written
+        if age > _SILENT_SECONDS:
+            text = f"no heartbeat for {show_seconds(age)}: suspended, or the machine was asleep; {text}"
+        return f"{RUNNING}, {text}"
     if status.state == STOPPED:
-        if beat.exit_code is None:
-            return f"{STOPPED}: killed, or a power cut; last heard of {_date(beat.written)}"
-        return f"{STOPPED} {_date(beat.written)} with exit code {beat.exit_code}: {beat.snapshot.reason}"
-    if beat.exit_code:
-        return f"{COMPLETE}, but the run ended with exit code {beat.exit_code}: {beat.snapshot.reason}"
-    return f"{COMPLETE} since {_date(beat.written)}"
+        if code is None:
+            return f"{STOPPED}: killed, or a power cut; last heartbeat {written}"
+        return f"{STOPPED} {written} with exit code {code}: {reason}"
+    if code:
+        return f"{COMPLETE}, but the run ended with exit code {code}: {reason}"
+    return f"{COMPLETE} since {written}"
 
 
-def _run_rows(status: Status, beat: Heartbeat) -> list[tuple[str, str]]:
+def _run_rows(status: Status, heartbeat: Heartbeat) -> list[tuple[str, str]]:
     if status.state != RUNNING:
         return []
-    seen = beat.snapshot
-    process = ("process", f"{beat.invocation.process}, started {_moment(beat.invocation.started)}")
-    if seen.state == VERIFYING:
-        shards = show_number_of(seen.finished_shards, "shard")
-        return [("progress", f"{seen.verified_shards:,} of {shards} checked"), process]
-    share = f"{100 * seen.share:.1f} %, " if seen.share is not None else ""
-    rows = [("progress", f"{share}{describe_tokens(seen)} tokens")]
-    if seen.seconds_left is not None:
-        rows.append(("left", f"{show_seconds(seen.seconds_left)}, until "
-                     f"{_moment(beat.written + seen.seconds_left)}"))  # fmt: skip
-    elif seen.state == WAITING:
-        rows.append(("left", "it stands still: nothing can be said while it waits"))
-    if seen.tokens_per_second:
-        rows.append(("speed", f"{show_count(seen.tokens_per_second)} tokens/s over the last minutes of work"))
-    if seen.fetched_bytes:
-        speed = seen.fetched_bytes_per_second
+    now, invocation = heartbeat.snapshot, heartbeat.invocation
+    process = ("process", f"{invocation.process}, started {_moment(invocation.started)}")
+    if now.state == VERIFYING:
+        shards = show_number_of(now.finished_shards, "shard")
+        return [("progress", f"{now.verified_shards:,} of {shards} checked"), process]
+    share = f"{100 * now.share:.1f} %, " if now.share is not None else ""
+    rows = [("progress", f"{share}{describe_tokens(now)} tokens")]
+    if now.seconds_left is not None:
+        rows.append(("left", f"{show_seconds(now.seconds_left)}, until "
+                     f"{_moment(heartbeat.written + now.seconds_left)}"))  # fmt: skip
+    elif now.state == WAITING:
+        rows.append(("left", "unknown while the run waits"))
+    if now.tokens_per_second:
+        rows.append(("speed", f"{show_count(now.tokens_per_second)} tokens/s over the last minutes of work"))
+    if now.fetched_bytes:
+        speed = now.fetched_bytes_per_second
         rate = f", {show_bytes(speed)}/s over the last minutes of work" if speed else ""
-        rows.append(("fetched", f"{show_bytes(seen.fetched_bytes)} in this run{rate}"))
-    if seen.waited_seconds >= 1:
-        rows.append(("waited", f"{show_seconds(seen.waited_seconds)} in this run"))
-    within = 100 * seen.shard_tokens / seen.shard_size_tokens
+        rows.append(("fetched", f"{show_bytes(now.fetched_bytes)} in this run{rate}"))
+    if now.waited_seconds >= 1:
+        rows.append(("waited", f"{show_seconds(now.waited_seconds)} in this run"))
+    within = 100 * now.shard_tokens / now.shard_size_tokens
     rows += [
-        ("shard", f"number {seen.shard}, {within:.0f} % of {show_count(seen.shard_size_tokens)} tokens"),
-        ("machine", f"{describe_machine(seen)}{_memory_words(seen)}"),
+        ("shard", f"number {now.shard}, {within:.0f} % of {show_count(now.shard_size_tokens)} tokens"),
+        ("machine", f"{describe_machine(now)}{_describe_memory(now)}"),
         process,
     ]
     return rows
 
 
-def _memory_words(seen: Snapshot) -> str:
-    """Nothing where nobody has looked yet."""
-    return f" of memory, {show_bytes(seen.peak_memory_bytes)} at most" if seen.memory_bytes else ""
+def _describe_memory(snapshot: Snapshot) -> str:
+    """Return the peak memory, behind the current one; empty if none was measured yet."""
+    return f" of memory, {show_bytes(snapshot.peak_memory_bytes)} at most" if snapshot.memory_bytes else ""
 
 
 def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     rows = [
         ("shards", f"{manifest.shard_count:,} finished, {size}"),
-        ("in them", f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"),
+        ("contents", f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"),
     ]
     if manifest.shards and not manifest.complete and "exported_from" not in manifest.settings:
         end = manifest.end
@@ -197,7 +199,7 @@ def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _moment(seconds: float) -> str:
-    """A time of today as `14:05`, any other with its day."""
+    """Format a time of today as `14:05`, any other with its date."""
     then = time.localtime(seconds)
     return time.strftime("%H:%M", then) if then[:3] == time.localtime()[:3] else _date(seconds)
 

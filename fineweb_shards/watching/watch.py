@@ -1,6 +1,7 @@
-"""`status --watch`: the same, again and again, until the run ends.
+"""`status --watch`: show the status repeatedly until the run ends.
 
-In a terminal it is refreshed in place; elsewhere it is a line a minute; with --json an object every time.
+In a terminal it is refreshed in place every two seconds; elsewhere it is a line a minute; with --json an
+object every two seconds.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from fineweb_shards.watching.screen import describe
 from fineweb_shards.watching.status import (
     RUNNING,
     Status,
+    continuation_indent,
     event_lines,
-    hang_of,
     read_status,
     row_lines,
     show_status,
@@ -24,26 +25,26 @@ from fineweb_shards.watching.status import (
 
 _EVERY_SECONDS = 2.0
 _LINE_EVERY_SECONDS = 60.0
-# The terminal's second screen, as `top` uses it: what was there before comes back.
+# The terminal's alternate screen, as `top` uses it: on leaving, the old content is restored.
 _ENTER, _LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def watch_status(folder: Path, *, as_json: bool) -> int:
-    """Show it until no run is at work there; returns the exit code of the last state."""
+    """Show the status until no run is active in the folder; return the exit code of the last state."""
     status = read_status(folder)
     try:
         if status.state == RUNNING:
             status = _follow(folder, status, as_json=as_json)
     except KeyboardInterrupt:
-        status = read_status(folder)  # whoever watches has seen enough; the run does not notice
+        status = read_status(folder)  # Ctrl-C ends only this command, not the run
     show_status(status, as_json=as_json)
     return status.exit_code
 
 
 def _follow(folder: Path, status: Status, *, as_json: bool) -> Status:
     if as_json:
-        return _repeat(folder, status, lambda seen: show_status(seen, as_json=True), _EVERY_SECONDS)
+        return _repeat(folder, status, lambda now: show_status(now, as_json=True), _EVERY_SECONDS)
     if not sys.stdout.isatty():
         return _repeat(folder, status, _print_line, _LINE_EVERY_SECONDS)
     sys.stdout.write(_ENTER)
@@ -80,11 +81,14 @@ def _refresh(status: Status) -> None:
 
 
 def fit_screen(status: Status, columns: int, rows: int) -> list[str]:
-    """What fits: of the events as many as there is room for, the newest ones; then the rows, from the last
-    one on."""
+    """Return the lines of a status that fit the terminal: all rows, then as many of the newest events as
+    there is room for. If even the rows don't fit, the last ones are left out."""
 
     def pieces(line: str) -> list[str]:
-        return [clip(piece, columns) for piece in wrap(line, columns, hang=hang_of(line), break_words=True)]
+        return [
+            clip(piece, columns)
+            for piece in wrap(line, columns, hang=continuation_indent(line), break_words=True)
+        ]
 
     lines = [piece for row in row_lines(status) for piece in pieces(row)]
     room = rows - len(lines) - len(("", "last events"))

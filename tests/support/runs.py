@@ -17,7 +17,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.run.build import open_manifest, run
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.export import export as export_shards
-from fineweb_shards.run.export import open_origin
+from fineweb_shards.run.export import open_export_source
 from fineweb_shards.run.job import Job, make_job
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.stitcher import stitch
@@ -70,7 +70,7 @@ def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Coun
 def export(source: Path, out: Path, **settings: Any) -> Manifest:
     """An export, as the command does it."""
     config = Config(out=str(out), **settings)
-    origin = open_origin(source)
+    origin = open_export_source(source)
     return export_shards(origin, config, fresh=False, say=lambda _: None, observer=Observer()).manifest
 
 

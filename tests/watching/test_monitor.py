@@ -24,7 +24,7 @@ from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.types import Batch, Cursor, EncodedBlock
 from fineweb_shards.watching import monitor as monitor_module
 from fineweb_shards.watching.estimate import Total
-from fineweb_shards.watching.heartbeat import Heartbeat, invoke, load_heartbeat
+from fineweb_shards.watching.heartbeat import Heartbeat, current_invocation, load_heartbeat
 from fineweb_shards.watching.history import History, load_history
 from fineweb_shards.watching.log import EventLog, last_lines
 from fineweb_shards.watching.monitor import Monitor, Page
@@ -55,7 +55,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, P
     progress = Progress(EventLog(job.folder), None, history)
     progress.expect(Total(1000, exact=True), job.source.share_before)
     page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder))
-    monitor = Monitor(job.output, progress, ThreeWorkers(), invoke("build it"), page)
+    monitor = Monitor(job.output, progress, ThreeWorkers(), current_invocation("build it"), page)
     return monitor, progress, job.folder
 
 
@@ -70,8 +70,8 @@ def test_every_state_reaches_the_heartbeat(watched: tuple[Monitor, Progress, Pat
     monitor, progress, folder = watched
 
     def seen() -> str:
-        monitor._look()
-        return beat_of(folder).snapshot.words()
+        monitor._update()
+        return beat_of(folder).snapshot.reason_or_state()
 
     runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a manifest
     with FolderLock(folder), monitor:
@@ -106,7 +106,7 @@ def test_waiting_is_no_work(watched: tuple[Monitor, Progress, Path], monkeypatch
         now[0] += seconds
         if tokens:
             progress.advance(tokens, 1, Cursor(0, 3))
-        monitor._look()
+        monitor._update()
         return monitor._take_snapshot(*monitor._state())
 
     with FolderLock(folder), monitor:
@@ -132,7 +132,7 @@ def test_fetched_bytes_are_counted(watched: tuple[Monitor, Progress, Path]) -> N
         progress.advance(150, 1, Cursor(0, 3))
         progress.fetch(1000)
         progress.fetch(234)
-        monitor._look()
+        monitor._update()
         assert beat_of(folder).snapshot.fetched_bytes == 1234
     assert load_history(folder).runs[-1].fetched_bytes == 1234
 
@@ -210,10 +210,10 @@ def test_what_cannot_be_written_stays_unwritten(
             full.setattr(Path, "write_bytes", refuse)
             progress.advance(150, 1, Cursor(0, 3))
             for _ in range(3):
-                monitor._look()
+                monitor._update()
             assert beat_of(folder).snapshot.state == "encoding"  # it was overwritten where it is
             assert load_history(folder).points == []
-        monitor._look()
+        monitor._update()
         assert len(load_history(folder).points) > 0
     assert beat_of(folder).snapshot.state == "complete"
     complaints = [line for line in last_lines(folder, 50) if "could not write" in line]
@@ -262,7 +262,7 @@ def test_an_interrupt_is_not_taken_for_a_fault(
     def stop(self: Monitor, *arguments: object) -> None:
         raise Interrupted("Interrupted.", 130)
 
-    monkeypatch.setattr(Monitor, "_beat", stop)
+    monkeypatch.setattr(Monitor, "_write_heartbeat", stop)
     with FolderLock(folder), pytest.raises(Interrupted):
         monitor.__enter__()
 

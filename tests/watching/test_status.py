@@ -99,7 +99,7 @@ def test_watch_fits_the_terminal(folder: Path, columns: int, rows: int) -> None:
     text = " ".join(line.strip() for line in lines)
     assert WAIT in text
     assert "3.71M of about 10M" in text
-    assert "stands still" in text
+    assert "unknown while the run waits" in text
     assert ("the 4th time" in text) == (rows == 24)
     assert ("machine" in text) == (rows >= 12)
 
@@ -153,7 +153,7 @@ def test_silent(folder: Path) -> None:
     """A run that holds the lock and says nothing is suspended."""
     beat(folder, age=600)
     with another_run(folder):
-        assert "nothing heard for 10 min: suspended" in shown(folder)[1]
+        assert "no heartbeat for 10 min: suspended" in shown(folder)[1]
 
 
 def test_killed(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Datasets on the Hugging Face hub: listed once at one commit, then read by ranges, as downloads or by rows.
+"""Read datasets on the Hugging Face hub: listed once at one commit, then read by ranges, downloads or rows.
 
 May import: what `sources` may.
 """

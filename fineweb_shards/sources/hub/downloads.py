@@ -1,4 +1,4 @@
-"""`--download`: whole parquet files from the hub, a few ahead of their use, deleted after it."""
+"""`--download`: fetch whole parquet files from the hub, a few ahead of use, and delete them after use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fineweb_shards.system.durable import output_error
 
 
 class DownloadedFormat(ParquetFormat):
-    """Whole files, fetched with huggingface_hub (xet where available) a few ahead, deleted after use."""
+    """Parquet files that are downloaded with huggingface_hub (by xet, if installed) before they are read."""
 
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
@@ -35,7 +35,7 @@ class DownloadedFormat(ParquetFormat):
                 self._downloads[file.path] = in_background(partial(self._download, file))
 
     def open(self, file: InputFile) -> Any:
-        self.expect([file])  # where it is there already, nothing happens
+        self.expect([file])  # does nothing if its download has begun
         self._downloads[file.path].result()
         return super().open(file)
 

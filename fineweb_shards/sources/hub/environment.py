@@ -1,6 +1,8 @@
-"""The variables that decide how the hub is reached, checked before the clients are imported: they read them
-then, and stumble over some. A mistake in one looks like an outage, and would be waited for. It can't pass, so
-it is told at once. A token and the password of a proxy are never shown.
+"""Check the environment variables that decide how the hub is reached, before its clients are imported.
+
+The clients read them on import, and some values crash them. Later a mistake would look like an outage and be
+waited for, although waiting can't help; so it is reported at once. A token and the password of a proxy are
+never shown.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ _PROXY_SCHEMES = ("http", "https", "socks5", "socks5h")
 
 
 def check_addresses() -> None:
-    """Refuse what can't be the address of a hub or of a proxy."""
+    """Raise HubError for a variable that can't be the address of a hub or of a proxy."""
     endpoint = os.environ.get("HF_ENDPOINT", "")
     if endpoint and not _is_address(endpoint, ("http", "https")):
         raise HubError(
@@ -31,7 +33,7 @@ def check_addresses() -> None:
 
 
 def check_token(token: str | None) -> None:
-    """Refuse what can't be a token; a request with it could not be sent."""
+    """Raise HubError for a text that can't be a token: no request could be sent with it."""
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise HubError(
             "HF_TOKEN holds characters that no token has.",
@@ -40,7 +42,7 @@ def check_token(token: str | None) -> None:
 
 
 def proxy_of(scheme: str, host: str) -> str | None:
-    """Host and port of the proxy that a request goes through; None where it goes straight."""
+    """Return host and port of the proxy for a request; None if it uses none."""
     proxies = urllib.request.getproxies()
     found = proxies.get(scheme) or proxies.get("all")
     if not found or urllib.request.proxy_bypass(host):
@@ -49,7 +51,7 @@ def proxy_of(scheme: str, host: str) -> str | None:
 
 
 def _proxies() -> list[tuple[str, str]]:
-    """Name and value of every variable that names a proxy."""
+    """Return name and value of every variable that names a proxy."""
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     return [(name, os.environ[name]) for name in os.environ if name.upper() in names and os.environ[name]]
 
@@ -59,5 +61,5 @@ def _is_address(text: str, schemes: tuple[str, ...]) -> bool:
         parts = urlsplit(text)
         named = bool(parts.hostname) and parts.port != 0
         return parts.scheme in schemes and named and not any(char.isspace() for char in text)
-    except ValueError:  # a port that is no number, a bracket too many
+    except ValueError:  # a port that is no number, or an unbalanced bracket
         return False

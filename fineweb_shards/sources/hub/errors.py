@@ -1,6 +1,6 @@
-"""What the hub's clients raise, in our words: TransientError where waiting may help, HubError where not.
+"""Translate the exceptions of the hub's clients: TransientError if waiting may help, HubError if not.
 
-The clients' own exceptions hold the request, and with it the token: none of them leaves here.
+The clients' own exceptions hold the request, and with it the token, so none of them is passed on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from huggingface_hub.errors import (
 
 from fineweb_shards.errors import HubError, ShardError
 from fineweb_shards.sources.hub.environment import proxy_of
-from fineweb_shards.sources.hub.rate_limit import asked_seconds, describe_limit
+from fineweb_shards.sources.hub.rate_limit import describe_limit, requested_wait_seconds
 from fineweb_shards.system.retry import TransientError
 
-PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REASONS = {
     "ReadTimeout": "the connection stays silent",
     "ConnectTimeout": "no answer",
@@ -37,8 +37,8 @@ _REASONS = {
 }
 
 
-class translated_errors:  # noqa: N801 - reads like a statement
-    """Around calls of the clients; `what` was asked for."""
+class translated_errors:  # noqa: N801 - used as a with statement, like a function
+    """A context manager that translates the clients' exceptions; `what` names what is requested."""
 
     def __init__(self, what: str) -> None:
         self._what = short_name(what)
@@ -50,20 +50,20 @@ class translated_errors:  # noqa: N801 - reads like a statement
             return
         cause = error.__cause__
         if isinstance(error, LocalEntryNotFoundError) and isinstance(cause, Exception):
-            error = cause  # a download tells any failed request as a file that is not in the cache
+            error = cause  # a download reports any failed request as a file that is not in the cache
         translated = self._translate(error)
         if translated is not None:
             raise translated from None
 
     def _translate(self, error: BaseException) -> TransientError | HubError | None:
-        """None: a mistake of this program, which shows a traceback."""
+        """Return the error to raise instead; None if it is a bug, which shows a traceback."""
         if isinstance(error, OfflineModeIsEnabled):
             return HubError(
                 f"{self._what}: HF_HUB_OFFLINE is set, and this is not on the disk.",
                 "Unset HF_HUB_OFFLINE, or use --input with local files.",
             )
         if isinstance(error, HfHubHTTPError):
-            if error.response.status_code in PASSING_STATUSES:
+            if error.response.status_code in TRANSIENT_STATUSES:
                 return status_error(error.response)
             return HubError(f"{self._what}: {_refusal(error, error.response.status_code)}.")
         if isinstance(error, httpx2.RequestError):
@@ -78,16 +78,16 @@ class translated_errors:  # noqa: N801 - reads like a statement
 
 
 def status_error(response: httpx2.Response) -> TransientError:
-    """An answer with a status that may pass."""
+    """Make the error for an answer with a transient status."""
     host, status = response.request.url.netloc.decode("ascii", "replace"), response.status_code
     reason, advice = f"status {status}", ""
     if status == 429:
         reason, advice = describe_limit(response.headers, has_token=get_token() is not None)
-    return TransientError(f"{host}: {reason}", asked_seconds(response.headers, status), advice)
+    return TransientError(f"{host}: {reason}", requested_wait_seconds(response.headers, status), advice)
 
 
 def request_error(error: httpx2.RequestError) -> TransientError | HubError:
-    """A request that got no answer, or not all of it."""
+    """Make the error for a request that got no answer, or only a part of one."""
     url = error.request.url
     host = url.netloc.decode("ascii", "replace")
     proxy = proxy_of(url.scheme, url.host)
@@ -111,23 +111,24 @@ def request_error(error: httpx2.RequestError) -> TransientError | HubError:
 
 
 def hub_host() -> str:
-    """Whom to name where an error does not say."""
+    """Return the hub's host, for messages about errors that don't name one."""
     return re.sub(r"^https?://", "", constants.ENDPOINT).split("/")[0]
 
 
 def short_name(url: str) -> str:
-    """Without host, query and signature."""
+    """Return the path of an URL, without host, query and signature."""
     return re.sub(r"^https?://[^/]+/", "", url).split("?")[0]
 
 
 def _is_broken_transfer(error: BaseException) -> bool:
-    """How huggingface_hub tells a body that is too short, and xet any trouble."""
+    """Recognise huggingface_hub's error for a body that is too short, and any error of xet."""
     short_body = type(error) is OSError and error.errno is None and "Consistency check" in str(error)
     return short_body or type(error).__module__ == "hf_xet" or _was_raised_by_xet(error)
 
 
 def _was_raised_by_xet(error: BaseException) -> bool:
-    """A bare RuntimeError is also how `datasets` says that a dataset needs a script: that does not pass."""
+    """Tell by the traceback whether xet raised a RuntimeError: `datasets` raises one, too, for a dataset that
+    needs a script, and that is not transient."""
     if type(error) is not RuntimeError:
         return False
     return any("xet" in frame.name for frame in traceback.extract_tb(error.__traceback__))
@@ -148,7 +149,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from."""
+    """Yield the error and the exceptions that caused it."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

@@ -1,7 +1,7 @@
-"""Which files a dataset on the hub is made of: listed once, by one process, at one pinned commit.
+"""List the files of a dataset on the hub: once, in the parent, at one pinned commit.
 
-Workers get paths, sizes and hashes. Names are resolved by `datasets` itself. Parquet is read by row groups
-(parquet.py) or downloaded whole (downloads.py); anything else is streamed front to back (rows.py).
+Workers get paths, sizes and hashes. Config and split are resolved by `datasets` itself. Parquet is read by
+row groups (parquet.py) or downloaded whole (downloads.py); anything else is streamed front to back (rows.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATHS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a dataset is at one commit."""
+    """The files of a dataset at one commit."""
 
     commit: str
     files: tuple[InputFile, ...]
@@ -33,7 +33,7 @@ class Listing:
 def list_dataset(
     dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, *, download: Path | None
 ) -> Listing:
-    """The files of a config and split, resolved by `datasets` itself."""
+    """List the files of a config and split. `download` is the folder for downloads; None: stream them."""
     open_session(retrier)
     api = HfApi()
 
@@ -41,7 +41,7 @@ def list_dataset(
         with translated_errors(f"dataset {dataset}"):
             return str(api.dataset_info(dataset, revision=revision or None).sha)
 
-    # First, because its errors are clean: `datasets` tells an outage as a missing file.
+    # First, because its errors are clear: `datasets` reports an outage as a missing file.
     commit = retrier.call(commit_of)
     urls = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
     prefix = f"hf://datasets/{dataset}@{commit}/"
@@ -83,10 +83,10 @@ def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> list[str]:
         names = re.findall(r"'([^']+)'", str(error).partition("Available")[2])
         known = f"Its configs are: {', '.join(names)}." if names else str(error)
         raise HubError(f"dataset {dataset}: there is no config {name!r}.", known) from None
-    except RuntimeError as error:  # it needs a script, which is no longer run
+    except RuntimeError as error:  # the dataset needs a script, which `datasets` no longer runs
         raise HubError(f"dataset {dataset}: {str(error).splitlines()[0]}") from None
     except FileNotFoundError as error:
-        if type(error) is FileNotFoundError:  # how `datasets` tells an outage
+        if type(error) is FileNotFoundError:  # this is how `datasets` reports an outage
             raise TransientError(f"{hub_host()}: the listing could not be read") from None
         raise HubError(f"dataset {dataset}: {str(error).splitlines()[0]}") from None
     found = builder.config.data_files or {}

@@ -1,4 +1,4 @@
-"""Row groups of parquet straight from the hub, fetched by ranges inside the workers."""
+"""Read row groups of parquet files on the hub: the workers fetch them by range requests."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.types import Batch
 
-# Row groups that lie next to each other are fetched with one request, other columns included, where those
-# are this small a part of them.
+# Neighbouring row groups are fetched with one request, including the columns that are not needed, if that is
+# at most so much more than the text.
 _MOST_OVERHEAD = 1.08
 _LARGEST_FETCH_BYTES = 64 * 2**20
 _READ_BUFFER_BYTES = 8 * 2**20
 
 
 class HubParquetFormat(ParquetFormat):
-    """Row groups straight from the hub."""
+    """Parquet files on the hub, read by range requests."""
 
-    # The hub allows an anonymous user ten requests a second: several row groups with each of them.
+    # Larger batches, because the hub allows an anonymous user only ten requests a second.
     batches_at_once = 2
 
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
@@ -37,7 +37,7 @@ class HubParquetFormat(ParquetFormat):
         return self._opened(file)[0]
 
     def _opened(self, file: InputFile) -> tuple[Any, RangeFile]:
-        """Two files at most: the one being read and the one being prefetched from."""
+        """Open a file. At most two stay open: the one being read and the one being prefetched."""
         if file.path not in self._open_files:
             remote = self._remote(file)
             parsed = self.parse(file, remote, _READ_BUFFER_BYTES)
@@ -53,7 +53,7 @@ class HubParquetFormat(ParquetFormat):
         return RangeFile(url, file.size_bytes, file.content_hash, self.retrier)
 
     def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Any:
-        """A large row group stays whole: in stripes every worker would fetch all of it."""
+        """Keep a large row group in one batch: if it were divided, every worker would fetch all of it."""
         yield Batch(file.index, group, group + 1, size)
 
     def prefetch(self, file: InputFile, batch: Batch) -> None:
@@ -62,13 +62,13 @@ class HubParquetFormat(ParquetFormat):
         except Interrupted:
             raise
         except ShardError:
-            return  # whoever reads the batch meets it again, and reports it
+            return  # reading the batch will raise it again, and then it is reported
         for start, stop in self._ranges(file, parsed.metadata, batch):
             if stop - start <= _LARGEST_FETCH_BYTES:
                 remote.prefetch(start, stop)
 
     def _ranges(self, file: InputFile, metadata: Any, batch: Batch) -> list[tuple[int, int]]:
-        """What to fetch for a batch: all its row groups in one piece, or only the text of each."""
+        """Return the ranges to fetch for a batch: all its row groups as one, or only the text of each."""
         groups = [_extents(metadata.row_group(i)) for i in range(batch.position, batch.end)]
         texts = [group[self.settings.text_column] for group in groups]
         if self._is_nearly_all_text(file):
@@ -76,11 +76,11 @@ class HubParquetFormat(ParquetFormat):
         return texts
 
     def columns(self, file: InputFile) -> list[str]:
-        """Without FineWeb's claims where they would cost requests of their own."""
+        """Return the columns to read; not FineWeb's token counts if those would need extra requests."""
         return super().columns(file) if self._is_nearly_all_text(file) else [self.settings.text_column]
 
     def _is_nearly_all_text(self, file: InputFile) -> bool:
-        """Whether neighbouring row groups are best fetched in one piece, other columns and all."""
+        """Tell whether the other columns are small enough to fetch neighbouring row groups as one range."""
         if file.path not in self._nearly_all_text:
             metadata = self.open(file).metadata
             groups = [_extents(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
@@ -103,7 +103,7 @@ class HubParquetFormat(ParquetFormat):
 
 
 def _extents(group: Any) -> dict[str, tuple[int, int]]:
-    """Where the columns of a row group lie in the file."""
+    """Return the byte range of each column of a row group in the file."""
     chunks = [group.column(i) for i in range(group.num_columns)]
     starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
     return {

@@ -1,6 +1,6 @@
-"""The hub's clients without a voice of their own: what they would say on the screen, this program says.
+"""Silence the output of the hub's clients: this program shows progress and waits itself.
 
-Does not import them: they read these variables once, when they are imported, here and in the workers.
+Does not import the clients: they read these variables when they are imported, here and in the workers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import warnings
 
 
 def quiet_clients() -> None:
-    """No progress bar, no log line and no warning of huggingface_hub, datasets and hf_xet. Who asks for their
-    log lines by name (HF_HUB_VERBOSITY, DATASETS_VERBOSITY) gets them."""
+    """Turn off progress bars, log lines and warnings of huggingface_hub, datasets and hf_xet. Log lines that
+    the user has asked for (HF_HUB_VERBOSITY, DATASETS_VERBOSITY) stay on."""
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
         os.environ[name] = "1"
     for name in ("HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):

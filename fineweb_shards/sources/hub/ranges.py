@@ -1,8 +1,8 @@
-"""A file on the hub as a file: one GET for each range that is read, every answer checked.
+"""Read a file on the hub like a local file: one GET for each range that is read, every answer checked.
 
 Plain range requests with huggingface_hub's own headers (session.py), so that HF_TOKEN, HF_ENDPOINT, offline
-mode and proxies work as people know them. Not `HfFileSystem`: it takes a 200 for a Range (2 GB into memory),
-does not notice a changed ETag, retries for 23 s where a night needs an hour, and asks the API at every open.
+mode and proxies work as usual. Not `HfFileSystem`: it accepts a 200 for a Range (2 GB into memory), does not
+notice a changed ETag, retries for 23 s where a night needs an hour, and asks the API at every open.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fineweb_shards.sources.hub.errors import hub_host, short_name, translated_e
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import Retrier, TransientError
 
-# A connection that trickles never runs into a timeout.
+# A connection that delivers a few bytes now and then never runs into a timeout: below this it is given up.
 _SLOWEST_BYTES_PER_SECOND = 4096
 
 
 class RangeFile(io.RawIOBase):
-    """Seekable and readable, for pyarrow. Reads inside a prefetched range don't go to the network."""
+    """A seekable file for pyarrow. Reads inside a prefetched range make no request."""
 
     def __init__(self, url: str, size_bytes: int, content_hash: str, retrier: Retrier) -> None:
         super().__init__()
@@ -38,17 +38,17 @@ class RangeFile(io.RawIOBase):
         self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
 
     def prefetch(self, start: int, stop: int) -> None:
-        """Begin to fetch a range. It is kept until `forget_before`."""
+        """Begin to fetch a range in the background. It is kept until `forget_before`."""
         self._ahead[start, stop] = in_background(lambda: self.fetch(start, stop))
 
     def forget_before(self, position: int) -> None:
-        """Let go of prefetched ranges that end before `position`."""
+        """Drop prefetched ranges that end before `position`."""
         for start, stop in list(self._ahead):
             if stop <= position:
                 del self._ahead[start, stop]
 
     def fetch(self, start: int, stop: int) -> memoryview:
-        """The bytes of a range, however often it takes."""
+        """Return the bytes of a range, with retries."""
         return self._retrier.call(lambda: self._fetch_once(start, stop))
 
     def _fetch_once(self, start: int, stop: int) -> memoryview:
@@ -82,8 +82,8 @@ class RangeFile(io.RawIOBase):
         return memoryview(buffer)
 
     def _check_same(self, response: Any) -> None:
-        """The file must be the one that was listed. A CDN has ETags of its own: those are compared with
-        each other, and the hub's redirect with the listing. In doubt the hub is asked again."""
+        """Raise ChangedError if the file is not the one that was listed. A CDN has ETags of its own: those
+        are compared with each other, the hub's redirect with the listing. In doubt the hub is asked again."""
         etag = _strip(response.headers.get("ETag"))
         linked = [_strip(answer.headers.get("X-Linked-ETag")) for answer in response.history]
         known = self._hash if not response.history else self._etag or etag
@@ -109,7 +109,7 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def read(self, length: int = -1) -> memoryview:
-        """Without a copy: pyarrow takes anything with a buffer."""
+        """Read without a copy: pyarrow accepts any object with a buffer."""
         start = self._position
         stop = self._size_bytes if length is None or length < 0 else min(self._size_bytes, start + length)
         if stop <= start:

@@ -1,8 +1,8 @@
-"""Any other dataset on the hub (JSON, CSV, text, …): streamed front to back with `datasets`.
+"""Stream datasets on the hub that are not parquet (JSON, CSV, text, …) front to back with `datasets`.
 
-One producer reads rows and hands them to the workers as JSON lines; the position is the row's number.
+The parent reads the rows and passes them to the workers as JSON lines; the position is the row's number.
 `datasets`' own state is not used: it has skipped and repeated rows (datasets#8145, #8308, #7538). After an
-interruption the stream is opened again and rows are skipped up to the one that is due.
+interruption the stream is opened again and rows are skipped up to the next one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HubRowsFormat(JsonLinesFormat):
             except StopIteration:
                 break
             except BadFileError as error:
-                failure = error  # what was read before it must not depend on the batch size
+                failure = error  # raised later, so that the rows before it are kept for any batch size
                 break
             size += len(lines[-1])
             if size >= self.settings.batch_bytes:
@@ -52,7 +52,7 @@ class HubRowsFormat(JsonLinesFormat):
             raise failure
 
     def _line(self, row: dict[str, Any]) -> str:
-        """A row as the worker reads it, which tells what is wrong with it."""
+        """Return a row as a JSON line with only the text; if it has none, with its keys, for the error."""
         column = self.settings.text_column
         kept = {column: row[column]} if column in row else dict.fromkeys(row)
         return json.dumps(kept, default=_as_json)
@@ -61,7 +61,7 @@ class HubRowsFormat(JsonLinesFormat):
         return batch.position + line
 
     def _rows(self, position: int) -> Iterator[Any]:
-        """The text of every row from `position` on, through any number of interruptions."""
+        """Yield the rows from `position` on, across any number of interruptions."""
         rows: Iterator[Any] | None = None
 
         def next_row() -> Any:
@@ -72,7 +72,7 @@ class HubRowsFormat(JsonLinesFormat):
                         rows = iter(self._open(position))
                     return next(rows, _END)
             except TransientError:
-                rows = None  # open it again, at the row that is due
+                rows = None  # open the stream again, at the next row
                 raise
             except Exception as error:
                 if not _is_damage(error):
@@ -97,7 +97,7 @@ class HubRowsFormat(JsonLinesFormat):
                 hub.dataset, name=hub.name or None, split=hub.hub_split, revision=hub.commit, streaming=True
             )
         except FileNotFoundError as error:
-            if type(error) is FileNotFoundError:  # how `datasets` tells an outage
+            if type(error) is FileNotFoundError:  # this is how `datasets` reports an outage
                 raise TransientError(f"{hub_host()}: the listing could not be read") from None
             raise HubError(f"dataset {hub.dataset}: {_first_line(error)}") from None
         column = self.settings.text_column
@@ -118,13 +118,13 @@ def _batch(file: InputFile, first: int, lines: list[str]) -> Batch:
 
 
 def _as_json(value: Any) -> Any:
-    """What JSON has no word for: bytes are text, as in parquet; of anything else only the kind is told."""
+    """Convert a value that JSON lacks: bytes to text, as in parquet; anything else to its type's name."""
     return decode_text(value)[0] if isinstance(value, bytes) else {type(value).__name__: None}
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether the content is to blame. By name: loading `datasets` takes seconds."""
-    if isinstance(error, MemoryError):  # pyarrow's own one is an ArrowException, too
+    """Tell whether the content is damaged. Finds `datasets`' exception by its name, not by an import."""
+    if isinstance(error, MemoryError):  # pyarrow's subclass of it is an ArrowException, too
         return False
     by_datasets = any(kind.__name__ == "DatasetBuildError" for kind in type(error).__mro__)
     return by_datasets or isinstance(error, (ValueError, TypeError, LookupError, pa.ArrowException))

@@ -1,8 +1,8 @@
-"""The HTTP session through which all of the hub comes, whoever asks: we, huggingface_hub or datasets.
+"""The HTTP session for all requests to the hub, those of huggingface_hub and datasets included.
 
-Left alone the clients ask without a timeout, try again on their own for 23 s (or as long as a 429 says, five
-times), and tell it on the screen in their own words. In this session every request has a timeout, what may
-pass is waited out by our retrier, and what can't is told at once.
+By default the clients send requests without a timeout, retry for 23 s (or as long as a 429 says, five times),
+and print messages of their own. In this session every request has a timeout, transient failures are retried
+by our retrier, and all others are reported at once.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.environment import check_token
-from fineweb_shards.sources.hub.errors import PASSING_STATUSES, request_error, status_error
+from fineweb_shards.sources.hub.errors import TRANSIENT_STATUSES, request_error, status_error
 from fineweb_shards.system.retry import Retrier
 
 ANSWER_SECONDS = 30.0
 
 
 def open_session(retrier: Retrier | None, answer_seconds: float = ANSWER_SECONDS) -> None:
-    """From now on all requests of this process go through a session of ours. Without a retrier a failure is
-    raised at once: for those who must not ask the same thing twice."""
+    """Make all further requests of this process use our session. Without a retrier a failure is raised at
+    once, for requests that must not be sent twice."""
     check_token(get_token())
     set_client_factory(partial(_make_session, retrier, answer_seconds))
 
@@ -32,7 +32,7 @@ def open_session(retrier: Retrier | None, answer_seconds: float = ANSWER_SECONDS
 def _make_session(retrier: Retrier | None, answer_seconds: float) -> HubSession:
     try:
         return HubSession(retrier, answer_seconds)
-    except (ValueError, ImportError, httpx2.InvalidURL) as error:  # a proxy that it can't use
+    except (ValueError, ImportError, httpx2.InvalidURL) as error:  # from an unusable proxy
         raise HubError(
             f"The proxy in the environment can't be used: {error}",
             "Check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.",
@@ -40,7 +40,7 @@ def _make_session(retrier: Retrier | None, answer_seconds: float) -> HubSession:
 
 
 class HubSession(httpx2.Client):
-    """A session as huggingface_hub would make it, but for timeouts and retries."""
+    """A session like huggingface_hub's own, but with our timeouts and retries."""
 
     def __init__(self, retrier: Retrier | None, answer_seconds: float) -> None:
         super().__init__(
@@ -49,7 +49,7 @@ class HubSession(httpx2.Client):
         self._hub_retrier = retrier
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        if not _is_ours(request, streamed=bool(options.get("stream"))):
+        if not _should_retry(request, streamed=bool(options.get("stream"))):
             return super().send(request, **options)
         if self._hub_retrier is None:
             return self._send_once(request, options)
@@ -60,7 +60,7 @@ class HubSession(httpx2.Client):
             response = super().send(request, **options)
         except httpx2.RequestError as error:
             raise request_error(error) from None
-        if response.status_code in PASSING_STATUSES:
+        if response.status_code in TRANSIENT_STATUSES:
             response.close()
             raise status_error(response)
         return response
@@ -71,9 +71,9 @@ def _respect_offline_mode(request: httpx2.Request) -> None:
         raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
 
 
-def _is_ours(request: httpx2.Request, *, streamed: bool) -> bool:
-    """Whether we wait for it: for a dataset, not for what the clients count and report on the side. A body
-    that can be read only once is left to the client, which knows how to rewind it."""
+def _should_retry(request: httpx2.Request, *, streamed: bool) -> bool:
+    """Tell whether our retrier handles a request: if it is about a dataset, but not the clients' telemetry. A
+    body that can be read only once is left to the client, which can rewind it."""
     path = request.url.path
     about_a_dataset = streamed or "/resolve/" in path or "/api/datasets/" in path
     return about_a_dataset and isinstance(request.stream, httpx2.ByteStream)

@@ -30,7 +30,11 @@ from test_hub import EXPECTED, FILES, IMPATIENT, OTHERS, REPO, SAMPLE, build, en
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.environment import check_addresses, check_token
 from fineweb_shards.sources.hub.errors import translated_errors
-from fineweb_shards.sources.hub.rate_limit import LONGEST_ASKED_SECONDS, asked_seconds, describe_limit
+from fineweb_shards.sources.hub.rate_limit import (
+    LONGEST_REQUESTED_SECONDS,
+    describe_limit,
+    requested_wait_seconds,
+)
 from fineweb_shards.system.retry import Retrier, TransientError
 
 FAULTS: dict[str, list[Fault]] = {
@@ -61,9 +65,9 @@ def in_an_hour() -> str:
         ({"Retry-After": "1.5"}, 1.5),
         ({"Retry-After": " 3 "}, 3.0),
         ({"Retry-After": "-5"}, 0.0),
-        ({"Retry-After": "1e9"}, LONGEST_ASKED_SECONDS),
+        ({"Retry-After": "1e9"}, LONGEST_REQUESTED_SECONDS),
         ({"Retry-After": "9" * 400}, 0.0),
-        ({"Retry-After": in_an_hour()}, LONGEST_ASKED_SECONDS),
+        ({"Retry-After": in_an_hour()}, LONGEST_REQUESTED_SECONDS),
         ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
         ({"Retry-After": "Wed, 99 Foo 99999 99:99:99 GMT"}, 0.0),
         *(
@@ -73,19 +77,19 @@ def in_an_hour() -> str:
         ({"RateLimit": '"resolvers";r=0;t=240'}, 240.0),
         ({"RateLimit": '"api";r=0;t=55', "Retry-After": "soon"}, 55.0),
         ({"RateLimit": '"api";r=0;t=10, "resolvers";r=7;t=200'}, 10.0),
-        ({"RateLimit": '"resolvers"; r=0; t=99999999999999999999'}, LONGEST_ASKED_SECONDS),
+        ({"RateLimit": '"resolvers"; r=0; t=99999999999999999999'}, LONGEST_REQUESTED_SECONDS),
         ({"RateLimit": '"resolvers";r=0;t=-1'}, 0.0),
         ({"RateLimit": "garbage"}, 0.0),
     ],
 )
 def test_what_a_429_asks_for(headers: dict[str, str], seconds: float) -> None:
     """Any text in a header is a sensible number of seconds, or nothing; never an exception."""
-    assert asked_seconds(headers, 429) == pytest.approx(seconds, abs=2)
+    assert requested_wait_seconds(headers, 429) == pytest.approx(seconds, abs=2)
 
 
 def test_a_window_is_no_wait() -> None:
     """The RateLimit header of any other answer only tells when the next window begins."""
-    assert asked_seconds({"RateLimit": '"resolvers";r=0;t=240'}, 503) == 0.0
+    assert requested_wait_seconds({"RateLimit": '"resolvers";r=0;t=240'}, 503) == 0.0
 
 
 @pytest.mark.parametrize(("kind", "quota"), [("resolvers", "3,000"), ("api", "500"), ("unheard_of", "3,000")])
