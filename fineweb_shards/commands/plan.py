@@ -9,10 +9,10 @@ from fineweb_shards.commands.arguments import add_config_flags
 from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
-from fineweb_shards.run.build import open_manifest
 from fineweb_shards.run.job import make_job, pinned_commit
 from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.run.plan_text import plan_lines, verdict_on
+from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.system.durable import is_locked
 from fineweb_shards.watching.screen import LineScreen
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fineweb_shards.errors import ChangedError, Interrupted, ShardError
+from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.local.worker import WorkerSpec
+from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.closing import closing_lines
@@ -25,18 +25,14 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job, make_job, output_spec, pinned_commit
 from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.run.plan_text import short_lines
-from fineweb_shards.sources.changed_files import check_same_files
-from fineweb_shards.sources.files import files_to_json
+from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.sources.hub.environment import check_addresses
-from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
-from fineweb_shards.store.fresh import holds_shards, refuse_untracked_shards, start_over
+from fineweb_shards.store.fresh import start_over
 from fineweb_shards.store.leftovers import tidy_finished
-from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.output import Output, open_folder
-from fineweb_shards.store.quarantine import check_batch_bytes, describe, write_quarantine
-from fineweb_shards.store.token_limit import move_limit
+from fineweb_shards.store.quarantine import describe, write_quarantine
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.disk import Disk
@@ -276,28 +272,3 @@ def wait_for_room(disk: Disk, left: int | None, shard_tokens: int, size_bytes: C
     shard may be tiny, and a full disk is also noticed in writing."""
     if left is not None:
         disk.wait_for(size_bytes(min(left, shard_tokens)))
-
-
-def open_manifest(job: Job, *, same_source: bool) -> Manifest:
-    """Return the folder's manifest, checked against this job, or a new one. If no shard is finished, other
-    settings are no error: the manifest starts anew."""
-    manifest = load_manifest(job.folder)
-    settings, files = job.config.fingerprint(), files_to_json(job.source.files)
-    if manifest is None:
-        refuse_untracked_shards(job.folder, job.layout, set())
-        return Manifest(settings, files, job.versions(), job.commit, vocabulary=job.vocabulary)
-    try:
-        settings_now = {**settings, "max_tokens": manifest.settings["max_tokens"]}
-        check_settings(manifest, settings_now, Config().fingerprint())
-        check_vocabulary(manifest, job.vocabulary)
-        check_same_files(job.source.files, manifest.files, trust_times=same_source)
-        check_batch_bytes(manifest.quarantined, job.config.batch_bytes)
-    except ChangedError:
-        if holds_shards(job.folder, manifest):
-            raise
-        refuse_untracked_shards(job.folder, job.layout, set())
-        return Manifest(settings, files, job.versions(), job.commit, vocabulary=job.vocabulary)
-    # Before the records behind a lost file are dropped: those shards still exist, and a new limit must not be
-    # before their end.
-    moved = move_limit(manifest, job.config.max_tokens, job.folder)
-    return replace(trim_to_whole_files(moved, job.folder), versions=job.versions())

@@ -25,7 +25,7 @@ import fineweb_shards
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
 from fineweb_shards.executors.local.executor import LocalExecutor, watchdog
-from fineweb_shards.executors.local.worker import WorkerSpec
+from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store import writer

@@ -23,7 +23,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors import task
 from fineweb_shards.executors.local.executor import LocalExecutor, watchdog
 from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Watchdog, WorkerActivity
-from fineweb_shards.executors.local.worker import WorkerSpec
+from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.machine import process_life
 from fineweb_shards.system.memory_guard import MemoryGuard

@@ -16,7 +16,8 @@ from fineweb_shards.errors import OutputError
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.numbering import Numbering, choose_digits
 from fineweb_shards.layouts.plain import Plain
-from fineweb_shards.run.build import open_manifest, run
+from fineweb_shards.run.build import run
+from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.units import show_number_of

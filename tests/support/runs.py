@@ -14,11 +14,12 @@ import reference
 from doubles import InlineExecutor
 
 from fineweb_shards.events import Observer
-from fineweb_shards.run.build import open_manifest, run
+from fineweb_shards.run.build import run
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.export import export as export_shards
 from fineweb_shards.run.export import open_export_source
 from fineweb_shards.run.job import Job, make_job
+from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.durable import FolderLock

@@ -33,10 +33,10 @@ from fineweb_shards.executors.local.pool import WorkerPool
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.executors.local.producer import Producer
 from fineweb_shards.executors.local.watchdog import Watchdog
-from fineweb_shards.executors.local.worker import WorkerSpec
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.unreadable import replace_unreadable
+from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 

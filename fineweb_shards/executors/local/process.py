@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 
 from fineweb_shards.executors.death import Death, DeathKind, explain_exit
-from fineweb_shards.executors.local.worker import WorkerSpec, run_worker
+from fineweb_shards.executors.local.worker import run_worker
+from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.system.machine import oom_kills
 
 

@@ -1,0 +1,43 @@
+"""Where a run begins: at the folder's manifest, if it was begun with the same input and settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fineweb_shards.errors import ChangedError
+from fineweb_shards.run.config import Config
+from fineweb_shards.run.job import Job
+from fineweb_shards.sources.changed_files import check_same_files
+from fineweb_shards.sources.files import files_to_json
+from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
+from fineweb_shards.store.fresh import holds_shards, refuse_untracked_shards
+from fineweb_shards.store.lost_files import trim_to_whole_files
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.quarantine import check_batch_bytes
+from fineweb_shards.store.token_limit import move_limit
+
+
+def open_manifest(job: Job, *, same_source: bool) -> Manifest:
+    """Return the folder's manifest, checked against this job, or a new one. If no shard is finished, other
+    settings are no error: the manifest starts anew."""
+    manifest = load_manifest(job.folder)
+    settings, files = job.config.fingerprint(), files_to_json(job.source.files)
+    if manifest is None:
+        refuse_untracked_shards(job.folder, job.layout, set())
+        return Manifest(settings, files, job.versions(), job.commit, vocabulary=job.vocabulary)
+    try:
+        settings_now = {**settings, "max_tokens": manifest.settings["max_tokens"]}
+        check_settings(manifest, settings_now, Config().fingerprint())
+        check_vocabulary(manifest, job.vocabulary)
+        check_same_files(job.source.files, manifest.files, trust_times=same_source)
+        check_batch_bytes(manifest.quarantined, job.config.batch_bytes)
+    except ChangedError:
+        if holds_shards(job.folder, manifest):
+            raise
+        refuse_untracked_shards(job.folder, job.layout, set())
+        return Manifest(settings, files, job.versions(), job.commit, vocabulary=job.vocabulary)
+    # Before the records behind a lost file are dropped: those shards still exist, and a new limit must not be
+    # before their end.
+    moved = move_limit(manifest, job.config.max_tokens, job.folder)
+    return replace(trim_to_whole_files(moved, job.folder), versions=job.versions())
