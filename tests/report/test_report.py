@@ -238,7 +238,7 @@ def told_runs() -> History:
 
 
 @pytest.fixture
-def non_default_settings(finished: Path, tmp_path: Path) -> Path:
+def told(finished: Path, tmp_path: Path) -> Path:
     """The finished folder with an eventful history."""
     shutil.copytree(finished, tmp_path / "out")
     told_runs().save(tmp_path / "out")
