@@ -94,7 +94,7 @@ def _make_line(axis: TimeAxis, run: list[Point], share: float, value: Value) -> 
     bins = min(_BINS * share, (run[-1].time - run[0].time) / _LEAST_BIN_SECONDS)
     thin = _thin(run, max(2, round(bins)))
     line = [(axis.position(after.time), value(before, after)) for before, after in pairwise(thin)]
-    return [(axis.position(run[0].time), line[0][1]), *line]  # begins at the run's first moment
+    return [(axis.position(run[0].time), line[0][1]), *line]  # so that a run of only two points has a line
 
 
 def _thin(points: list[Point], most: int) -> list[Point]:

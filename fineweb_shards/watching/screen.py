@@ -23,7 +23,7 @@ _OBJECT_EVERY_SECONDS = 5.0
 class Screen:
     """Shows nothing but warnings (--quiet). Subclasses override what they show."""
 
-    shows_waits = True  # True: an event for each wait is not needed (here, because --quiet hides it anyway)
+    shows_waits = True  # so that waits are not announced as loud events as well; --quiet hides them anyway
 
     def say(self, text: str) -> None:
         """Show a line that belongs to no event, such as the closing lines of a run."""

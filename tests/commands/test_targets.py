@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.commands.main import main, parse
-from fineweb_shards.commands.targets import read_config, read_folder
+from fineweb_shards.commands.targets import read_config, read_folder, read_named_folder
 from fineweb_shards.run import sample_configs as bundled
 from fineweb_shards.run.budget import plan_budget
 from fineweb_shards.run.config import Config
@@ -87,8 +87,9 @@ def test_a_folder_by_its_path_its_sample_or_its_toml_file(folder: Path) -> None:
     assert read_folder("demo") == Path("out/demo")
     (folder / "demo" / "manifest.json").touch()
     assert read_folder("demo") == Path("demo")
-    for verb in ("status", "verify", "report", "upload", "export"):
-        words = [verb, "sample-10BT", *(["--repo", "u/n"] if verb == "upload" else [])]
+    for verb in ("status", "verify", "report"):
+        assert read_named_folder(parse([verb, "sample-10BT"])) == Path("edu_fineweb10B")
+    for words in (["upload", "sample-10BT", "--repo", "u/n"], ["export", "sample-10BT"]):
         assert parse(words).folder == Path("edu_fineweb10B")
 
 

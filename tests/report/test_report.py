@@ -218,7 +218,7 @@ def test_a_shard_that_was_made_again_is_counted_again(finished: Path) -> None:
     )
 
 
-def told_runs() -> History:
+def eventful_history() -> History:
     """A killed run that waited twice, an interrupted one, one that came to its end."""
     begin = 1_700_000_000.0
     reasons = ["since 02:13 (status 503)", "since 02:14 (no connection)"]
@@ -238,16 +238,16 @@ def told_runs() -> History:
 
 
 @pytest.fixture
-def told(finished: Path, tmp_path: Path) -> Path:
+def eventful(finished: Path, tmp_path: Path) -> Path:
     """The finished folder with an eventful history."""
     shutil.copytree(finished, tmp_path / "out")
-    told_runs().save(tmp_path / "out")
+    eventful_history().save(tmp_path / "out")
     return tmp_path / "out"
 
 
-def test_runs_are_listed(told: Path) -> None:
+def test_runs_are_listed(eventful: Path) -> None:
     """Begin, end, how it ended, what was made and kept, and each wait with its cause and length."""
-    text = Page(write_report(told).read_text()).text
+    text = Page(write_report(eventful).read_text()).text
     for words in ["killed, or a power cut", "interrupted by Ctrl-C", "complete",
                   "40 s for the network, 2 times",
                   "30 swaiting for the network since 02:13 (status 503)",
@@ -257,15 +257,15 @@ def test_runs_are_listed(told: Path) -> None:
         assert words in text, words
 
 
-def test_waits_are_no_time_of_work(told: Path) -> None:
+def test_waits_are_no_time_of_work(eventful: Path) -> None:
     """The page says what it leaves out."""
-    assert "time of work, without waits" in Page(write_report(told).read_text()).text
+    assert "time of work, without waits" in Page(write_report(eventful).read_text()).text
 
 
-def test_both_time_axes_are_one(told: Path) -> None:
+def test_both_time_axes_are_one(eventful: Path) -> None:
     """Same width, same ticks at the same places, although memory is known later than speed; the budget is
     in the chart of memory."""
-    page = write_report(told).read_text()
+    page = write_report(eventful).read_text()
     charts = re.findall(r"<svg.*?</svg>", page, re.S)
     speed, memory = charts[0], charts[2]
     ticks = [re.findall(r'<g class="axis x">.*?</g>', chart, re.S)[0] for chart in (speed, memory)]
@@ -279,14 +279,14 @@ def test_both_time_axes_are_one(told: Path) -> None:
     assert speed.count('class="line"') == memory.count('class="line"') == 3
 
 
-def test_the_title_names_dataset_and_folder(told: Path) -> None:
+def test_the_title_names_dataset_and_folder(eventful: Path) -> None:
     """And where the input was local files, those."""
-    assert "<title>out: token shards of a.jsonl</title>" in write_report(told).read_text()
-    manifest = load_manifest(told)
+    assert "<title>out: token shards of a.jsonl</title>" in write_report(eventful).read_text()
+    manifest = load_manifest(eventful)
     assert manifest is not None
     settings = {**manifest.settings, "dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
-    save_manifest(replace(manifest, settings=settings, commit="0123456789abcdef"), told)
-    page = Page(write_report(told).read_text())
+    save_manifest(replace(manifest, settings=settings, commit="0123456789abcdef"), eventful)
+    page = Page(write_report(eventful).read_text())
     assert "out: token shards of HuggingFaceFW/fineweb-edu sample-10BT, commit 0123456789" in page.text
 
 

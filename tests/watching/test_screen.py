@@ -216,4 +216,4 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """It could not move the cursor."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(bars.choose_screen(quiet=False, as_json=False), screen.Lines)
+    assert isinstance(bars.choose_screen(quiet=False, as_json=False), screen.LineScreen)
