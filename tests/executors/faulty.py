@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.local.executor import worker
+from fineweb_shards.executors.local import worker
 from fineweb_shards.sources.base import InputFile, ReadSettings, Source
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.types import Batch, TextChunk

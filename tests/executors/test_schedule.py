@@ -19,6 +19,7 @@ from fineweb_shards.executors import task as task_module
 from fineweb_shards.executors.death import Death, DeathKind
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS, Task, WorkOrder
+from fineweb_shards.stream.borders import NO_PLACES
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
 
 CRASH = Death(DeathKind.CRASHED, "was killed by signal 11")
@@ -35,7 +36,7 @@ def batch_at(position: int, size: int = 10, file: int = 0) -> Batch:
 def block_of(position: int, number: int = 0, documents: tuple[int, ...] = (), file: int = 0) -> EncodedBlock:
     """Block `number` of a batch. A document is a number, and so are its tokens."""
     tokens = np.repeat(np.array(documents, np.uint16), TOKENS_OF_A_DOCUMENT)
-    return EncodedBlock(Cursor(file, position, number), None, tokens)
+    return EncodedBlock(Cursor(file, position, number), None, tokens, NO_PLACES)
 
 
 def document_of(position: int, document: int, file: int = 0) -> Quarantined:
@@ -45,7 +46,9 @@ def document_of(position: int, document: int, file: int = 0) -> Quarantined:
 def leave_out(task: Task, death: Death) -> EncodedBlock:
     """What stands for a batch that can't be read: its first block that is missing says so."""
     start = Cursor(task.batch.file, task.batch.position, task.received)
-    return EncodedBlock(start, None, np.empty(0, np.uint16), counts=Counts(bad_parts=1), problems=("gone",))
+    return EncodedBlock(
+        start, None, np.empty(0, np.uint16), NO_PLACES, counts=Counts(bad_parts=1), problems=("gone",)
+    )
 
 
 def schedule_of(batches: int = 0, window: int = 1000, queued: int = 2) -> Schedule[str]:

@@ -14,9 +14,9 @@ SECONDS_FOR_A_SLICE = 0.2
 write = ShardWriter.write
 
 
-def write_slowly(writer: ShardWriter, tokens: Tokens) -> None:
+def write_slowly(writer: ShardWriter, tokens: Tokens, documents: int) -> None:
     time.sleep(SECONDS_FOR_A_SLICE)
-    write(writer, tokens)
+    write(writer, tokens, documents)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from doubles import InlineExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fineweb_shards.executors.local.messages import Order, Outbox, receive
+from fineweb_shards.executors.local.messages import Outbox, receive
 from fineweb_shards.executors.one_by_one import digest_of, encode_one_by_one
+from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.stream.borders import Span, count_between, join_spans
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.tokenizers.encoder import PASSAGE_BYTES, make_mender
@@ -62,7 +63,7 @@ def test_one_by_one_with_documents_in_quarantine(
     """A whole document leaves no trace, a piece of one its EOT."""
     encoder = runs.encoder("tiktoken", eot_first=eot_first)
     digests = frozenset(digest_of(documents[i]) for i in lost if i < len(documents))
-    order = Order(Batch(0, 0, 1, 1), skip_digests=digests, one_by_one=True)
+    order = WorkOrder(Batch(0, 0, 1, 1), skip_digests=digests, one_by_one=True)
     chunk = chunk_of(documents, begins=begins, ends=ends)
     block = encode_one_by_one(chunk, "test", encoder, order, lambda document: None, 1)
     check(block)
