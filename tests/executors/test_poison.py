@@ -20,7 +20,8 @@ import poison
 
 from fineweb_shards.errors import ChangedError, WorkerError
 from fineweb_shards.executors import schedule, task
-from fineweb_shards.executors.local.executor import LocalExecutor, process
+from fineweb_shards.executors.local import process
+from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store.quarantine import check_batch_bytes

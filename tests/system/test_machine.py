@@ -88,13 +88,14 @@ def test_manners() -> None:
     assert done.stdout.split() == ["19", "800", "idle"]
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), 2**30])
-def test_without_proc_psutil_tells(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
+@pytest.mark.parametrize("exists", [True, False])
+def test_without_proc_psutil_tells(monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
     """macOS and Windows: memory and processor time of a process that exists, nothing of one that does not."""
+    pid = os.getpid() if exists else 2**30
     proc = (machine.process_memory_bytes(pid), machine.process_life(pid))
     monkeypatch.setattr(machine, "_read_lines", lambda path: [])
     size, life = machine.process_memory_bytes(pid), machine.process_life(pid)
-    if pid != os.getpid():
+    if not exists:
         assert (size, life) == (None, None)
         return
     assert size is not None
