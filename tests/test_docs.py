@@ -222,6 +222,26 @@ def test_the_readme_says_what_was_measured() -> None:
     assert set(table) <= set(results)
 
 
+def test_the_readme_promises_what_was_measured() -> None:
+    """The ratios in its sentences are those of the last `make bench` as well."""
+    results = (ROOT / "benchmarks" / "results.md").read_text()
+    slow, fast = (
+        re.search(rf"{engine}.*?\*\*([\d.]+)×", results)[1]  # type: ignore[index]
+        for engine in ("tiktoken", "fastokens")
+    )
+    grown = re.search(r"ten times the input.*, ([\d.]+)×", results)
+    assert grown is not None
+    promise = next(line for line in README.splitlines() if line.startswith("- **Fast.**"))
+    assert re.findall(r"([\d.]+) times", promise) == [f"{float(fast):g}", f"{float(slow):g}"]
+    assert f"takes {grown[1]} times the memory" in README
+
+
+def test_every_file_at_the_top_is_in_the_tree() -> None:
+    """Of the package, apart from those that only Python itself looks for."""
+    listed = re.findall(r"\w+\.py", "\n".join(tree_lines()))
+    assert {path.name for path in PACKAGE.glob("[!_]*.py")} <= set(listed)
+
+
 def test_every_room_is_in_the_tree() -> None:
     """The README's tree has the rooms of the package, and no others."""
     found = [match[1] for line in tree_lines() if (match := re.match(r" {8}(\w+)/ ", line))]
