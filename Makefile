@@ -56,7 +56,7 @@ check: .venv/dev ## lint, format, types and the order of the rooms
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo --no-cache >.venv/imports.txt || { cat .venv/imports.txt; exit 1; }
 
-bench: .venv/dev ## speed and memory against the original's loop; writes benchmarks/results.md
+bench: .venv/dev ## speed and memory against build-nanogpt's own loop; writes benchmarks/results.md
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 bench-hub: .venv/dev ## the same files from the disk and from a hub on loopback
