@@ -197,6 +197,13 @@ def utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
+def first_line(error: Exception) -> str:
+    """Return what a library's error says, in one line without a full stop."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def read_error(file: InputFile, error: OSError) -> BadFileError:
     """Make the error for a file that can't be opened or read."""
     return BadFileError(f"{file.path}: {error.strerror or error}.")

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import InputFile, ReadSettings
+from fineweb_shards.sources.base import InputFile, ReadSettings, first_line
 from fineweb_shards.sources.rows import TOKEN_COUNT_COLUMNS, TOKEN_COUNT_VOCABULARY, is_text
 
 # What pyarrow raises for damaged bytes; ValueError for a column name that is no UTF-8.
@@ -65,13 +65,7 @@ def translated_pyarrow_errors(what: str) -> Iterator[None]:
     except MemoryError:
         raise  # also pyarrow's subclass of it: the file is not damaged, and no row may be left out
     except _PYARROW_ERRORS as error:
-        raise BadFileError(f"{what}: {_first_line(error)}.") from error
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise BadFileError(f"{what}: {first_line(error)}.") from error
 
 
 def _check_text_column(file: InputFile, schema: pa.Schema, wanted: str) -> None:

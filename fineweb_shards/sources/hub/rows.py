@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError, HubError
 from fineweb_shards.events import Observer
-from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text
+from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text, first_line
 from fineweb_shards.sources.hub.errors import hub_host, translated_errors
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.sources.jsonl import JsonLinesFormat
@@ -78,7 +78,7 @@ class HubRowsFormat(JsonLinesFormat):
                 if not _is_damage(error):
                     raise
                 place = f"{self._dataset()}: row {position:,}"
-                raise BadFileError(f"{place} can't be read: {_first_line(error)}.") from error
+                raise BadFileError(f"{place} can't be read: {first_line(error)}.") from error
 
         while (row := self.retrier.call(next_row)) is not _END:
             position += 1
@@ -99,7 +99,7 @@ class HubRowsFormat(JsonLinesFormat):
         except FileNotFoundError as error:
             if type(error) is FileNotFoundError:  # this is how `datasets` reports an outage
                 raise TransientError(f"{hub_host()}: the listing could not be read") from None
-            raise HubError(f"dataset {hub.dataset}: {_first_line(error)}") from None
+            raise HubError(f"dataset {hub.dataset}: {first_line(error)}") from None
         column = self.settings.text_column
         names = stream.column_names
         if names is not None and column not in names:
@@ -128,7 +128,3 @@ def _is_damage(error: Exception) -> bool:
         return False
     by_datasets = any(kind.__name__ == "DatasetBuildError" for kind in type(error).__mro__)
     return by_datasets or isinstance(error, (ValueError, TypeError, LookupError, pa.ArrowException))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
