@@ -1,7 +1,8 @@
 """Megatron-LM and GPT-NeoX: `fineweb_{train|val}_text_document.bin` and an `.idx` beside it.
 
 The `.bin` is tokens document after document, EOD after each. The `.idx` (see store/megatron_index.py)
-says where each document is; it is made when the `.bin` is whole. Megatron splits by itself, so all is for training.
+says where each document is; it is made when the `.bin` is whole. Megatron splits by itself, so all is for
+training.
 """
 
 from __future__ import annotations
