@@ -16,7 +16,7 @@ import numpy as np
 
 from fineweb_shards.commands.arguments import read_count, read_text
 from fineweb_shards.errors import NoMatch
-from fineweb_shards.layouts.llm_c import HEADERS
+from fineweb_shards.layouts.llm_c import HEADERS, LlmC
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.inspection import Match, Target
 from fineweb_shards.reading.token_file import TokenFile
@@ -162,8 +162,8 @@ def _gap(char: str) -> str:
 
 
 def _file_row(file: TokenFile) -> str:
-    version = HEADERS[file.dtype.itemsize][1]
-    kind = _KINDS.get(file.kind) or f"llm.c header, version {version}"
+    version = f", version {HEADERS[file.dtype.itemsize][1]}" if file.kind == LlmC.name else ""
+    kind = _KINDS.get(file.kind) or f"{file.kind} header{version}"
     tokens = show_number_of(file.tokens, "token")
     return f"{'file':<10} {safe_text(file.path.name, 60)}: {tokens}, {kind}, {file.dtype.name}"
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype
 
 SUFFIXES = (".npy", ".bin")
-Kind = Literal["npy", "llm.c", "raw"]
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_DTYPES = {unsigned_dtype(width_bytes).str: unsigned_dtype(width_bytes) for width_bytes in HEADERS}
 _ROW = "a row of " + " or ".join(dtype.name for dtype in _NPY_DTYPES.values())
@@ -56,7 +55,7 @@ class TokenFile:
     """Where the tokens are in a file."""
 
     path: Path
-    kind: Kind
+    kind: str  # npy, llm.c, raw (no header), or the layout whose header it has
     header_bytes: int
     tokens: int
     dtype: Dtype
@@ -187,7 +186,7 @@ def _open_bare(path: Path, start: bytes, size: int) -> TokenFile:
     """Nothing but tokens, if the name says so or they look like it."""
     layout = _layout_of(path)
     if layout and layout.header_bytes:
-        raise _refused(path, f"has no header, or a damaged one; with this name {layout.name} reads one")
+        return _open_by_layout(path, layout, start, size)
     for magic, what in _FOREIGN.items():
         if start.startswith(magic) and not layout:
             raise _refused(path, what)
@@ -203,6 +202,15 @@ def _open_bare(path: Path, start: bytes, size: int) -> TokenFile:
             f"If it holds nothing but {dtype.name}, call it train.bin, val.bin or train_shard_0000.bin.",
         )
     return TokenFile(path, "raw", 0, size // dtype.itemsize, dtype)
+
+
+def _open_by_layout(path: Path, layout: Layout, start: bytes, size: int) -> TokenFile:
+    """Open a file whose name says that it has a header of the layout's own."""
+    shard_format = _format_beside(path) or ShardFormat(layout, GPT2)
+    tokens, rest = shard_format.tokens_in(size)
+    if rest or tokens < 0 or start[: layout.header_bytes] != layout.header(tokens, shard_format.dtype):
+        raise _refused(path, f"has no header, or a damaged one; with this name {layout.name} reads one")
+    return TokenFile(path, layout.name, layout.header_bytes, tokens, shard_format.read_dtype)
 
 
 def _bare_tokens(path: Path) -> tuple[Vocabulary, Dtype]:

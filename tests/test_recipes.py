@@ -1,0 +1,173 @@
+"""CONTRIBUTING's recipes, followed literally in a copy of the package: a new file, an entry in a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ["one\nlittle text", "another", "", "the last one, with a tab\there"]
+
+LAYOUT = """
+import struct
+
+from fineweb_shards.layouts.base import Layout
+
+
+class Toy(Layout):
+    name = "toy"
+    eot_first = True
+    header_bytes = 8
+    pattern = r"toy_(val|train)_\\d{6,}\\.bin"
+
+    def shard_name(self, split, index, digits=0):
+        return f"toy_{split}_{index:0{max(digits, self.digits)}d}.bin"
+
+    def header(self, tokens, dtype):
+        return struct.pack("<4sI", b"TOY1", tokens)
+
+    def loader_lines(self, folder, names, dtype):
+        return [f"toy --data {folder}"]
+"""
+
+SOURCE = '''
+import json
+
+from fineweb_shards.sources.base import Format
+from fineweb_shards.types import Batch, Cursor, TextChunk
+
+
+class ToyFormat(Format):
+    """A JSON array of texts: one batch."""
+
+    def batches(self, file, position, starts_mid_document):
+        if position < file.size_bytes:
+            yield Batch(file.index, position, file.size_bytes, file.size_bytes)
+
+    def chunks(self, file, batch):
+        with open(file.path) as data:
+            texts = json.load(data)
+        yield TextChunk(texts, Cursor(batch.file, batch.position), Cursor(batch.file, batch.end))
+
+    def close(self):
+        pass
+'''
+
+ENGINE = """
+from fineweb_shards.tokenizers.base import Engine
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+
+
+class ToyEngine(Engine):
+    name = "numpy"  # a package that is installed
+
+    def __init__(self, vocabulary=None):
+        super().__init__(vocabulary)
+        self._inner = TiktokenEngine(vocabulary)
+
+    def encode(self, texts):
+        return self._inner.encode(texts)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package, to be changed by a recipe."""
+    shutil.copytree(ROOT / "fineweb_shards", tmp_path / "code" / "fineweb_shards")
+    return tmp_path / "code" / "fineweb_shards"
+
+
+def add(package: Path, file: str, text: str, table: str, old: str, new: str) -> None:
+    """What a recipe says: a new file, and its entry in the table."""
+    (package / file).write_text(text)
+    entries = (package / table).read_text()
+    assert entries.count(old) == 1, f"{table} has changed; is CONTRIBUTING still right?"
+    (package / table).write_text(entries.replace(old, new))
+
+
+def command(package: Path, *words: object) -> str:
+    """Run the changed program; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fineweb_shards", *map(str, words)],
+        cwd=package.parent,
+        env={**os.environ, "PYTHONPATH": f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_layout(package: Path, tmp_path: Path) -> None:
+    """Build, export, verify, inspect and the loader know it, and `--help` lists it."""
+    entry = "from fineweb_shards.layouts.toy import Toy\n\nLAYOUTS: dict"
+    add(package, "layouts/toy.py", LAYOUT, "layouts/__init__.py", "\nLAYOUTS: dict", entry)
+    entries = (package / "layouts" / "__init__.py").read_text()
+    (package / "layouts" / "__init__.py").write_text(entries.replace("Megatron()]", "Megatron(), Toy()]"))
+    source, out, back = tmp_path / "a.jsonl", tmp_path / "out", tmp_path / "back"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
+    assert "toy" in command(package, "build", "--help")
+    sizes = ["--shard-tokens", "10", "--val-tokens", "5"]
+    command(package, "build", source, "--layout", "toy", *sizes, "--out", out, "--workers", "1")
+    command(package, "verify", out)
+    stream = reference.stream(DOCUMENTS)
+    files = sorted(out.glob("toy_train_*.bin"))
+    assert (out / "toy_val_000000.bin").read_bytes()[:8] == struct.pack("<4sI", b"TOY1", 5)
+    tokens = np.concatenate([np.frombuffer(file.read_bytes()[8:], "<u2") for file in files])
+    assert tokens.tolist() == stream[5:].tolist()
+    assert json.loads(command(package, "inspect", out, "--json"))["tokens"] == len(stream)
+    command(package, "export", out, "--layout", "plain", "--out", back)
+    raw = b"".join(file.read_bytes() for file in sorted(back.glob("train_shard_*.bin")))
+    assert np.frombuffer(raw, "<u2").tolist() == [*stream[1:].tolist(), reference.EOT]
+    loader = f"""
+from fineweb_shards.loader import ShardLoader
+loader = ShardLoader({str(out)!r}, "train", batch_size=1, length=4, framework="numpy")
+print(loader.next_batch()[0].tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", loader], cwd=package.parent, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [stream[5:9].tolist()]
+
+
+def test_a_source(package: Path, tmp_path: Path) -> None:
+    """Found by its ending, chosen by --format, refused where it can't be read front to back."""
+    entry = """"toy": FormatEntry("toy.ToyFormat", (".toy",), reads_streams=False),
+    "hub-parquet": FormatEntry("""
+    add(package, "sources/toy.py", SOURCE, "sources/formats.py", '"hub-parquet": FormatEntry(', entry)
+    source = tmp_path / "a.toy"
+    source.write_text(json.dumps(DOCUMENTS))
+    for number, words in enumerate([[], ["--format", "toy"]]):
+        out = tmp_path / f"out{number}"
+        command(package, "build", source, *words, "--val-tokens", "0", "--out", out, "--workers", "1")
+        found = np.load(out / "edufineweb_train_000000.npy")
+        assert found.tolist() == reference.stream(DOCUMENTS).tolist()
+    assert "toy" in command(package, "build", "--help")
+
+
+def test_an_engine(package: Path, tmp_path: Path) -> None:
+    """Chosen by --engine, with the self-test and the check of a sample."""
+    entry = "from fineweb_shards.tokenizers.toy_engine import ToyEngine\n\n# The order is that"
+    add(package, "tokenizers/toy_engine.py", ENGINE, "tokenizers/__init__.py", "\n# The order is that", entry)
+    entries = (package / "tokenizers" / "__init__.py").read_text()
+    changed = entries.replace(
+        "(FastokensEngine, TiktokenEngine)", "(FastokensEngine, TiktokenEngine, ToyEngine)"
+    )
+    (package / "tokenizers" / "__init__.py").write_text(changed)
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
+    words = ["--engine", "numpy", "--val-tokens", "0", "--workers", "1", "--out", tmp_path / "out"]
+    command(package, "build", source, *words)
+    found = np.load(tmp_path / "out" / "edufineweb_train_000000.npy")
+    assert found.tolist() == reference.stream(DOCUMENTS).tolist()
+    assert "numpy" in json.loads((tmp_path / "out" / "manifest.json").read_text())["versions"]
