@@ -54,10 +54,10 @@ def encode_one_by_one(
                 blocks.append(encoder.encode(_emptied(part), where))
                 continue
             announce(document)
-            spare = (
+            use_fallback = (
                 document.sha256 in order.use_fallback_for or len(order.use_fallback_for) >= _MANY_FALLBACKS
             )
-            blocks.append(_encode_somehow(part, where, encoder, spare))
+            blocks.append(_encode_with_either(part, where, encoder, use_fallback))
         except UnencodableError as error:
             quarantined.append(replace(document, cause=str(error)))
             blocks.append(encoder.encode(_emptied(part), where))
@@ -74,16 +74,16 @@ def encode_one_by_one(
     )
 
 
-def _encode_somehow(part: TextChunk, where: str, encoder: Encoder, spare: bool) -> EncodedBlock:
-    """With either engine. `spare`: not with the first, which has ended a worker over it."""
-    if spare:
-        return (encoder.other or encoder).encode(part, where)
+def _encode_with_either(part: TextChunk, where: str, encoder: Encoder, use_fallback: bool) -> EncodedBlock:
+    """Encode a document with either engine; `use_fallback`: only with the other one."""
+    if use_fallback:
+        return (encoder.fallback or encoder).encode(part, where)
     try:
         return encoder.encode(part, where)
     except UnencodableError:
-        if encoder.other is None:
+        if encoder.fallback is None:
             raise
-        return encoder.other.encode(part, where)
+        return encoder.fallback.encode(part, where)
 
 
 def _single(chunk: TextChunk, i: int) -> TextChunk:
