@@ -102,7 +102,7 @@ class TextChunk:
 class Origin:
     """Where `count` documents of a chunk come from, starting with document `first`, as far as it is known.
 
-    `tokens` is compared with every document; the rest is only used to name a document in a message.
+    `tokens` is compared with the encoder's counts; the rest only serves to name a document in messages.
     """
 
     first: int

@@ -18,7 +18,7 @@ _WIDTHS_BYTES = (2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A vocabulary. Two are equal if name, hash, size and EOT are; `reference` and `cut_rule` don't count.
+    """A vocabulary. Two are equal if name, hash, size and EOT are; the other fields don't count.
 
     Without `token_bytes` it is small enough to be sent to workers; `tokenizers/vocabularies.py` adds them.
     """

@@ -69,7 +69,7 @@ def find_cut(data: bytes, low: int, high: int) -> Cut | None:
 
 
 def _may_be_seam(data: bytes, position: int) -> bool:
-    """Return whether both sides of `position` are split into the same pieces as the whole text."""
+    """Return whether a cut at `position` leaves all other borders between pieces as they are."""
     if not _is_character_border(data, position):
         return False
     left = data[max(0, position - CONTEXT_BYTES) : position].decode("utf-8", "replace")

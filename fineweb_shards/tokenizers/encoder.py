@@ -39,7 +39,7 @@ SAMPLE_BYTES = 16 * 1024
 
 @cache
 def make_mender(vocabulary: Vocabulary = GPT2) -> SeamMender:
-    """Return the process's SeamMender for a vocabulary, made once. It has no state, so threads can share it."""
+    """Return the SeamMender of this process; threads may share it, because nothing in it changes."""
     reference = TiktokenEngine(load_token_bytes(vocabulary))
     encoder = Encoder(reference, reference, eot_first=True, seed=0)
 
@@ -111,7 +111,7 @@ class Encoder:
         )
 
     def encode_documents(self, documents: list[str]) -> tuple[Ids, Offsets]:
-        """Return what tiktoken's `encode_ordinary` returns for each document, whatever its length and content."""
+        """Encode each document exactly as tiktoken's `encode_ordinary`, whatever its length and content."""
         if not self.vocabulary.cut_rule or all(len(document) <= PASSAGE_BYTES for document in documents):
             return self._encode_texts(documents)
         passages = [_passages(document) for document in documents]
@@ -142,7 +142,7 @@ class Encoder:
         return np.concatenate(joined)
 
     def _encode_texts(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        """Call the engine; replace lone surrogates, translate its exceptions and check the range of the ids."""
+        """Call the engine: replace lone surrogates, translate exceptions, and check the range of the ids."""
         try:
             tokens, offsets = self._engine.encode(texts)
         except UnicodeEncodeError:

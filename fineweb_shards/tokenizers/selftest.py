@@ -62,7 +62,7 @@ _SPACES = [
 
 
 def hostile_strings() -> list[str]:
-    """Return strings in which every two kinds of characters meet, with and without white space in between."""
+    """Return strings in which all kinds of characters meet, in both orders, with and without white space."""
     atoms = [*_WORDS, *_NUMBERS, *_SIGNS, *_SPACES]
     strings = ["", *atoms, *(atom * 40 for atom in atoms)]
     partners = ["a", "7", "!", " ", "\n", "'s", "你"]

@@ -33,6 +33,7 @@ def load_token_bytes(vocabulary: Vocabulary) -> Vocabulary:
     except KeyError:
         known = ", ".join(one.name for one in _LOADERS)
         raise UsageError(
-            f"The text of the tokens of the vocabulary {vocabulary.name} ({vocabulary.size:,} ids) is not known.",
+            f"The vocabulary {vocabulary.name} ({vocabulary.size:,} ids) is not known here, so its tokens "
+            "can't be decoded.",
             f"Known are: {known}. `verify`, `export` and the loader work without it.",
         ) from None
