@@ -13,7 +13,7 @@ from fineweb_shards.types import Counts, Cursor, EncodedBlock
 
 
 def replace_unreadable(source: Source, task: Task, death: Death) -> EncodedBlock | WorkerError:
-    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports the batch.
+    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it.
 
     `death` is that of the last worker.
     """
