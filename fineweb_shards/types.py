@@ -117,9 +117,7 @@ def id_of(chunk: TextChunk, document: int) -> str | None:
     for origin in chunk.origins:
         if origin.ids is not None and 0 <= document - origin.first < origin.count:
             name = origin.ids[document - origin.first]
-            name = (
-                name.as_py() if hasattr(name, "as_py") else name
-            )  # Arrow scalars have as_py, values from JSON don't
+            name = name.as_py() if hasattr(name, "as_py") else name  # from Arrow or from JSON
             return None if name is None else str(name)
     return None
 

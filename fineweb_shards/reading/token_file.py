@@ -97,9 +97,7 @@ def open_token_file(path: Path) -> TokenFile:
             if start.startswith(_NPY_MAGIC):
                 return _open_npy(path, file, size)
             for width_bytes, (magic, _) in HEADERS.items():
-                if start.startswith(
-                    magic.to_bytes(4, "little")
-                ):  # can't be tokens: outside GPT-2's vocabulary
+                if start.startswith(magic.to_bytes(4, "little")):  # no tokens: outside GPT-2's vocabulary
                     return _open_llm_c(path, start, size, width_bytes)
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from error
@@ -180,9 +178,7 @@ def _open_llm_c(path: Path, start: bytes, size: int, width_bytes: int) -> TokenF
     header_bytes, version = 4 * HEADER_INTS, HEADERS[width_bytes][1]
     header = np.frombuffer(start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
     if header[1] != version:
-        raise _refused(
-            path, f"has version {header[1]} in its header, not {version}, so that its tokens can't be read"
-        )
+        raise _refused(path, f"has version {header[1]} in its header, not {version}: it can't be read")
     found = TokenFile(path, "llm.c", header_bytes, header[2], unsigned_dtype(width_bytes))
     return _with_right_size(found, size)
 

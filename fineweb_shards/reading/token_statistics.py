@@ -116,9 +116,7 @@ def count_tokens(tokens: Tokens, vocabulary: Vocabulary) -> TokenStatistics:
     """Count the tokens of one block."""
     places = vocabulary.find_eots(tokens)
     lengths = np.diff(places) - 1
-    outside = np.int64(
-        vocabulary.size
-    )  # all invalid ids, of which a damaged file may have any, are counted as one
+    outside = np.int64(vocabulary.size)  # a file may have any invalid id: all are counted as this one
     return TokenStatistics(
         vocabulary,
         len(tokens),

@@ -139,7 +139,7 @@ class LocalExecutor(Executor):
     def _send(self, worker: WorkerProcess, order: WorkOrder) -> None:
         if order.one_by_one:
             worker.note_order()
-        self._awaited = [worker]  # sending blocks if the worker does not receive
+        self._awaited = [worker]  # `send` blocks if the worker does not receive
         try:
             worker.pipe.send(order)
         except OSError:  # it has died; _wait will notice, and handle it
@@ -159,9 +159,8 @@ class LocalExecutor(Executor):
                     self._receive(pipes[happened])
             elif isinstance(happened, int) and deaths[happened] in self._workers:
                 worker = deaths[happened]
-                if (
-                    worker.pipe not in pipes or not worker.pipe.poll()
-                ):  # messages that it sent before its death come first
+                # Messages that it sent before its death are received first.
+                if worker.pipe not in pipes or not worker.pipe.poll():
                     self._handle_death(worker)
 
     def _should_respond(self, worker: WorkerProcess) -> bool:
@@ -169,7 +168,7 @@ class LocalExecutor(Executor):
         return (self._schedule.has_work(worker) or not worker.ready) and worker.waiting is None
 
     def _receive(self, worker: WorkerProcess) -> None:
-        self._awaited = [worker]  # receiving blocks if the worker stops in the middle of a message
+        self._awaited = [worker]  # `receive` blocks if the worker stops in the middle of a message
         try:
             message = receive(worker.pipe)
         except (EOFError, OSError):

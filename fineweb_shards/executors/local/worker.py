@@ -30,9 +30,7 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
     """Encode batches as ordered until the parent closes the pipe. This is the process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, [signal.SIGTERM]
-        )  # blocked during the start: see process.py
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by process.py
     lower_priority()
     offer_to_oom_killer()
     outbox = Outbox(pipe)
