@@ -1,4 +1,4 @@
-"""The values that pass between stages.
+"""Define the values that pass between the stages of a run. They hold data only; the stages do the work.
 
 Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► ShardSlice ──► ShardRecord
 source    worker reads  worker encodes   stitcher       packer         writer, manifest
@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Tokens = NDArray[np.integer[Any]]  # as wide as the vocabulary, or the file they come from, has them
-Places = NDArray[np.int64]  # in an array of tokens, ascending
+Tokens = NDArray[np.integer[Any]]  # ids, as wide as the vocabulary or the file they come from makes them
+Places = NDArray[np.int64]  # positions in an array of tokens, ascending
 Dtype = np.dtype[np.integer[Any]]
 Split = Literal["val", "train"]
 SPLITS: tuple[Split, Split] = ("val", "train")
@@ -26,7 +26,7 @@ class Cursor:
 
     `position` is a row group number in parquet and a byte offset (after decompression) elsewhere. It
     depends neither on the batch size nor on the number of workers. `starts_mid_document` says that the
-    position is a safe cut inside a long document, so that no EOT stands in front of what follows.
+    position is a safe cut inside a long document, so that no EOT is put in front of what follows.
     """
 
     file: int
@@ -35,20 +35,20 @@ class Cursor:
     starts_mid_document: bool = False
 
     def after(self, tokens: int) -> Cursor:
-        """The place `tokens` further on."""
+        """Return the place `tokens` tokens further on."""
         return Cursor(self.file, self.position, self.skip_tokens + tokens, self.starts_mid_document)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What happened to the documents of a block, beyond becoming tokens."""
+    """Counts about the documents of a block that its tokens do not show; `+` adds two of them."""
 
-    text_bytes: int = 0  # of the documents, as UTF-8: neither separators nor the JSON around them
+    text_bytes: int = 0  # of the documents as UTF-8, without separators or the JSON around them
     skipped_documents: int = 0  # null text
     replaced_characters: int = 0  # invalid UTF-8 that became U+FFFD
     bad_parts: int = 0  # damaged files, row groups or lines left out by --on-bad-file skip
-    token_count_mismatches: int = 0  # documents whose token_count in the source is not ours
-    quarantined_documents: int = 0  # left out because they end whoever encodes them
+    token_count_mismatches: int = 0  # documents for which the source gives another token_count
+    quarantined_documents: int = 0  # left out because they crash every worker that encodes them
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -63,57 +63,57 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A piece of work: where a worker finds some documents, or (`payload`) their bytes themselves."""
+    """A unit of work: where a worker finds some documents, or, in `payload`, the bytes of the documents."""
 
     file: int
     position: int
     end: int
-    size_bytes: int  # of text, as well as it is known: what the window in flight is measured in
+    size_bytes: int  # of text, possibly estimated; bounds how much is in flight
     starts_mid_document: bool = False  # begins inside a document: no EOT in front
     ends_mid_document: bool = False  # the next batch begins inside a document
     seam: bool = False  # begins at a cut that may have torn a token: see tokenizers/seams.py
     rows: tuple[int, int] | None = None  # in parquet: only these rows of a large row group
-    separator: str = ""  # in text: what stands between documents, where it was found by looking
+    separator: str = ""  # in text: what separates documents, if it was detected and not given
     payload: bytes | None = None
-    broken_off: bool = False  # a damaged stream ends here: the last document is not whole
-    problem: str | None = None  # left out: this range or, where it is empty, the rest of the file
+    broken_off: bool = False  # a damaged stream ends here: the last document is incomplete
+    problem: str | None = None  # why this range is left out or, if it is empty, the rest of the file
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Documents read together by a worker.
+    """Documents that a worker reads together and encodes in one call.
 
-    `start` is None where reading can't begin: behind a seam, or in the middle of a row group.
-    `end` likewise. Such a place is counted in tokens from the last one that has a cursor.
+    `start` is None where reading can't begin: after a seam, or in the middle of a row group. The same holds
+    for `end`. The stitcher expresses such a place as a number of tokens after the last cursor.
     """
 
     documents: list[str]
     start: Cursor | None
     end: Cursor | None
-    starts_mid_document: bool = False  # the first "document" is the rest of one
-    ends_mid_document: bool = False  # the last document goes on in the next chunk
+    starts_mid_document: bool = False  # the first "document" is the rest of one that began earlier
+    ends_mid_document: bool = False  # the last document continues in the next chunk
     seam: bool = False
     counts: Counts = Counts()
-    problems: tuple[str, ...] = ()  # what a person should know of, for the log
+    problems: tuple[str, ...] = ()  # sentences for the log
     origins: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where some documents of a chunk, beginning with document `first`, come from, as far as it is known.
+    """Where `count` documents of a chunk come from, starting with document `first`, as far as it is known.
 
-    Looked at only where something is wrong with one of them, apart from `tokens`.
+    `tokens` is compared with the encoder's counts; the rest only serves to name a document in messages.
     """
 
     first: int
     count: int
     rows: NDArray[np.int64] | None = None  # in their file
     ids: Sequence[Any] | None = None
-    tokens: NDArray[np.int64] | None = None  # how many the source says they have; -1: it does not say
+    tokens: NDArray[np.int64] | None = None  # the source's token_count; -1: it gives none
 
 
 def id_of(chunk: TextChunk, document: int) -> str | None:
-    """What the source calls a document."""
+    """Return the id that the source gives to a document; None if it gives none."""
     for origin in chunk.origins:
         if origin.ids is not None and 0 <= document - origin.first < origin.count:
             name = origin.ids[document - origin.first]
@@ -123,7 +123,7 @@ def id_of(chunk: TextChunk, document: int) -> str | None:
 
 
 def row_of(chunk: TextChunk, document: int) -> int | None:
-    """A document's row in its file."""
+    """Return the row of a document in its file; None if the file has no rows."""
     for origin in chunk.origins:
         if origin.rows is not None and 0 <= document - origin.first < origin.count:
             return int(origin.rows[document - origin.first])
@@ -132,28 +132,28 @@ def row_of(chunk: TextChunk, document: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A document that was left out, and why. In a long document it may be one piece of it."""
+    """A document, or one piece of a long document, that was left out, and why."""
 
     file: int
-    position: int  # of the batch it was read with
+    position: int  # of the batch that held it
     document: int  # its number in that batch's chunk, from 0
-    row: int | None  # in the file, where there are rows
+    row: int | None  # in the file, if the file has rows
     id: str | None
     text_bytes: int
-    sha256: str  # of the text: how it is known again
-    begins: str
+    sha256: str  # of the text, by which a later run recognizes it
+    begins: str  # the first characters of the text
     cause: str = ""
-    piece_of_bytes: int = 0  # a piece of a long document: the batch size it was cut with
+    piece_of_bytes: int = 0  # if a piece of a long document: the batch size it was cut with
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedBlock:
-    """The tokens of one chunk, EOT included, as a worker sends them."""
+    """The tokens of one chunk, with EOTs, as a worker sends them to the parent."""
 
     start: Cursor | None
     end: Cursor | None
     tokens: Tokens
-    eots: Places  # where in `tokens` an EOT is: whoever puts it there knows, and nobody has to search
+    eots: Places  # where `tokens` has its EOTs: noted by the encoder, so that no later stage searches
     seam: bool = False
     counts: Counts = Counts()
     problems: tuple[str, ...] = ()
@@ -161,13 +161,13 @@ class EncodedBlock:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory."""
+        """The memory that its arrays take."""
         return self.tokens.nbytes + self.eots.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBlock:
-    """Tokens in their place in the stream: what the stitcher makes of encoded blocks."""
+    """Tokens with their exact place in the stream, as the stitcher makes them from encoded blocks."""
 
     start: Cursor
     end: Cursor
@@ -178,26 +178,26 @@ class TokenBlock:
 
 @dataclass(frozen=True, slots=True)
 class ShardSlice:
-    """Tokens for a file being written, and the place in the stream behind them.
+    """Tokens to append to a file, and the place in the stream that follows them.
 
-    At a `checkpoint` everything up to `end` is in slices already handed out, of either split.
+    At a `checkpoint` the slices handed out so far, of both splits, hold everything before `end`.
     """
 
     tokens: Tokens
-    documents: int  # EOTs among them
+    documents: int  # number of EOTs in `tokens`
     counts: Counts
     end: Cursor
     split: Split = "train"
-    checkpoint: bool = False  # enter what is written in the manifest
-    fills_shard: bool = False  # nothing more comes into this file
+    checkpoint: bool = False  # record in the manifest what is written so far
+    fills_shard: bool = False  # this slice is the last of its file
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A segment of tokens that is safely on the disk, as `manifest.json` has it.
+    """A segment of tokens that is durably on the disk, as `manifest.json` records it.
 
     Usually it is a whole shard. A file that grows over several checkpoints has several records, each
-    with the hash of its own bytes, which begin at `offset`.
+    with the hash of its own bytes, which start at `offset`.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""What a token id means: the vocabulary, one value that every stage is given.
+"""Describe a vocabulary: how many token ids there are, and which of them separates documents.
 
-It says how many ids there are, which of them stands between documents, and so how wide an id must be in
-memory. How wide it is in a file, the layout decides together with it (layouts/shard_format.py). Here are
-facts only: reading a vocabulary's own file is done in `tokenizers/`.
+Every stage is given this one value. The number of ids decides how wide a token is in memory; how wide it is
+in a file, the layout decides (layouts/shard_format.py). Nothing here reads files: `tokenizers/` reads the
+file that defines a vocabulary.
 """
 
 from __future__ import annotations
@@ -18,34 +18,38 @@ _WIDTHS_BYTES = (2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Two are the same if name, hash, size and EOT are; how it is encoded may be told by somebody else.
+    """A vocabulary. Two are equal if name, hash, size and EOT are; the other fields don't count.
 
-    Without `token_bytes` it is small, and can be sent anywhere; see `tokenizers.load_token_bytes`.
+    Without `token_bytes` it is small enough to be sent to workers; `tokenizers/vocabularies.py` adds them.
     """
 
     name: str
     sha256: str  # of the file that defines it
-    size: int  # ids, EOT included
-    eot: int  # stands between documents, and is never made from text
-    reference: str = field(default="", compare=False)  # the engine that decides what is right
-    cut_rule: str | None = field(default=None, compare=False)  # for long documents: tokenizers/cuts.py
-    token_bytes: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # by id; text has no others
+    size: int  # number of ids, including EOT
+    eot: int  # separates documents, and is never encoded from text
+    reference: str = field(default="", compare=False)  # the engine whose output is correct by definition
+    cut_rule: str | None = field(default=None, compare=False)  # how to cut long documents: tokenizers/cuts.py
+    token_bytes: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # by id, without EOT
 
     @property
     def dtype(self) -> Dtype:
-        """The narrowest that holds every id: what tokens are in memory."""
+        """The narrowest dtype that holds every id; tokens have it in memory."""
         fitting = (width for width in _WIDTHS_BYTES if self.size <= 1 << 8 * width)
         return unsigned_dtype(next(fitting))
 
     def find_eots(self, tokens: Tokens) -> Places:
-        """Where the EOTs are. For tokens that come from a finished file: in a build the borders are known
-        from the encoder on and carried along, and nobody searches."""
+        """Return the positions of the EOTs in tokens that were read from a finished file.
+
+        A build does not need this: its encoder notes the positions, and they travel with the tokens.
+        """
         return np.flatnonzero(tokens == self.eot)
 
 
 def unsigned_dtype(width_bytes: int) -> Dtype:
-    """Little-endian ids of so many bytes. Files are always read so: an id that damage has made negative is
-    then larger than any vocabulary."""
+    """Return the little-endian dtype for ids of `width_bytes` bytes.
+
+    Files are always read as unsigned: an id that damage made negative is then larger than any vocabulary.
+    """
     return np.dtype(f"<u{width_bytes}")
 
 

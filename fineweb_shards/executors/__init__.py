@@ -1,4 +1,4 @@
-"""Who does the tokenizing: the protocol, the schedule that all executors share, and `local`, this machine's.
+"""Tokenize batches: the interface of executors, their shared schedule, and `local`, for this machine.
 
-May import: the root, `system`, `tokenizers`, `sources`.
+May import: the root, `system`, `tokenizers`, `sources`, `stream`.
 """

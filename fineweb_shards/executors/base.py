@@ -1,7 +1,7 @@
-"""What a run, and whoever watches it, know of an executor: batches in, their blocks out, in order.
+"""Define the interface of an executor: it takes batches and yields their blocks in the same order.
 
-Where the work is done is each implementation's own business. `local/` has worker processes on this machine.
-The rules that are the same everywhere (order, window, retries, quarantine) are in schedule.py.
+Where the work is done is up to the implementation; `local/` uses worker processes on this machine. The rules
+that all executors share (order, window, retries, quarantine) are in schedule.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fineweb_shards.types import Batch, EncodedBlock
 
 
 class Executor(ABC):
-    """Tokenizes for one run. A context manager: the workers that entering it starts end with it."""
+    """Tokenizes for one run. As a context manager it starts its workers on entry and ends them on exit."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End every worker, whatever it is doing."""
+        """End every worker, even in the middle of its work."""
 
     @abstractmethod
     def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
@@ -29,14 +29,14 @@ class Executor(ABC):
     @property
     @abstractmethod
     def workers(self) -> int:
-        """How many are at work now."""
+        """The number of workers that exist now."""
 
     @property
     @abstractmethod
     def used_bytes(self) -> int:
-        """The memory of all processes of the run at the last look; 0 where it can't be measured."""
+        """The memory of all processes of the run when last measured; 0 if it can't be measured."""
 
     @property
     @abstractmethod
     def peak_bytes(self) -> int:
-        """The most that was seen of `used_bytes`."""
+        """The highest value of `used_bytes` so far."""

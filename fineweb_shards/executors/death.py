@@ -1,8 +1,8 @@
-"""How a worker ended, and what that says about the document it was at.
+"""Classify how a worker died, which decides whether the document that it worked on is suspected.
 
-A signal that a process brings upon itself (SIGSEGV, SIGABRT …) or an exit code of its own is its own doing.
-SIGKILL and the others come from outside: from a person, a scheduler, or the kernel, whose OOM killer counts
-its victims.
+A signal that a process causes itself (SIGSEGV, SIGABRT …), or an exit code, is a crash. SIGKILL and all other
+signals come from outside: from a person, a scheduler, or the kernel's OOM killer. The kernel counts its OOM
+kills, which tells them from the others.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import signal
 from dataclasses import dataclass
 
 # Exit codes of workers that end themselves.
-OUT_OF_MEMORY_EXIT_CODE = 112  # it is not known which document asked for too much
-THREAD_FAILED_EXIT_CODE = 113  # without one of its threads it might be waited for in vain
+OUT_OF_MEMORY_EXIT_CODE = 112  # it is not known which document needed too much
+THREAD_FAILED_EXIT_CODE = 113  # without that thread it might never answer
 
 _OWN_SIGNALS = {
     getattr(signal, name)
@@ -23,24 +23,24 @@ _OWN_SIGNALS = {
 
 
 class DeathKind(enum.Enum):
-    """Whose doing a worker's end was."""
+    """The cause of a worker's death."""
 
-    CRASHED = "its own"
-    OUT_OF_MEMORY = "its own, or that of other programs which fill the memory"
-    KILLED = "somebody else's"
-    STUCK = "ours: it did nothing any more"
+    CRASHED = "crashed by itself"
+    OUT_OF_MEMORY = "out of memory, because of its document or of other programs"
+    KILLED = "killed from outside"
+    STUCK = "killed by the watchdog because it did nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How one worker ended. `words` end a sentence that begins with the worker."""
+    """How one worker died. `description` is a predicate, such as "was killed by signal 9"."""
 
     kind: DeathKind
-    words: str
+    description: str
 
 
 def explain_exit(code: int | None, *, oom_killed: bool) -> Death:
-    """Tell how a process ended. `oom_killed`: the kernel has just killed somebody for want of memory."""
+    """Classify an exit code. `oom_killed`: the kernel has just killed some process to free memory."""
     if code == OUT_OF_MEMORY_EXIT_CODE:
         return Death(DeathKind.OUT_OF_MEMORY, "ran out of memory")
     if code == THREAD_FAILED_EXIT_CODE:

@@ -1,7 +1,8 @@
-"""Document by document, each announced before it is tried: how one that ends its worker is found.
+"""Encode a chunk one document at a time, to find the document that crashes workers.
 
-A document that an engine raises on is encoded by the other one. What neither can do is left out: a whole
-document without a trace in the stream, a piece of a long one with the EOT it would have had.
+Each document is announced to the parent before it is encoded, so that the parent knows which one the worker
+died on. If an engine raises an exception for a document, the other engine encodes it. A document that neither
+can encode is left out: a whole document leaves nothing in the stream, a piece of a long one leaves its EOT.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from fineweb_shards.stream.borders import NO_PLACES, Span, join_spans
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.types import Counts, EncodedBlock, Quarantined, TextChunk, id_of, row_of
 
-# So many documents of a batch ended workers: the other engine does the rest of it.
+# After this many documents of a batch crashed the first engine, the other one encodes the rest of it.
 _MANY_FALLBACKS = 3
 _SHOWN_CHARACTERS = 200
 
 
 def digest_of(document: str) -> str:
-    """How a quarantined document is known again."""
+    """Return the SHA-256 of a document's text, by which a quarantined document is recognized."""
     return hashlib.sha256(document.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def holds_any(chunk: TextChunk, digests: frozenset[str]) -> bool:
-    """Whether one of the chunk's documents is among `digests`."""
+    """Return whether one of the chunk's documents has one of these digests."""
     return bool(digests) and not digests.isdisjoint(map(digest_of, chunk.documents))
 
 
@@ -40,7 +41,10 @@ def encode_one_by_one(
     announce: Callable[[Quarantined], None],
     piece_bytes: int,
 ) -> EncodedBlock:
-    """The chunk as one block, like `encoder.encode`, without the documents that can't be encoded."""
+    """Encode a chunk as one block, like `encoder.encode`, but leave out documents that can't be encoded.
+
+    `announce` is called before each document. `piece_bytes` is recorded for pieces of long documents.
+    """
     nothing = Span(np.empty(0, encoder.vocabulary.dtype), NO_PLACES)
     blocks: list[EncodedBlock] = []
     quarantined: list[Quarantined] = []
@@ -54,10 +58,10 @@ def encode_one_by_one(
                 blocks.append(encoder.encode(_emptied(part), where))
                 continue
             announce(document)
-            spare = (
+            use_fallback = (
                 document.sha256 in order.use_fallback_for or len(order.use_fallback_for) >= _MANY_FALLBACKS
             )
-            blocks.append(_encode_somehow(part, where, encoder, spare))
+            blocks.append(_encode_with_either(part, where, encoder, use_fallback))
         except UnencodableError as error:
             quarantined.append(replace(document, cause=str(error)))
             blocks.append(encoder.encode(_emptied(part), where))
@@ -74,20 +78,20 @@ def encode_one_by_one(
     )
 
 
-def _encode_somehow(part: TextChunk, where: str, encoder: Encoder, spare: bool) -> EncodedBlock:
-    """With either engine. `spare`: not with the first, which has ended a worker over it."""
-    if spare:
-        return (encoder.other or encoder).encode(part, where)
+def _encode_with_either(part: TextChunk, where: str, encoder: Encoder, use_fallback: bool) -> EncodedBlock:
+    """Encode a document with either engine; `use_fallback`: only with the other one."""
+    if use_fallback:
+        return (encoder.fallback or encoder).encode(part, where)
     try:
         return encoder.encode(part, where)
     except UnencodableError:
-        if encoder.other is None:
+        if encoder.fallback is None:
             raise
-        return encoder.other.encode(part, where)
+        return encoder.fallback.encode(part, where)
 
 
 def _single(chunk: TextChunk, i: int) -> TextChunk:
-    """Document `i` of a chunk as a chunk of its own. What was counted for all stays with all."""
+    """Return document `i` of a chunk as a chunk of its own, without the counts of the whole chunk."""
     first, last = i == 0, i == len(chunk.documents) - 1
     origins = [origin for origin in chunk.origins if 0 <= i - origin.first < origin.count]
     return TextChunk(
@@ -111,12 +115,13 @@ def _single(chunk: TextChunk, i: int) -> TextChunk:
 
 
 def _emptied(part: TextChunk) -> TextChunk:
-    """What stays of a document in quarantine: of a piece the place of its EOT."""
+    """Return what is encoded instead of a quarantined document: nothing, or an empty text for a piece."""
     documents = [""] if part.starts_mid_document or part.ends_mid_document else []
     return replace(part, documents=documents, origins=(), counts=Counts(quarantined_documents=1))
 
 
 def _describe(chunk: TextChunk, i: int, order: WorkOrder, piece_of_bytes: int) -> Quarantined:
+    """Return the record that document `i` has if it is quarantined."""
     document = chunk.documents[i]
     return Quarantined(
         file=order.batch.file,

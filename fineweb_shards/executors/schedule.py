@@ -1,15 +1,15 @@
-"""Decides which worker does what, and in which order blocks come out: the rules that every executor shares.
+"""Decide which worker gets which batch, and put the blocks in order: the rules that all executors share.
 
-- Batches are given out in order, finish in any order and come out in order.
-- What is in flight is bounded in bytes: a new batch begins only while the others hold less than the window.
-- A worker that is gone leaves its batches to the others, who do them again, without what has arrived.
-- A batch that ends workers is narrowed down to the document that does it (task.py), which goes to quarantine.
-  A copy of it further on must share its fate, or the bytes would depend on how far the others had come: all
-  batches behind it start over.
-- A batch that ran out of memory is tried alone, with nobody else at work.
+- Batches are given out in order, finish in any order, and their blocks come out in order.
+- The bytes in flight are bounded: a new batch starts only while the others hold less than the window.
+- If a worker is gone, others do its batches again, except for the blocks that have already arrived.
+- If a batch crashes workers, the document responsible is found (task.py) and quarantined. A copy of it later
+  in the stream must be left out, too, or the output would depend on how far other workers had come:
+  therefore all later batches start over.
+- A batch that ran out of memory is tried alone, while no other worker has work.
 
-Pure: workers are handles that can be told apart, whatever they are. An executor starts and ends them, speaks
-to them and waits for them.
+No I/O: a worker is any hashable handle. Executors start workers, send them orders, receive their messages and
+end them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fineweb_shards.executors.death import Death
 from fineweb_shards.executors.task import Task, WorkOrder
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 
-# So many documents ended their workers: then it is not the documents.
+# If more documents than this crash their workers, the documents are not the cause, and the run stops.
 MAXIMUM_QUARANTINED = 100
 
 Worker = TypeVar("Worker", bound=Hashable)
-# What takes the place of a batch that can't be read: a block without its documents, or an error.
+# Returns what replaces a batch that can't be read: a block without its documents, or an error.
 ReplaceUnreadable = Callable[[Task, Death], EncodedBlock | WorkerError]
 
 
 class Schedule(Generic[Worker]):
-    """All batches between their listing and their last block. `quarantined`: documents of earlier runs."""
+    """All batches that are listed and not yet output. `quarantined`: documents left out by earlier runs."""
 
     def __init__(
         self,
@@ -42,55 +42,55 @@ class Schedule(Generic[Worker]):
         quarantined: Iterable[Quarantined] = (),
     ) -> None:
         self._window_bytes = window_bytes
-        self._queued_batches = queued_batches  # that a worker may have at once
+        self._queued_batches = queued_batches  # the most that one worker may have
         self._replace_unreadable = replace_unreadable
-        self._tasks: deque[Task] = deque()  # in order; the first is the one to come out next
-        self._pending: deque[Task] = deque()  # those that no worker has and that are not done; in order, too
-        self._held: dict[Worker, deque[Task]] = {}  # by the worker that has them; it is at the first
-        self._batches = 0  # begun
-        self._lost_documents = 0  # in this run
-        self._skip_digests: dict[int, frozenset[str]] = {}  # documents in quarantine, by file
+        self._tasks: deque[Task] = deque()  # in order; the first is output next
+        self._pending: deque[Task] = deque()  # in order; not done, and no worker has them
+        self._held: dict[Worker, deque[Task]] = {}  # each worker's batches; it is encoding the first of them
+        self._batches = 0  # added so far
+        self._new_quarantined = 0  # documents quarantined in this run
+        self._skip_digests: dict[int, frozenset[str]] = {}  # digests of quarantined documents, by file number
         for document in quarantined:
             self._skip(document)
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything that was added has come out."""
+        """Whether all blocks of all batches were output."""
         return not self._tasks
 
     @property
     def in_flight_bytes(self) -> int:
-        """The size of all batches that have not come out yet."""
+        """The size of all batches that are not yet output."""
         return sum(task.batch.size_bytes for task in self._tasks)
 
     @property
     def tries_alone(self) -> bool:
-        """Whether a batch has to be tried with nobody else at work: one worker is enough then."""
+        """Whether a batch has to be tried while no other worker has work: one worker is then enough."""
         return any(task.alone and not task.done for task in self._tasks)
 
-    # Giving out
+    # Giving out batches
 
     @property
     def needs_batch(self) -> bool:
-        """Whether a worker that asked for work now would get a new batch, if there were one."""
-        if self._pending or any(task.alone for task in self._in_hand()):
+        """Whether a new batch, if there is one, could be given to a worker now."""
+        if self._pending or any(task.alone for task in self._held_tasks()):
             return False
         return not self._tasks or self.in_flight_bytes < self._window_bytes
 
     def add(self, batch: Batch) -> None:
-        """Enter the next batch of the stream."""
+        """Add the next batch of the stream."""
         task = Task(batch, self._batches)
         self._batches += 1
         self._tasks.append(task)
         self._pending.append(task)
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
-        """Choose the worker that has the least to do, if it may have more."""
+        """Return the worker with the fewest batches; None if even that one has as many as allowed."""
         worker = min(workers, key=self._count_held, default=None)
         return worker if worker is not None and self._count_held(worker) < self._queued_batches else None
 
     def give_next(self, worker: Worker) -> WorkOrder | None:
-        """Give a worker the next batch that nobody has; None where there is none, or it has to wait."""
+        """Give a worker the next batch that no worker has; None if there is none, or if it has to wait."""
         if not self._pending or self._must_wait(self._pending[0]):
             return None
         task = self._pending.popleft()
@@ -98,25 +98,28 @@ class Schedule(Generic[Worker]):
         return task.order(self._skip_digests.get(task.batch.file, frozenset()))
 
     def has_work(self, worker: Worker) -> bool:
-        """Whether a worker has a batch that is not done."""
+        """Return whether a worker has a batch that is not done."""
         return self._count_held(worker) > 0
 
     def _count_held(self, worker: Worker) -> int:
         return len(self._held.get(worker, ()))
 
-    def _in_hand(self) -> Iterator[Task]:
+    def _held_tasks(self) -> Iterator[Task]:
         return (task for held in self._held.values() for task in held)
 
     def _must_wait(self, task: Task) -> bool:
-        """Whether a batch can't be given out now because it, or another one, has to be tried alone."""
-        if task.alone:  # in its turn, so that its blocks can come out
-            return any(True for _ in self._in_hand()) or task is not self._tasks[0]
-        return any(held.alone for held in self._in_hand())
+        """Return whether a batch has to wait because it, or another one, must be tried alone."""
+        if task.alone:  # only once it is the first, so that its blocks can be output
+            return any(True for _ in self._held_tasks()) or task is not self._tasks[0]
+        return any(held.alone for held in self._held_tasks())
 
-    # What workers say
+    # Messages of workers
 
     def may_receive(self, worker: Worker) -> bool:
-        """Whether to listen to a worker: not to one that is ahead of the others, once enough is waiting."""
+        """Return whether to receive from a worker.
+
+        If many blocks wait for their turn, only the worker that has the first batch is heard.
+        """
         held = self._held.get(worker)
         if not held or self._tasks[0] in held:
             return True
@@ -124,28 +127,30 @@ class Schedule(Generic[Worker]):
         return waiting < self._window_bytes
 
     def announce(self, worker: Worker, document: Quarantined) -> None:
-        """Note the document that a worker is about to try: if it ends now, it was this one."""
+        """Note the document that a worker is about to encode: if the worker dies, this one is suspected."""
         self._held[worker][0].trying = document
 
     def receive_block(self, worker: Worker, block: EncodedBlock) -> None:
-        """Take the next block of the batch that a worker is at."""
+        """Keep the next block of the batch that a worker is encoding."""
         self._held[worker][0].receive_block(block)
 
     def finish(self, worker: Worker, error: ShardError | None = None) -> None:
-        """Note that a worker is through with its batch or, with an `error`, that nobody can do it."""
+        """Note that a worker has finished its batch or, with an `error`, that the batch can't be done."""
         task = self._held[worker].popleft()
         task.done, task.error = True, error
 
-    # What comes out
+    # Output
 
     @property
     def has_output(self) -> bool:
-        """Whether `take_output` has something to give."""
+        """Whether the first batch has blocks to yield, or is done."""
         return bool(self._tasks) and (bool(self._tasks[0].blocks) or self._tasks[0].done)
 
     def take_output(self) -> Iterator[EncodedBlock]:
-        """Yield what has come of the first batch. Its error, if it has one, is raised in its turn, so that
-        everything in front of it is packed first."""
+        """Yield the blocks of the first batch that have arrived.
+
+        If the batch has an error, it is raised after them, so that everything before the error is packed.
+        """
         task = self._tasks[0]
         while task.blocks:
             yield task.take_block()
@@ -154,27 +159,29 @@ class Schedule(Generic[Worker]):
             if task.error is not None:
                 raise task.error
 
-    # Workers that are gone
+    # Removed and dead workers
 
     def remove_worker(self, worker: Worker) -> None:
-        """Take a worker's batches back; without blame, because it was sent away."""
+        """Take back the batches of a worker that is gone, for other workers; its death is not counted."""
         self._do_again(self._held.pop(worker, ()))
 
     def note_death(self, worker: Worker, death: Death) -> bool:
-        """Take a dead worker's batches back, and decide about the one it died over. Where that returns True,
-        nobody has a batch any more, and all other workers have to be ended."""
+        """Take back a dead worker's batches, and decide what to do about the one that it died on.
+
+        If this returns True, the batches of all workers were taken back, and the caller has to end them all.
+        """
         held = self._held.get(worker)
-        culprit = held[0] if held else None
+        task = held[0] if held else None
         self.remove_worker(worker)
-        if culprit is None:
+        if task is None:
             return False
-        was_alone = culprit.alone
-        if (lost := culprit.note_death(death)) is not None:
-            self._quarantine(culprit, lost)
+        was_alone = task.alone
+        if (quarantined := task.note_death(death)) is not None:
+            self._quarantine(task, quarantined)
             return True
-        if culprit.is_hopeless:
-            self._give_up(culprit, death)
-        elif culprit.alone and not was_alone:
+        if task.is_unreadable:
+            self._give_up(task, death)
+        elif task.alone and not was_alone:
             self._take_all_back()
             return True
         return False
@@ -187,11 +194,11 @@ class Schedule(Generic[Worker]):
         self._pending = deque(sorted({*self._pending, *tasks}, key=lambda task: task.number))
 
     def _quarantine(self, task: Task, document: Quarantined) -> None:
-        """Go on without a document, which ended the workers of `task`."""
-        self._lost_documents += 1
-        if self._lost_documents > MAXIMUM_QUARANTINED:
+        """Leave out a document, which crashed the workers of `task`, and start all later batches over."""
+        self._new_quarantined += 1
+        if self._new_quarantined > MAXIMUM_QUARANTINED:
             raise WorkerError(
-                f"More than {MAXIMUM_QUARANTINED} documents ended their workers: {document.cause}."
+                f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}."
             )
         self._skip(document)
         self._take_all_back()
@@ -205,7 +212,7 @@ class Schedule(Generic[Worker]):
         self._skip_digests[document.file] = known | {document.sha256}
 
     def _give_up(self, task: Task, death: Death) -> None:
-        """Go on without a batch over which workers end before they come to any document."""
+        """Replace a batch on which workers die before they reach a document."""
         self._pending.remove(task)
         task.done = True
         instead = self._replace_unreadable(task, death)

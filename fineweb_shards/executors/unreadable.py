@@ -1,4 +1,4 @@
-"""What stands in the stream for a batch that ends its workers before they come to any document."""
+"""Replace a batch on which workers die while they read it, before they reach a document."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from fineweb_shards.types import Counts, Cursor, EncodedBlock
 
 
 def replace_unreadable(source: Source, task: Task, death: Death) -> EncodedBlock | WorkerError:
-    """Make the error that ends the run or, with `--on-bad-file skip`, an empty block that says what is left
-    out. `death` is that of the last worker."""
+    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it.
+
+    `death` is that of the last worker.
+    """
     batch, file = task.batch, source.files[task.batch.file]
     sentence = (
-        f"{file.path}: the batch at position {batch.position} ended {task.deaths} workers while it was "
-        f"read; the last one {death.words}."
+        f"{file.path}: {task.deaths} workers died while they read the batch at position {batch.position}; "
+        f"the last one {death.description}."
     )
-    # Only where a resume can begin behind it: it might find the batch readable.
+    # Skip it only if a resume can start after it; otherwise a resume might find the batch readable.
     whole = batch.rows is None and not (
         batch.starts_mid_document or batch.ends_mid_document or batch.seam or task.received
     )
-    if task.stuck or not (source.settings.skip_bad and whole):  # a disk may have been away
+    if task.stuck or not (source.settings.skip_bad and whole):  # stuck: a disk may have been away for a while
         return WorkerError(sentence)
     nothing = np.empty(0, source.settings.vocabulary.dtype), NO_PLACES
     start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)

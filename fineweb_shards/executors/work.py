@@ -1,4 +1,7 @@
-"""The work itself, the same for every executor: read a batch, encode it, yield its blocks."""
+"""Do a worker's work, the same for every executor: read a batch, encode it, yield its blocks.
+
+How orders arrive, and where blocks are sent, is up to the executor.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from fineweb_shards.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """All that a worker needs to know before its first order."""
+    """What a worker needs to know before its first order."""
 
     source: Source
     engine: str
@@ -29,11 +32,11 @@ class WorkerSpec:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What is encoded to. Without the bytes of its tokens: a worker reads them itself."""
+        """The vocabulary to encode with, without the bytes of its tokens: the worker loads them itself."""
         return self.source.settings.vocabulary
 
     def make_encoder(self) -> Encoder:
-        """The worker's encoder, once it has passed its self-test."""
+        """Return the worker's encoder after it has passed the self-test."""
         vocabulary = load_token_bytes(self.vocabulary)
         reference = TiktokenEngine(vocabulary)
         engine_class = resolve_engine(self.engine)
@@ -46,14 +49,14 @@ class WorkerSpec:
 def encode_batch(
     source: Source, encoder: Encoder, order: WorkOrder, announce: Callable[[Quarantined], None]
 ) -> Iterator[EncodedBlock]:
-    """Do an order: yield a block for each chunk of the batch. The same for every executor."""
+    """Yield a block for each chunk of a batch. `announce` gets each document that is encoded on its own."""
     name = source.files[order.batch.file].name
     for number, chunk in enumerate(source.chunks(order.batch)):
         if number < order.first_block:
             continue
         block = None
         if not order.one_by_one and not holds_any(chunk, order.skip_digests):
-            with contextlib.suppress(UnencodableError):  # a document at a time will show which one it is
+            with contextlib.suppress(UnencodableError):  # encoding one by one will find the document
                 block = encoder.encode(chunk, name)
         if block is None:
             block = encode_one_by_one(chunk, name, encoder, order, announce, source.settings.batch_bytes)

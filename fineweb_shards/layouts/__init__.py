@@ -1,4 +1,7 @@
-"""Output layouts by name. A layout is a small file beside this one."""
+"""Describe the output layouts: file names, headers, token width, and what their readers need.
+
+May import: the root, `stream`. Each layout has a file of its own. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def get_layout(name: str) -> Layout:
-    """The layout called `name`."""
+    """Return the layout called `name`."""
     try:
         return LAYOUTS[name]
     except KeyError:

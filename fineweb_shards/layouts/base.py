@@ -1,6 +1,6 @@
-"""What a layout is: a name rule, a header for n tokens, how wide they are, and the side EOT stands on.
+"""Define what a layout is: file names, a header for n tokens, the width of a token, the position of EOT.
 
-One table per layout says what its reader asks for. Nothing here writes a file.
+A layout is named after the program that reads it, its "reader". Nothing here writes a file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fineweb_shards.vocabulary import Vocabulary
 
 
 class SizedFile(Protocol):
-    """A file of tokens: one that is there, or one that a plan expects."""
+    """A file of tokens: one that exists, or one that a plan expects."""
 
     @property
     def name(self) -> str: ...
@@ -30,26 +30,29 @@ class SizedFile(Protocol):
 
 
 class Layout(ABC):
-    """A pure description; the writer does the writing."""
+    """The description of a layout. It has no state; `store/writer.py` writes the files."""
 
     name: ClassVar[str]
-    eot_first: ClassVar[bool]  # EOT stands before (True) or after each document
+    eot_first: ClassVar[bool]  # EOT comes before (True) or after (False) each document
     header_bytes: ClassVar[int] = 0
-    largest_bytes: ClassVar[int | None] = None  # of a file, where the reader has a limit
-    widest_bytes: ClassVar[int] = 4  # of a token, that the reader can take
+    largest_bytes: ClassVar[int | None] = None  # of a file; None: the reader has no limit
+    widest_bytes: ClassVar[int] = 4  # of a token that the reader accepts
     one_file: ClassVar[bool] = False  # a split is one file that grows, not numbered shards
-    has_index: ClassVar[bool] = False  # beside every file stands Megatron's index of its documents
-    digits: ClassVar[int] = 6  # at least, of a shard's number
-    pattern: ClassVar[str]  # all names that a file of this layout can have
-    without_split: ClassVar[dict[Split, str]] = {}  # what the reader says where a split has no file
+    has_index: ClassVar[bool] = False  # every file has Megatron's index of its documents beside it
+    digits: ClassVar[int] = 6  # of a shard's number, at least
+    pattern: ClassVar[str]  # regular expression of the names that a file of this layout can have
+    missing_split_errors: ClassVar[dict[Split, str]] = {}  # the reader's message if a split has no file
 
     @abstractmethod
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        """The name of a file, below the output folder. `index` is 0 where there is one file; its number
-        has `digits` digits where those are more than usual (see numbering.py)."""
+        """Return the name of a file in the output folder.
+
+        `index` is 0 if a split is one file. The number has `digits` digits if that is more than the layout's
+        own (see numbering.py).
+        """
 
     def dtype(self, vocabulary: Vocabulary) -> Dtype:
-        """How the reader wants a token of this vocabulary. UsageError where it can't hold its ids."""
+        """Return the dtype in which the reader expects tokens; UsageError if it is too narrow for the ids."""
         if vocabulary.dtype.itemsize > self.widest_bytes:
             name, size, width_bytes = vocabulary.name, vocabulary.size, vocabulary.dtype.itemsize
             raise UsageError(
@@ -60,37 +63,39 @@ class Layout(ABC):
         return vocabulary.dtype
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
-        """The bytes in front of so many tokens; always `header_bytes` long."""
+        """Return the header of a file of `tokens` tokens; always `header_bytes` long."""
         return b""
 
     def most_tokens(self, dtype: Dtype) -> int | None:
-        """How many tokens a file may hold, where the reader has a limit."""
+        """Return how many tokens a file may hold; None if the reader has no limit."""
         if self.largest_bytes is None:
             return None
         return (self.largest_bytes - self.header_bytes) // dtype.itemsize
 
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
-        """What is for validation where nobody says: shard 0."""
+        """Return the split rule if no setting gives one: shard 0 is for validation."""
         return SplitRule(val_tokens=shard_tokens)
 
     @abstractmethod
     def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
-        """What a user writes to train on the files `names` in `folder`."""
+        """Return the lines with which a user trains on the files `names` in `folder`."""
 
     def warnings(self, files: Sequence[SizedFile]) -> list[str]:
-        """What the reader will stumble over in these files, in sentences with a next step. A split that
-        has no file at all is told by run/trainer_warnings.py."""
+        """Return sentences, each with a next step, about files that the reader will fail on.
+
+        A split without any file is not reported here, but by run/trainer_warnings.py.
+        """
         return []
 
     def owns(self, name: str) -> bool:
-        """Whether a file name could be a shard's: a reader of this layout would open it."""
+        """Return whether a file name is one that `shard_name` can give."""
         return re.fullmatch(self.pattern, name) is not None
 
     def opens(self, name: str) -> bool:
-        """Whether the reader would take a file of this name for a shard, whoever made it."""
+        """Return whether the reader would open a file of this name, whichever program made it."""
         return self.owns(name)
 
 
 def tokens_of(shards: Sequence[ShardRecord], split: Split) -> int:
-    """How many tokens one split has."""
+    """Count the tokens of one split."""
     return sum(shard.tokens for shard in shards if shard.split == split)

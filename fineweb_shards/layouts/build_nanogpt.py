@@ -1,7 +1,7 @@
-"""karpathy/build-nanogpt: `edufineweb_{val|train}_{index:06d}.npy`, EOT before each document.
+"""Describe karpathy/build-nanogpt: `edufineweb_{val|train}_{index:06d}.npy`, EOT before each document.
 
 The bytes are those of `numpy.save`. The loader opens every file in the folder whose name contains
-`train` or `val`, so nothing else there may have those letters in its name.
+`train` or `val`, so no other file there may have such a name.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from fineweb_shards.units import show_number_of
 
 
 class BuildNanoGPT(Layout):
+    """The layout of build-nanogpt, and the default."""
+
     name = "build-nanogpt"
     eot_first = True
     header_bytes = 128
     pattern = r"edufineweb_(val|train)_\d{6,}\.npy"
-    without_split: ClassVar[dict[Split, str]] = {
+    missing_split_errors: ClassVar[dict[Split, str]] = {
         "train": "no shards found for split train",
         "val": "no shards found for split val",
     }
@@ -49,22 +51,22 @@ class BuildNanoGPT(Layout):
         ]
 
     def warnings(self, files: Sequence[SizedFile]) -> list[str]:
-        # DataLoaderLite never looks at the length of a new shard (build-nanogpt#41).
+        # DataLoaderLite does not check the length of the next shard (build-nanogpt#41).
         crash = f"its loader would crash there (shape '[{BATCH_ROWS}, {BATCH_LENGTH}]' is invalid)"
         return short_shard_warnings(files, self.name, crash)
 
     def opens(self, name: str) -> bool:
-        return "train" in name or "val" in name  # os.listdir, and whatever contains the split
+        return "train" in name or "val" in name  # os.listdir, filtered by `split in name`
 
 
 def short_shard_warnings(files: Sequence[SizedFile], reader: str, failure: str) -> list[str]:
-    """Shards, of either split, that are shorter than a batch of the reader on all GPUs."""
+    """Return a warning if shards, of either split, are shorter than one batch of the reader on all GPUs."""
     short = [file for file in files if file.tokens < SHORTEST_SHARD_TOKENS]
     if not short:
         return []
     shortest = min(short, key=lambda file: file.tokens)
     if len(files) == 1 or sum(file.tokens for file in files) < 2 * SHORTEST_SHARD_TOKENS:
-        remedy = "take more input"  # no way of cutting it would help
+        remedy = "take more input"  # no shard size would help
     elif len(short) == len(files):
         remedy = f"give it --shard-tokens {SHORTEST_SHARD_TOKENS} or more"
     elif [file.split for file in short] == ["train"]:

@@ -1,7 +1,8 @@
-"""karpathy/llm.c: `edu_fineweb_{val|train}_{index:06d}.bin`, a header of 256 int32, EOT before each document.
+"""Describe karpathy/llm.c: `edu_fineweb_{val|train}_{index:06d}.bin`, EOT before each document.
 
-Its loader checks magic, version and that the file is exactly as long as the header says, and seeks with
-32-bit offsets. Tokens of 4 bytes have another magic and version; only its train_llama3.py reads them.
+The header is 256 int32. The loader checks its magic, its version and that the file is exactly as long as it
+says, and seeks with 32-bit offsets. Tokens of 4 bytes have another magic and version; only llm.c's
+train_llama3.py reads them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ LARGEST_FILE_BYTES = 2**31 - 1
 
 
 class LlmC(Layout):
+    """The layout of llm.c."""
+
     name = "llm.c"
     eot_first = True
     header_bytes = 4 * HEADER_INTS
     largest_bytes = LARGEST_FILE_BYTES
     pattern = r"edu_fineweb_(val|train)_\d{6,}\.bin"
-    glob = r"edu_fineweb_(val|train)_.*\.bin"  # what the reader is told to open
-    without_split: ClassVar[dict[Split, str]] = {
+    glob = r"edu_fineweb_(val|train)_.*\.bin"  # the names that `loader_lines` tells the reader to open
+    missing_split_errors: ClassVar[dict[Split, str]] = {
         "train": "Error: failed to glob pattern",
         "val": "Error: failed to glob pattern",
     }
@@ -49,7 +52,7 @@ class LlmC(Layout):
         return [f"./train_gpt2cu -i '{folder}/{stem}_train_*.bin' -j '{folder}/{stem}_val_*.bin'"]
 
     def warnings(self, files: Sequence[SizedFile]) -> list[str]:
-        # It looks at all shards of both splits before it begins.
+        # It checks all shards of both splits before training.
         abort = "it would abort (Assertion `shard_ntok >= (int64_t) (num_processes * B * T + 1)' failed)"
         return short_shard_warnings(files, self.name, abort)
 

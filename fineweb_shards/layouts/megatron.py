@@ -1,8 +1,8 @@
-"""Megatron-LM and GPT-NeoX: `fineweb_{train|val}_text_document.bin` and an `.idx` beside it.
+"""Describe Megatron-LM and GPT-NeoX: `fineweb_{train|val}_text_document.bin` and an `.idx` beside it.
 
-The `.bin` is tokens document after document, EOD after each. The `.idx` (see store/megatron_index.py)
-says where each document is; it is made when the `.bin` is whole. Megatron splits by itself, so all is for
-training.
+The `.bin` holds the tokens of all documents, with EOD (our EOT) after each. The `.idx` lists where each
+document is; store/megatron_index.py makes it when the `.bin` is finished. Megatron makes its own validation
+split, so by default everything is for training.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from fineweb_shards.types import Dtype, Split
 from fineweb_shards.vocabulary import Vocabulary
 
 DTYPE_CODES = {"<u2": 8, "<i4": 4}  # in the index: uint16 and int32
-_NARROW_IDS = 65_500  # Megatron's DType.optimal_dtype: from here on int32
+_NARROW_IDS = 65_500  # Megatron's DType.optimal_dtype: int32 from this size on
 
 
 class Megatron(Layout):
+    """The layout of Megatron-LM and GPT-NeoX."""
+
     name = "megatron"
     eot_first = False
     one_file = True

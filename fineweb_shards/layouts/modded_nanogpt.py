@@ -1,7 +1,7 @@
-"""KellerJordan/modded-nanogpt: llm.c's files under the names `fineweb_{val|train}_{index:06d}.bin`.
+"""Describe KellerJordan/modded-nanogpt: llm.c's files, named `fineweb_{val|train}_{index:06d}.bin`.
 
-It finds documents by the EOT at their start. It goes through its training files once, never from the
-beginning again; it needs enough of them for its schedule, and enough validation tokens in one file.
+The reader finds documents by the EOT at their start. It reads its training files only once, so there must
+be enough tokens for its schedule; and it needs enough validation tokens in one file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ _VALIDATION_STEPS = limits.VALIDATION_TOKENS // limits.VALIDATION_BATCH_TOKENS
 
 
 class ModdedNanoGPT(LlmC):
+    """The layout of modded-nanogpt."""
+
     name = "modded-nanogpt"
     pattern = r"fineweb_(val|train)_\d{6,}\.bin"
     glob = r"fineweb_(val|train)_.*\.bin"
-    widest_bytes = 2  # its _load_data_shard takes llm.c's first magic and torch.uint16 only
-    without_split: ClassVar[dict[Split, str]] = {
+    widest_bytes = 2  # its _load_data_shard accepts only llm.c's 2-byte magic and torch.uint16
+    missing_split_errors: ClassVar[dict[Split, str]] = {
         "train": "No files found for pattern",
         "val": "No files found for pattern",
     }
@@ -50,6 +52,7 @@ class ModdedNanoGPT(LlmC):
 
 
 def _check_validation(val: Sequence[SizedFile]) -> list[str]:
+    """Warn if the validation files hold too few batches."""
     if limits.validation_batches([file.tokens for file in val]) >= _VALIDATION_STEPS:
         return []
     needed = limits.VALIDATION_FILE_TOKENS
@@ -62,6 +65,7 @@ def _check_validation(val: Sequence[SizedFile]) -> list[str]:
 
 
 def _check_training(train: Sequence[SizedFile]) -> list[str]:
+    """Warn if there are too few training shards, or too few tokens for the schedule."""
     found = []
     if len(train) < limits.LEAST_TRAIN_SHARDS:
         found.append(
@@ -72,25 +76,28 @@ def _check_training(train: Sequence[SizedFile]) -> list[str]:
 
 
 def _check_schedule(tokens: int, documents: int) -> list[str]:
-    """It does not begin anew at the end of its files: they must last for all steps."""
+    """Warn if there are too few tokens for all steps: the reader does not start again at the first file."""
     for script, stages, failure in (
         ("train_gpt.py", limits.STAGES, "end with a TypeError"),
         ("train_gpt_medium.py", limits.MEDIUM_STAGES, "wait for ever"),
     ):
         steps, all_steps = limits.most_steps(tokens, documents, stages), limits.steps_of(stages)
-        if steps < all_steps:  # who has too few for the first has too few for the second
+        if steps < all_steps:  # too few for the first script are too few for the second
             return [
                 f"{tokens:,} training tokens are too few for {script}: its {all_steps:,} steps take at least "
-                f"{limits.tokens_of_stages(stages):,} (more where documents are cut), and it does not begin "
-                f"anew; it would {failure} after {steps:,} steps at most. Lower its "
+                f"{limits.tokens_of_stages(stages):,} (more if documents are cut), and it does not start "
+                f"again at the first file; it would {failure} after {steps:,} steps at most. Lower its "
                 "num_scheduled_iterations, or let its generator use itertools.cycle(files)."
             ]
     return []
 
 
 def _check_documents(train: Sequence[SizedFile], stages: Sequence[limits.Stage]) -> list[str]:
-    """Known from the counts alone: where the average is below a stage's, some batch must overflow. Where it
-    is above, a run of short documents may still do it."""
+    """Warn if a batch must have more documents than the reader has room for.
+
+    This is decided from the averages of the files: below a stage's limit, some batch must overflow. Above it,
+    a run of short documents may still overflow one; that is not found here.
+    """
     if not train:
         return []
     shortest = min(train, key=_average)
@@ -102,6 +109,7 @@ def _check_documents(train: Sequence[SizedFile], stages: Sequence[limits.Stage])
 
 
 def _check_validation_documents(val: Sequence[SizedFile]) -> list[str]:
+    """Warn if a validation batch must have more documents than the reader has room for."""
     gpu_tokens, documents = limits.VALIDATION_GPU_TOKENS, limits.VALIDATION_DOCUMENTS
     if not val or _average(val[0]) >= gpu_tokens / documents:
         return []
@@ -111,8 +119,8 @@ def _check_validation_documents(val: Sequence[SizedFile]) -> list[str]:
 def _too_short(file: SizedFile, documents: int, gpu_tokens: int, setting: str) -> str:
     return (
         f"The documents of {file.name} have {_average(file):,.0f} tokens on average; modded-nanogpt has "
-        f"places for {documents:,} in a batch of {gpu_tokens:,} tokens ({gpu_tokens / documents:,.0f} each), "
-        "so that it would fail where they are read (The expanded size of the tensor must match). Make "
+        f"room for {documents:,} in a batch of {gpu_tokens:,} tokens ({gpu_tokens / documents:,.0f} each), "
+        "so that it would fail when it reads them (The expanded size of the tensor must match). Make "
         f"documents longer (--separator), or raise its {setting}."
     )
 

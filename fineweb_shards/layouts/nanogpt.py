@@ -1,6 +1,6 @@
-"""karpathy/nanoGPT: `train.bin` and `val.bin`, nothing but uint16 tokens, EOT after each document.
+"""Describe karpathy/nanoGPT: `train.bin` and `val.bin`, uint16 tokens without a header, EOT after documents.
 
-Its loader is `np.memmap`. A share of the documents is for validation: 0.0005, as in its prepare.py.
+Its loader uses `np.memmap`. By default 0.0005 of the documents are for validation, as in its prepare.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ DEFAULT_RATIO = Fraction(1, 2000)
 
 
 class NanoGPT(Layout):
+    """The layout of nanoGPT."""
+
     name = "nanogpt"
     eot_first = False
     one_file = True
     widest_bytes = 2  # np.memmap(…, dtype=np.uint16) in its train.py
     pattern = r"(train|val)\.bin"
-    without_split: ClassVar[dict[Split, str]] = {
+    missing_split_errors: ClassVar[dict[Split, str]] = {
         "train": "No such file or directory: train.bin",
         "val": "No such file or directory: val.bin",
     }

@@ -1,8 +1,9 @@
-"""Which file a token goes to. Names sort as the stream does: `cat train_shard_*.bin` is the stream.
+"""Decide which file a token goes to, and how the file is numbered.
 
-So a number never has more digits than the others. How many are needed is decided before the first shard, from
-what is expected, and kept in the manifest; a run that outgrows them stops before it writes a name that would
-be sorted to the wrong place.
+Names sort in the order of the stream, so that `cat train_shard_*.bin` gives the stream. Therefore all numbers
+of a folder have the same number of digits. It is chosen before the first shard, from the expected number of
+tokens, and kept in the manifest; a run that needs more digits stops before it writes a name that would sort
+to the wrong place.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ _DIGITS_FOR_ANY_LENGTH = 6
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """The names of an output's files, in their order."""
+    """The names of a folder's files, in the order of the stream."""
 
     layout: Layout
     shard_tokens: int
     split_rule: SplitRule
-    digits: int = 0  # of a shard's number; 0: a folder of a version that did not decide
+    digits: int = 0  # of a shard's number; 0: a folder of an early version, which did not choose
 
     def index(self, split: Split, tokens: int) -> int:
-        """The number of the file that holds the token behind the first `tokens` of a split."""
+        """Return the number of the file for the token that follows the first `tokens` tokens of a split."""
         if self.layout.one_file:
             return 0
         return tokens // self.shard_tokens + self.split_rule.first_index(split, self.shard_tokens)
 
     def begin(self, tokens: int) -> int:
-        """How many of the first `tokens` of a split are in the file that comes next."""
+        """Return how many of the first `tokens` tokens of a split are in the same file as the next token."""
         return tokens if self.layout.one_file else tokens % self.shard_tokens
 
     def name(self, split: Split, tokens: int) -> str:
-        """The name of that file."""
+        """Return the name of the file for the token that follows the first `tokens` tokens of a split."""
         return self.layout.shard_name(split, self.index(split, tokens), self.digits)
 
     def next_names(self, records: Iterable[ShardRecord]) -> set[str]:
-        """The files that a run may be giving their names when it is killed."""
+        """Return the names that a killed run may have given to files without recording them."""
         done = dict.fromkeys(SPLITS, 0)
         for record in records:
             done[record.split] += record.tokens
         return {self.name(split, done[split]) for split in SPLITS}
 
     def check_width(self, split: Split, tokens: int) -> None:
-        """Refuse a number with more digits than those before it."""
+        """Raise OutputError if the next file's number needs more digits than the folder's numbers have."""
         index = self.index(split, tokens)
         if self.digits and index >= 10**self.digits:
             digits = show_number_of(self.digits, "digit")
@@ -62,8 +63,10 @@ class Numbering:
 
 
 def choose_digits(layout: Layout, shard_tokens: int, expected_tokens: int | None, *, exact: bool) -> int:
-    """How many digits the numbers need. An estimate may be wrong by half; a stream of unknown length may have
-    a million shards."""
+    """Return how many digits the numbers need.
+
+    Unless `exact`, twice the expected shards must fit. A stream of unknown length may have a million shards.
+    """
     if expected_tokens is None:
         return max(layout.digits, _DIGITS_FOR_ANY_LENGTH)
     shards = (1 if exact else 2) * (expected_tokens // shard_tokens + len(SPLITS))

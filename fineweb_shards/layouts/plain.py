@@ -1,6 +1,6 @@
-"""Numbered shards of nothing but tokens, EOT after each document: `train_shard_{index:04d}.bin`.
+"""Describe plain shards: `train_shard_{index:04d}.bin`, tokens without a header, EOT after each document.
 
-`cat train_shard_*.bin > train.bin` is a nanoGPT file.
+`cat train_shard_*.bin > train.bin` makes a file for nanoGPT.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from fineweb_shards.types import Dtype, Split
 
 
 class Plain(Layout):
+    """Numbered shards of tokens without a header, for readers of one's own."""
+
     name = "plain"
     eot_first = False
     digits = 4

@@ -1,4 +1,4 @@
-"""What the readers ask of their files: every figure once, with the place in the reader that it comes from.
+"""List what the readers require of their files: each figure once, with its source in the reader's code.
 
 docs/layouts.md states the same figures, and a test compares the two.
 """
@@ -8,34 +8,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GPUS = 8  # what the trainers' own scripts run on
+GPUS = 8  # that the readers' own training scripts assume
 
 # build-nanogpt's train_gpt2.py: B, T = 64, 1024; llm.c's run_gpt2_124M.sh: -b 64 -t 1024.
 BATCH_ROWS, BATCH_LENGTH = 64, 1024
 SHORTEST_SHARD_TOKENS = GPUS * BATCH_ROWS * BATCH_LENGTH + 1
 
-# nanoGPT's get_batch: `torch.randint(len(data) - block_size, …)` needs one place at least.
+# nanoGPT's get_batch: `torch.randint(len(data) - block_size, …)` needs at least one position.
 NANOGPT_BLOCK_TOKENS = 1024
 NANOGPT_SHORTEST_TOKENS = NANOGPT_BLOCK_TOKENS + 1
 
 # modded-nanogpt's Hyperparameters: val_tokens, val_batch_size. It takes a batch while
-# `pos + num_tokens + 1 < len(tokens)`, and what a file has left over is lost.
+# `pos + num_tokens + 1 < len(tokens)`, and drops the remaining tokens of a file.
 VALIDATION_TOKENS = 10_485_760
 VALIDATION_BATCH_TOKENS = 4 * 64 * 1024 * 8
 VALIDATION_FILE_TOKENS = VALIDATION_TOKENS + 2
-# `next_multiple_of_n(num_tokens_local // 300, n=128)`, of which one place is for the 0 in front.
+# `next_multiple_of_n(num_tokens_local // 300, n=128)` entries, of which one is for the leading 0.
 VALIDATION_GPU_TOKENS = VALIDATION_BATCH_TOKENS // GPUS
 VALIDATION_DOCUMENTS = 896 - 1
-LEAST_TRAIN_SHARDS = 2  # it opens the second before it gives out the first batch
+LEAST_TRAIN_SHARDS = 2  # it opens the second file before it yields the first batch
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Some steps of modded-nanogpt's training, all with the same batch."""
+    """A number of steps of modded-nanogpt's training that all have the same batch size."""
 
     steps: int
     batch_tokens: int  # of all GPUs
-    longest_document_tokens: int  # what is beyond is passed over
+    longest_document_tokens: int  # the rest of a longer document is skipped
     most_documents: int  # in the batch of a GPU
 
     @property
@@ -44,11 +44,11 @@ class Stage:
 
     @property
     def shortest_average_tokens(self) -> float:
-        """Documents that are shorter on average do not fit the places it has for them."""
+        """The average length below which a batch has more documents than the reader has room for."""
         return self.gpu_tokens / self.most_documents
 
 
-# train_gpt.py: TRAINING_STAGES over 1,270 + 15 steps, TRAIN_MAX_NUM_DOCS (one place is for the 0 in front).
+# train_gpt.py: TRAINING_STAGES over 1,270 + 15 steps, TRAIN_MAX_NUM_DOCS (one entry is for the leading 0).
 STAGES = (
     Stage(423, 8 * 2048 * 8, 896, 63),
     Stage(424, 16 * 2048 * 8, 2048, 95),
@@ -64,18 +64,20 @@ MEDIUM_STAGES = (
 
 
 def steps_of(stages: Sequence[Stage]) -> int:
-    """How many steps a training takes."""
+    """Return how many steps a training of these stages takes."""
     return sum(stage.steps for stage in stages)
 
 
 def tokens_of_stages(stages: Sequence[Stage]) -> int:
-    """How many tokens a training takes, where no document is cut."""
+    """Return how many tokens a training of these stages takes if no document is cut."""
     return sum(stage.steps * stage.batch_tokens for stage in stages)
 
 
 def most_steps(tokens: int, documents: int, stages: Sequence[Stage]) -> int:
-    """How many steps so many tokens can feed: of a long document only the beginning is used, so that a
-    document gives at most the average, and at most the longest one that is taken."""
+    """Return for how many steps `tokens` tokens in `documents` documents can last.
+
+    This is an upper bound: it assumes documents of average length, cut to the stage's longest document.
+    """
     average = tokens / max(1, documents)
     left, steps = float(max(1, documents)), 0
     for stage in stages:
@@ -89,10 +91,10 @@ def most_steps(tokens: int, documents: int, stages: Sequence[Stage]) -> int:
 
 
 def validation_batches(sizes: Sequence[int], batch_tokens: int = VALIDATION_BATCH_TOKENS) -> int:
-    """How many batches modded-nanogpt takes from validation files of these sizes before it fails."""
+    """Return how many batches modded-nanogpt takes from validation files of these sizes before it fails."""
     batches = 0
     for number, tokens in enumerate(sizes):
         if number and tokens < batch_tokens + 1:
-            return batches  # it opens the next file without a look at its length
+            return batches  # it does not check the length of the next file
         batches += max(1 if number else 0, (tokens - 2) // batch_tokens)
     return batches

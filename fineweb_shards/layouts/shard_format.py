@@ -1,6 +1,6 @@
-"""The files of one layout for one vocabulary: how wide a token is, and so where in a file it is.
+"""Combine a layout with a vocabulary: how wide a token is in a file, and at which byte it starts.
 
-Nobody else multiplies tokens by a width.
+All conversions between tokens and bytes of a file are here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
 
 @dataclass(frozen=True, slots=True)
 class ShardFormat:
-    """How tokens stand in a file. UsageError where the layout's reader can't hold the vocabulary's ids."""
+    """How a file stores tokens. UsageError if the layout's reader can't hold the vocabulary's ids."""
 
     layout: Layout
     vocabulary: Vocabulary
@@ -26,12 +26,12 @@ class ShardFormat:
 
     @property
     def dtype(self) -> Dtype:
-        """As a file has its tokens."""
+        """The dtype of the tokens in a file."""
         return self.layout.dtype(self.vocabulary)
 
     @property
     def read_dtype(self) -> Dtype:
-        """As they are read back: the same bytes, never negative."""
+        """The dtype with which tokens are read back: the same width, but unsigned."""
         return unsigned_dtype(self.dtype.itemsize)
 
     @property
@@ -39,25 +39,25 @@ class ShardFormat:
         return self.layout.header_bytes
 
     def header(self, tokens: int) -> bytes:
-        """The bytes in front of so many tokens."""
+        """Return the header of a file of `tokens` tokens."""
         return self.layout.header(tokens, self.dtype)
 
     def size_bytes(self, tokens: int) -> int:
-        """How many bytes so many tokens take, without a header."""
+        """Return how many bytes `tokens` tokens take, without the header."""
         return tokens * self.dtype.itemsize
 
     def offset_bytes(self, tokens: int) -> int:
-        """Where in a file the token behind so many is."""
+        """Return the byte in a file at which the token after the first `tokens` tokens starts."""
         return self.layout.header_bytes + self.size_bytes(tokens)
 
     def tokens_in(self, file_bytes: int) -> tuple[int, int]:
-        """How many tokens a file of this length holds, and how many bytes are left over: none should be."""
+        """Return how many tokens a file of this length holds, and the bytes left over, which should be 0."""
         return divmod(file_bytes - self.layout.header_bytes, self.dtype.itemsize)
 
     def to_bytes(self, tokens: Tokens) -> memoryview:
-        """Tokens as a file has them."""
+        """Convert tokens to the bytes that a file has for them."""
         return np.ascontiguousarray(tokens, self.dtype).data.cast("B")
 
     def from_bytes(self, data: bytes) -> Tokens:
-        """Tokens out of a part of a file; a rest that is none (damage, told elsewhere) is left out."""
+        """Convert bytes of a file to tokens; ignore an incomplete last token, which is reported elsewhere."""
         return np.frombuffer(data, self.read_dtype, count=len(data) // self.dtype.itemsize)

@@ -1,4 +1,4 @@
-"""Finished shards read back: verified, counted, inspected, sampled, streamed.
+"""Read finished shards: verify, count, inspect and sample them, or stream their tokens.
 
 May import: the root, `system`, `tokenizers`, `layouts`, `stream`, `store`.
 """

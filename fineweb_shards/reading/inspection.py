@@ -1,7 +1,7 @@
-"""`inspect`: what is in a file of tokens, or in a folder of them, with or without a manifest.
+"""Inspect token files, one or a folder, with or without a manifest: count, show and search documents.
 
-Everything is read a block at a time, so memory does not grow with the file or with a document. The documents
-that begin in what is looked at are numbered from 0; the rest of one that began before has no number.
+Everything is read a block at a time, so that memory does not grow with the file or with a document. The
+documents that begin in the target are numbered from 0; the rest of one that began before it has no number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fineweb_shards.reading.token_file import (
     token_files,
     vocabulary_beside,
 )
-from fineweb_shards.reading.token_statistics import TokenStatistics, count_blocks, count_nothing
+from fineweb_shards.reading.token_statistics import TokenStatistics, count_blocks, empty_statistics
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.tokenizers.decoder import BORDER, decode
@@ -33,27 +33,28 @@ _CONTEXT_BYTES = 80
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is looked at."""
+    """The files to inspect, in order, and how to read them."""
 
     path: Path
     files: tuple[TokenFile, ...]
     eot_first: bool
     vocabulary: Vocabulary
-    begins_inside: bool = False  # with EOT behind documents: the first one began in the shard before
+    starts_mid_document: bool = False  # with EOT after documents: the first one began in an earlier shard
 
     @property
     def first_number(self) -> int:
-        """Of the document that is there at the beginning; -1: it began before, or ends at an EOT in front."""
-        return -1 if self.eot_first or self.begins_inside else 0
+        """The number of the document at the first token; -1 if document 0 only begins at a later EOT."""
+        return -1 if self.eot_first or self.starts_mid_document else 0
 
     def blocks(self) -> Iterator[Tokens]:
+        """Yield the tokens of all files, a block at a time."""
         for file in self.files:
             yield from file.blocks()
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A document that holds what was looked for, and the place where it does first."""
+    """A document that contains the text searched for, with the text around its first occurrence."""
 
     document: int
     before: str
@@ -62,7 +63,7 @@ class Match:
 
 
 def open_target(path: Path) -> Target:
-    """A file, the files of a manifest in their order, or all token files of a folder."""
+    """Open a file or a folder; of a folder, the files of its manifest, or else all token files."""
     if not path.is_dir():
         return _make_target(path, [open_token_file(path)], _vocabulary_of(path))
     manifest = load_manifest(path) if (path / FILE_NAME).exists() else None
@@ -70,7 +71,7 @@ def open_target(path: Path) -> Target:
         files = token_files(path)
     else:
         known = [path / file.name for file in list_files(manifest.shards)]
-        files = [open_token_file(file) for file in known if file.exists()]  # one may still grow
+        files = [open_token_file(file) for file in known if file.exists()]  # one may still be growing
     if not files:
         raise InputError(
             f"{path}: there is no file of tokens here.", "Name a .npy or .bin file, or a folder."
@@ -79,7 +80,7 @@ def open_target(path: Path) -> Target:
 
 
 def _vocabulary_of(path: Path) -> Vocabulary:
-    """Of one file. A damaged manifest beside it must not hide what is in it."""
+    """Return the vocabulary of a file; GPT-2 if the manifest beside it is missing or damaged."""
     try:
         return vocabulary_beside(path) or GPT2
     except (DamageError, ChangedError):
@@ -87,17 +88,18 @@ def _vocabulary_of(path: Path) -> Vocabulary:
 
 
 def _make_target(path: Path, files: list[TokenFile], vocabulary: Vocabulary) -> Target:
+    """Make a target of files; InputError if some have EOT before, and some after, documents."""
     positions = {has_eot_first(file) for file in files}
     if len(positions) > 1:
         raise InputError(f"{path}: files of several layouts are here.", "Name one of the files.")
     eot_first = positions.pop()
     known = load_token_bytes(vocabulary)
-    begins_inside = not eot_first and _begins_inside(files[0].path, vocabulary)
-    return Target(path, tuple(files), eot_first, known, begins_inside)
+    mid_document = not eot_first and _starts_mid_document(files[0].path, vocabulary)
+    return Target(path, tuple(files), eot_first, known, mid_document)
 
 
-def _begins_inside(path: Path, vocabulary: Vocabulary) -> bool:
-    """Whether the shard before this one, if it is there, ends without an EOT."""
+def _starts_mid_document(path: Path, vocabulary: Vocabulary) -> bool:
+    """Return whether the previous shard exists and ends without an EOT."""
     stem = path.stem.rstrip("0123456789")
     number = path.stem[len(stem) :]
     before = f"{int(number) - 1:0{len(number)}d}" if number.strip("0") else number
@@ -110,15 +112,15 @@ def _begins_inside(path: Path, vocabulary: Vocabulary) -> bool:
 
 
 def count(target: Target) -> TokenStatistics:
-    """The figures of all files. Each that follows another goes on with its last document."""
+    """Return the statistics of all files; a document may continue from one file into the next."""
     vocabulary = target.vocabulary
     counted = (count_blocks(file.blocks(), vocabulary) for file in target.files)
-    total = sum(counted, count_nothing(vocabulary))
-    return total.closed(eot_first=target.eot_first, begins_inside=target.begins_inside)
+    total = sum(counted, empty_statistics(vocabulary))
+    return total.closed(eot_first=target.eot_first, starts_mid_document=target.starts_mid_document)
 
 
 def choose_document(target: Target, seed: int | None) -> int:
-    """A document by chance, each with the same."""
+    """Choose the number of a random document, each with the same probability."""
     documents = target.first_number + (1 if target.eot_first else 0)
     eot = target.vocabulary.eot
     last = eot
@@ -132,7 +134,7 @@ def choose_document(target: Target, seed: int | None) -> int:
 
 
 def read_document(target: Target, number: int) -> Iterator[str]:
-    """The text of a document, piece by piece. UsageError where there is none of that number."""
+    """Yield the text of a document in parts; UsageError if there is no document of that number."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     found = False
     for tokens in _document_tokens(target, number):
@@ -149,10 +151,10 @@ def read_document(target: Target, number: int) -> Iterator[str]:
 
 
 def find_text(target: Target, text: str) -> Iterator[Match]:
-    """Every document that contains `text`, in order."""
+    """Return an iterator over the first match in each document that contains `text`."""
     try:
         wanted = text.encode()
-    except UnicodeEncodeError:  # bytes of the command line that are no UTF-8
+    except UnicodeEncodeError:  # the command line had bytes that are not UTF-8
         raise UsageError(
             f"--grep {text!a}: that is no UTF-8.", "Documents are; look for whole characters."
         ) from None
@@ -162,7 +164,8 @@ def find_text(target: Target, text: str) -> Iterator[Match]:
 
 
 def _find_bytes(target: Target, wanted: bytes) -> Iterator[Match]:
-    carry = b""
+    """Yield the first match of each document; a match may span two blocks."""
+    carry = b""  # the end of the last block
     number = target.first_number  # of the document at the beginning of a block
     last: int | None = None
     for tokens in target.blocks():
@@ -170,7 +173,7 @@ def _find_bytes(target: Target, wanted: bytes) -> Iterator[Match]:
         place = data.find(wanted, max(0, len(carry) - len(wanted) + 1))
         counted, document = len(carry), number
         while place >= 0:
-            # A match that begins in what was carried over is in the document the block begins with.
+            # A match that begins in `carry` belongs to the document at the beginning of the block.
             document += data.count(BORDER, counted, max(counted, place))
             counted = max(counted, place)
             if document != last:
@@ -183,7 +186,7 @@ def _find_bytes(target: Target, wanted: bytes) -> Iterator[Match]:
 
 
 def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
-    """A document's tokens, a part for each block it is in; one empty part where it is empty."""
+    """Yield a document's tokens, one part for each block that it is in; one empty part if it is empty."""
     seen = target.first_number  # number of the document at the beginning of a block
     begun = number == seen
     for tokens in target.blocks():
@@ -196,7 +199,7 @@ def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
         start = 0 if first == number else int(places[number - first - 1]) + 1
         ends = seen > number
         end = int(places[number - first]) if ends else len(tokens)
-        # With EOT behind, what follows the last one is a document only if there is anything.
+        # If EOT comes after documents, there is a document after the last EOT only if there are tokens.
         if end > start or ends or target.eot_first:
             yield tokens[start:end]
         begun = True
@@ -205,6 +208,7 @@ def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
 
 
 def _match(document: int, data: bytes, place: int, wanted: bytes) -> Match:
+    """Return the match at `place` in `data`, with the text around it up to the ends of the document."""
     before = data[max(0, place - _CONTEXT_BYTES) : place].rpartition(BORDER)[2]
     after = data[place + len(wanted) :][:_CONTEXT_BYTES].partition(BORDER)[0]
     texts = (part.decode("utf-8", "ignore") for part in (before, wanted, after))

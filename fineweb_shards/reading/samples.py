@@ -1,4 +1,4 @@
-"""A few documents out of finished shards, decoded: is this what should be trained on?"""
+"""Take a few sample documents from finished shards and decode them, for a person to look at."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import ShardRecord, Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
-_SEARCH_TOKENS = 2**18  # how far to look for the beginning of a document
+_SEARCH_TOKENS = 2**18  # how far to search for the beginning of a document
 _SHOWN_TOKENS = 250
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The beginning of a document, and where it is."""
+    """The beginning of a document, and its place in a shard."""
 
     shard: str
-    token: int  # in the shard, where the document begins
+    token: int  # the position in the shard at which the document begins
     text: str
-    cut: bool  # there is more of it
+    cut: bool  # whether the document is longer than `text`
 
 
 def take_samples(
     folder: Path, shard_format: ShardFormat, records: Sequence[ShardRecord], count: int
 ) -> list[Sample]:
-    """Spread evenly over the shards; the same ones every time."""
+    """Return samples at `count` places spread evenly over the shards; always the same ones."""
     total = sum(record.tokens for record in records)
     places = [total * number // count for number in range(count)]
     samples: list[Sample] = []
@@ -50,8 +50,10 @@ def take_samples(
 def _sample_at(
     shard_format: ShardFormat, shard: str, tokens: Tokens, place: int, is_last: bool
 ) -> Sample | None:
-    """The next document that begins at `place` or behind it, or else the last one before it. It may go on
-    in the next shard, unless this is the last."""
+    """Return the next document that begins after `place`, or else the last one that begins before it.
+
+    Unless this is the last shard, the document may continue in the next one.
+    """
     vocabulary = shard_format.vocabulary
     start = _find_start(shard_format, tokens, place)
     if start is None:
@@ -64,6 +66,7 @@ def _sample_at(
 
 
 def _find_start(shard_format: ShardFormat, tokens: Tokens, place: int) -> int | None:
+    """Return the position at which the nearest document begins; None if none is found nearby."""
     find_eots = shard_format.vocabulary.find_eots
     if not shard_format.layout.eot_first and place == 0:
         return 0
@@ -76,7 +79,7 @@ def _find_start(shard_format: ShardFormat, tokens: Tokens, place: int) -> int | 
 
 
 def spell(token: int, vocabulary: Vocabulary) -> str:
-    """A single token, visibly: spaces and line ends have a sign, bytes that are no text their number."""
+    """Return a token's text with visible signs for white space, and numbers for bytes that are not text."""
     text = load_token_bytes(vocabulary).token_bytes[token].decode("utf-8", "backslashreplace")
     signs = {" ": "␣", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return "".join(signs.get(char) or (char if char.isprintable() else f"U+{ord(char):04X}") for char in text)

@@ -1,4 +1,4 @@
-"""The tokens of a record of the manifest, mapped into memory: nothing is read until it is looked at."""
+"""Map the tokens of a manifest's record into memory. Pages are read when they are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fineweb_shards.types import ShardRecord, Tokens
 
 
 def map_tokens(folder: Path, shard_format: ShardFormat, record: ShardRecord) -> Tokens:
-    """Raises DamageError where the file is not what the manifest says."""
+    """Map a record's tokens; DamageError if the file is missing or too short. Hashes are not checked."""
     path = find_file(folder, record.name)
     if path is None:
         raise DamageError(f"{folder / record.name}: missing.")

@@ -1,9 +1,9 @@
-"""A file of tokens, whoever made it: a NumPy array, llm.c's header, or nothing but tokens.
+"""Open a file of tokens made by any program: a NumPy array, one with llm.c's header, or bare tokens.
 
-Nothing in the file is trusted. A header must fit the file's length before anything is read or mapped, and no
-pickle is ever loaded. A file without a header that we know is taken for bare tokens only if it has the name
-of such a layout, or begins with tokens of the vocabulary: a header must never be read as tokens. How wide its
-tokens are then, the manifest beside it says; without one they are GPT-2's.
+Nothing in the file is trusted. A header must fit the file's length before tokens are read or mapped, and no
+pickle is ever loaded. A file without a known header counts as bare tokens only if it has the name of such a
+layout, or begins with tokens of the vocabulary: a header must never be read as tokens. The manifest beside
+such a file says how wide its tokens are; without a manifest they are GPT-2's.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NPY_MAGIC = b"\x93NUMPY"
 _NPY_DTYPES = {unsigned_dtype(width_bytes).str: unsigned_dtype(width_bytes) for width_bytes in HEADERS}
 _ROW = "a row of " + " or ".join(dtype.name for dtype in _NPY_DTYPES.values())
 _LONGEST_NPY_HEADER = 4096
-_LOOKED_AT_BYTES = 4096  # at the beginning of a file that may have a header we don't know
-_FOREIGN = {  # what a .bin or .npy may begin with that would pass for tokens, or deserves its name
+_START_BYTES = 4096  # checked at the beginning of a file, which may have an unknown header
+_OTHER_FORMATS = {  # first bytes of other formats, some of which could pass for tokens
     (278895051).to_bytes(4, "little"): "has the header of NeMo Automodel, which is not read here",
     (20240522).to_bytes(4, "little"): "is an evaluation file of llm.c",
     (20240326).to_bytes(4, "little"): "is a model of llm.c",
@@ -52,7 +52,7 @@ BLOCK_TOKENS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """Where the tokens are in a file."""
+    """A file of tokens, and where in it the tokens are."""
 
     path: Path
     kind: str  # npy, llm.c, raw (no header), or the layout whose header it has
@@ -61,16 +61,16 @@ class TokenFile:
     dtype: Dtype
 
     def map(self) -> Tokens:
-        """The tokens, mapped into memory; pages are read as they are used."""
+        """Map the tokens into memory; pages are read when they are used."""
         if not self.tokens:
             return np.empty(0, self.dtype)
         try:
             return np.memmap(self.path, self.dtype, "r", self.header_bytes, (self.tokens,))
-        except (OSError, ValueError) as error:  # ValueError: it is shorter than it was
+        except (OSError, ValueError) as error:  # ValueError: it has become shorter
             raise _refused(self.path, f"can't be mapped ({error})") from error
 
     def blocks(self) -> Iterator[Tokens]:
-        """The tokens a block at a time, in constant memory."""
+        """Yield the tokens a block at a time, in constant memory."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.header_bytes)
@@ -86,13 +86,13 @@ class TokenFile:
 
 
 def open_token_file(path: Path) -> TokenFile:
-    """What kind of file it is and how many tokens it holds, or why it can't be one."""
+    """Find out a file's kind and number of tokens; InputError if it is not a file of tokens."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
-            raise _refused(path, "is a folder" if path.is_dir() else "is no regular file")
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe could block for ever
+            raise _refused(path, "is a folder" if path.is_dir() else "is not a regular file")
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            start = file.read(_LOOKED_AT_BYTES)
+            start = file.read(_START_BYTES)
             if start.startswith(_NPY_MAGIC):
                 return _open_npy(path, file, size)
             for width_bytes, (magic, _) in HEADERS.items():
@@ -104,18 +104,19 @@ def open_token_file(path: Path) -> TokenFile:
 
 
 def token_files(folder: Path, split: str = "") -> list[TokenFile]:
-    """The files of tokens in a folder whose name contains `split`, sorted, as build-nanogpt lists them."""
+    """Open the token files of a folder whose names contain `split`, sorted, as build-nanogpt lists them."""
     paths = [path for path in folder.iterdir() if path.suffix in SUFFIXES and split in path.name]
     return [open_token_file(path) for path in sorted(paths)]
 
 
 def vocabulary_beside(path: Path) -> Vocabulary | None:
-    """What the manifest in a file's folder says its tokens are; None where there is none of ours."""
+    """Return the vocabulary in the manifest of a file's folder; None if there is no manifest of ours."""
     found = _format_beside(path)
     return found.vocabulary if found else None
 
 
 def _format_beside(path: Path) -> ShardFormat | None:
+    """Return the format in the manifest of a file's folder; None if there is no manifest of ours."""
     try:
         state = (path.parent / FILE_NAME).stat()
     except OSError:
@@ -125,30 +126,35 @@ def _format_beside(path: Path) -> ShardFormat | None:
 
 @lru_cache(maxsize=4)
 def _read_format(folder: Path, mtime_ns: int, size_bytes: int) -> ShardFormat | None:
-    """Once for all files of a folder, until its manifest is another one. A damaged one is told: whoever
-    guessed the width would read garbage."""
+    """Read the format in a folder's manifest; None if the manifest is another program's.
+
+    Cached for all files of a folder, until the manifest's time or size changes. A damaged manifest raises
+    DamageError: guessing the width would give wrong tokens.
+    """
     try:
         ours = is_ours(folder, read_file(folder / FILE_NAME))
     except OSError as error:
         raise _refused(folder / FILE_NAME, error.strerror or str(error)) from error
-    manifest = load_manifest(folder) if ours else None  # or else of another program
+    manifest = load_manifest(folder) if ours else None  # otherwise it is another program's
     return manifest.shard_format if manifest else None
 
 
 def has_eot_first(file: TokenFile) -> bool:
-    """On which side of a document EOT stands, by the name of the file, or else by the kind of it."""
+    """Return whether EOT comes before documents, judged by the file's name, or else by its kind."""
     layout = _layout_of(file.path)
     return layout.eot_first if layout else file.kind != "raw"
 
 
 def _layout_of(path: Path) -> Layout | None:
-    """The layout whose files have such a name."""
+    """Return the layout whose files have such a name; None if there is none."""
     return next((layout for layout in LAYOUTS.values() if layout.owns(path.name)), None)
 
 
 def _open_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
-    """NPY 1.0: magic, version, length of the header, a Python dictionary. Read here and not by numpy, which
-    raises half a dozen kinds of errors over a damaged one."""
+    """Read an NPY 1.0 header: magic, version, length of the header, a Python dictionary.
+
+    It is not read with numpy, which raises half a dozen kinds of errors if it is damaged.
+    """
     file.seek(len(_NPY_MAGIC))
     version, length = file.read(2), int.from_bytes(file.read(2), "little")
     if version != b"\1\0":
@@ -167,37 +173,38 @@ def _open_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
 
 
 def _open_llm_c(path: Path, start: bytes, size: int, width_bytes: int) -> TokenFile:
+    """Read the header of llm.c."""
     header_bytes, version = 4 * HEADER_INTS, HEADERS[width_bytes][1]
     header = np.frombuffer(start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
     if header[1] != version:
-        raise _refused(path, f"has version {header[1]} in its header, not {version}: not the tokens we know")
+        raise _refused(path, f"has version {header[1]} in its header, not {version}: it can't be read")
     found = TokenFile(path, "llm.c", header_bytes, header[2], unsigned_dtype(width_bytes))
     return _with_right_size(found, size)
 
 
 def _with_right_size(file: TokenFile, size: int) -> TokenFile:
-    """The file, if it is as long as its header says."""
+    """Return the file if it is as long as its header says; otherwise raise InputError."""
     if file.tokens < 0 or file.header_bytes + file.tokens * file.dtype.itemsize != size:
         raise _refused(file.path, f"is {size:,} bytes long, but its header says {file.tokens:,} tokens")
     return file
 
 
 def _open_bare(path: Path, start: bytes, size: int) -> TokenFile:
-    """Nothing but tokens, if the name says so or they look like it."""
+    """Open a file of bare tokens, if its name or its first tokens say that it is one."""
     layout = _layout_of(path)
     if layout and layout.header_bytes:
         return _open_by_layout(path, layout, start, size)
-    for magic, what in _FOREIGN.items():
+    for magic, what in _OTHER_FORMATS.items():
         if start.startswith(magic) and not layout:
             raise _refused(path, what)
     vocabulary, dtype = _bare_tokens(path)
     if path.suffix != ".bin" or size % dtype.itemsize:
-        raise _refused(path, f"is no file of {dtype.name} tokens ({size:,} bytes)")
-    looked_at = len(start) // dtype.itemsize
-    highest = int(np.frombuffer(start, dtype, looked_at).max(initial=0))
+        raise _refused(path, f"is not a file of {dtype.name} tokens ({size:,} bytes)")
+    start_tokens = len(start) // dtype.itemsize
+    highest = int(np.frombuffer(start, dtype, start_tokens).max(initial=0))
     if highest >= vocabulary.size and not layout:
         raise InputError(
-            f"{path}: it has no header we know, and {highest} among its first numbers is no token of "
+            f"{path}: it has no known header, and {highest} among its first numbers is no token of "
             f"{vocabulary.name}.",
             f"If it holds nothing but {dtype.name}, call it train.bin, val.bin or train_shard_0000.bin.",
         )
@@ -214,7 +221,7 @@ def _open_by_layout(path: Path, layout: Layout, start: bytes, size: int) -> Toke
 
 
 def _bare_tokens(path: Path) -> tuple[Vocabulary, Dtype]:
-    """What tokens without a header are: as the manifest beside them says, or GPT-2's."""
+    """Return vocabulary and dtype of tokens without a header: the manifest's, or else GPT-2's."""
     found = _format_beside(path)
     return (found.vocabulary, found.read_dtype) if found else (GPT2, GPT2.dtype)
 

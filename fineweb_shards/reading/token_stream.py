@@ -1,9 +1,9 @@
-"""The token stream of finished shards, read back in its order, a block at a time.
+"""Read the token stream of finished shards in its original order, a block at a time.
 
-Shards in a row are read one after the other. Where a share of the documents went to validation, both splits
-are read side by side and every document goes back to its place: its number says which split it is in.
-Nothing is trusted: a segment is checked against its hash before a token of it is used. EOTs are searched for
-once, in a block as it is read; from there on their places go with the tokens.
+If validation is the beginning of the stream, shards are read one after the other. If it is a share of the
+documents, both splits are read in parallel and merged: a document's number says which split it is in. Nothing
+is trusted: a segment is checked against its hash before its tokens are used. EOTs are searched for once, in
+each block as it is read; from then on their positions travel with the tokens.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fineweb_shards.stream.borders import NO_PLACES, Span, join_spans
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, ShardRecord, Split, Tokens
 
-BLOCK_TOKENS = 2**19  # as in verify.py: no larger, or page faults take more time than the copying
-_RUN_DOCUMENTS = 2**16  # numbers looked at together
+BLOCK_TOKENS = 2**19  # as in verify.py: for larger blocks page faults take longer than the copying
+_RUN_DOCUMENTS = 2**16  # how many document numbers are assigned to splits at once
 
 
 def read_stream(folder: Path, manifest: Manifest, start: int) -> Iterator[Span]:
-    """The stream from token `start` on, as it was before it was split."""
+    """Yield the stream from token `start` on, as it was before it was split."""
     records, shard_format, split_rule = manifest.shards, manifest.shard_format, manifest.split_rule
     if not split_rule.val_ratio:
         yield from _read(folder, shard_format, records, start)
@@ -45,7 +45,7 @@ def read_stream(folder: Path, manifest: Manifest, start: int) -> Iterator[Span]:
 
 
 def gather(parts: Iterable[Span]) -> Iterator[Span]:
-    """Many small spans in a few large ones."""
+    """Join many small spans to fewer large ones."""
     waiting: list[Span] = []
     tokens = 0
     for part in parts:
@@ -61,9 +61,9 @@ def gather(parts: Iterable[Span]) -> Iterator[Span]:
 def _read(
     folder: Path, shard_format: ShardFormat, records: Sequence[ShardRecord], start: int
 ) -> Iterator[Span]:
-    """The tokens of segments one after the other. The next segment is checked while one is read."""
+    """Yield the tokens of segments, one after the other; the next segment is checked while one is read."""
     files = {file.name: file for file in list_files(records)}
-    wanted = []  # with the number of tokens to skip
+    wanted = []  # records, each with the number of tokens to skip
     for record in records:
         if start < record.tokens:
             wanted.append((record, start))
@@ -86,6 +86,7 @@ def _read(
 
 
 def _read_segment(path: Path, shard_format: ShardFormat, record: ShardRecord, skip: int) -> Iterator[Tokens]:
+    """Yield the tokens of a segment after the first `skip`, a block at a time."""
     with open(path, "rb") as file:
         file.seek(max(record.offset, shard_format.header_bytes) + shard_format.size_bytes(skip))
         left = record.tokens - skip
@@ -98,7 +99,7 @@ def _read_segment(path: Path, shard_format: ShardFormat, record: ShardRecord, sk
 
 
 def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[Span]:
-    """The documents of both splits in the order of their numbers."""
+    """Yield the documents of both splits in the order of the stream."""
     first = 0
     while any(split.more() for split in splits.values()):
         chosen = split_rule.chooses(np.arange(first, first + _RUN_DOCUMENTS, dtype=np.int64))
@@ -109,17 +110,17 @@ def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[S
 
 
 class _Documents:
-    """One split, taken by documents."""
+    """The stream of one split, from which documents are taken."""
 
     def __init__(self, blocks: Iterator[Span], eot_first: bool) -> None:
         self._blocks = blocks
         self._eot_first = eot_first
         self._block = Span(NO_PLACES, NO_PLACES)
         self._position = 0
-        self._place = 0  # how many EOTs of the block are passed
+        self._place = 0  # the number of EOTs before `_position` in the block
 
     def more(self) -> bool:
-        """Whether anything is left; loads the next block where needed."""
+        """Return whether tokens are left; load the next block if needed."""
         while self._position == len(self._block):
             block = next(self._blocks, None)
             if block is None:
@@ -128,11 +129,11 @@ class _Documents:
         return True
 
     def take(self, documents: int) -> Iterator[Span]:
-        """The tokens of the next `documents` documents, or of those that are left."""
+        """Yield the tokens of the next `documents` documents, or of those that are left."""
         while documents > 0 or self._eot_first:
             if not self.more():
                 return
-            # With EOT in front, a document's end is known by the beginning of the next one.
+            # If EOT comes first, a document ends where the next one begins.
             last = self._place + documents - (0 if self._eot_first else 1)
             places = self._block.eots
             found = last < len(places)

@@ -1,6 +1,6 @@
-"""`verify`: every shard against the manifest, its header, the vocabulary and its document count.
+"""Verify a folder: compare every shard with the manifest's hash and counts, its header and the vocabulary.
 
-Reads each file once, a few at a time, in constant memory. Nothing in a shard is trusted: the header is
+Each file is read once, several in parallel, in constant memory. Nothing in a shard is trusted: the header is
 compared as bytes, never parsed.
 """
 
@@ -25,7 +25,7 @@ from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of
 
-_READ_BYTES = 2**19  # larger blocks are given back to the kernel each time, and cost a page fault a page
+_READ_BYTES = 2**19  # larger buffers are returned to the kernel each time, and cost page faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Verdict:
 
     manifest: Manifest
     damages: list[str]  # a sentence each, beginning with the file's name
-    unfinished: list[str]  # files that a run was giving their names when it was killed; made again
+    unfinished: list[str]  # files that a killed run named but did not record; they are made again
 
 
 def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _: None) -> Verdict:
-    """Check everything; `report` is called for each shard that is checked."""
+    """Check all shards, indices and names; `report` is called for each record that was checked."""
     manifest = require_manifest(folder)
     shard_format = manifest.shard_format
     files = {file.name: file for file in list_files(manifest.shards)}
@@ -61,25 +61,28 @@ def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _
 
 
 def check_folder(
-    folder: Path, complain: Callable[[str], None], report: Callable[[ShardRecord], None] = lambda _: None
+    folder: Path, warn: Callable[[str], None], report: Callable[[ShardRecord], None] = lambda _: None
 ) -> Verdict:
-    """Verify; names every damaged file and raises, or returns what was found."""
+    """Verify a folder. If files are damaged, `warn` of each and raise DamageError."""
     verdict = verify_folder(folder, report)
     for damage in verdict.damages:
-        complain(damage)
+        warn(damage)
     if verdict.damages:
         raise DamageError(f"{folder}: {show_number_of(len(verdict.damages), 'damaged file')}.")
     return verdict
 
 
 def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
-    """What a loader would find that the manifest does not name: damage, or unfinished work."""
+    """Find files that a loader would read and the manifest does not name.
+
+    Returns sentences about those that do not belong there, and the names of unfinished files.
+    """
     known = with_indices(manifest.layout, {record.name for record in manifest.shards})
     untracked = sorted(
         name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in known
     )
     unfinished: set[str] = set()
-    if not manifest.complete:  # a shard has its name a moment before the manifest has its record
+    if not manifest.complete:  # a shard is renamed shortly before it is recorded
         unfinished = with_indices(manifest.layout, manifest.numbering.next_names(manifest.shards))
     damages = [
         f"{name}: not in the manifest, but a loader would read it"
@@ -97,8 +100,10 @@ def check_segment(
     *,
     may_grow: bool = False,
 ) -> str | None:
-    """What is wrong with one segment of a file, or None. `may_grow`: there may be more in the file than the
-    manifest knows of, even if it has its name already."""
+    """Return what is wrong with one segment of a file, or None.
+
+    `may_grow` says that the file, even under its final name, may contain more than the manifest records.
+    """
     path = find_file(folder, file.name)
     if path is None:
         return f"{file.name}: missing"
@@ -114,6 +119,7 @@ def check_segment(
 def _check_size(
     shard_format: ShardFormat, file: OutputFile, data: BinaryIO, *, named: bool, may_grow: bool
 ) -> str | None:
+    """Return what is wrong with a file's length or, if it has its final name, its header; or None."""
     size = os.fstat(data.fileno()).st_size
     if size < file.end_bytes or (size > file.end_bytes and not may_grow):
         return f"{file.name}: {size:,} bytes long, should be {file.end_bytes:,}"
@@ -124,6 +130,7 @@ def _check_size(
 
 
 def _check_tokens(shard_format: ShardFormat, record: ShardRecord, data: BinaryIO) -> str | None:
+    """Return what is wrong with a segment's hash, token ids or number of documents, or None."""
     vocabulary = shard_format.vocabulary
     data.seek(record.offset)
     header = data.read(max(0, shard_format.header_bytes - record.offset))

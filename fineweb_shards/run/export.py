@@ -30,7 +30,7 @@ from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
 from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest, nothing_built
+from fineweb_shards.store.manifest_file import load_manifest, missing_manifest_error
 from fineweb_shards.store.output import Output, OutputSpec, open_folder
 from fineweb_shards.stream.borders import NO_PLACES, Span
 from fineweb_shards.stream.packer import Packer
@@ -92,7 +92,7 @@ def open_export_source(folder: Path) -> ExportSource:
     """Open a folder to export from; InputError if it is not complete or can't be exported."""
     manifest = load_manifest(folder)
     if manifest is None:
-        nothing = nothing_built(folder)
+        nothing = missing_manifest_error(folder)
         raise InputError(nothing.message, nothing.hint)
     if not manifest.complete:
         raise InputError(f"{folder}: the build is not finished.", "Finish it first: run its command again.")

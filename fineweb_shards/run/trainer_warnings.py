@@ -62,7 +62,7 @@ def reader_warnings(
     found = []
     if "train" not in splits:
         found.append(_missing_training(spec, files, dropped_tokens, next_step))
-    if "val" not in splits and "val" in spec.layout.without_split:  # else the reader does not need one
+    if "val" not in splits and "val" in spec.layout.missing_split_errors:  # else the reader does not need one
         found.append(_missing_validation(spec, files, next_step))
     return found + spec.layout.warnings(files)
 
@@ -86,7 +86,7 @@ def stray_warnings(folder: Path, layout: Layout) -> list[str]:
 def _missing_training(
     spec: OutputSpec, files: Sequence[SizedFile], dropped_tokens: int, next_step: str
 ) -> str:
-    said = spec.layout.without_split.get("train")
+    said = spec.layout.missing_split_errors.get("train")
     failure = f' ({spec.layout.name} would stop: "{said}")' if said else ""
     tokens = sum(file.tokens for file in files) + dropped_tokens
     part = _tenth(tokens)
@@ -109,7 +109,7 @@ def _missing_training(
 
 def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step: str) -> str:
     tokens, documents = sum(file.tokens for file in files), sum(file.documents for file in files)
-    failure = f'{spec.layout.name} would stop: "{spec.layout.without_split["val"]}"'
+    failure = f'{spec.layout.name} would stop: "{spec.layout.missing_split_errors["val"]}"'
     remedy = f"--val-tokens {_tenth(tokens)}"
     if not spec.split_rule.val_ratio:
         return f"There is nothing for validation, as was asked; {failure}. If it needs some: {remedy}."

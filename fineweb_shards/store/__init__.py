@@ -1,4 +1,4 @@
-"""The output folder: files being written, the manifest, what a killed run leaves, documents left out.
+"""Write and maintain the output folder: token files, the manifest, leftovers of killed runs, quarantine.
 
 May import: the root, `system`, `stream`, `layouts`.
 """

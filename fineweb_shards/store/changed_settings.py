@@ -1,4 +1,4 @@
-"""Whether a folder that was begun may go on with the settings of today: only if they give the same bytes."""
+"""Check that a resumed folder gets the same settings and vocabulary as before: other bytes are refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fineweb_shards.vocabulary import Vocabulary
 
 
 def check_settings(manifest: Manifest, settings: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Refuse to go on with settings that would give other bytes.
+    """Raise ChangedError if a setting that changes the output differs from the manifest's.
 
-    A setting that did not exist when the folder was begun had its default: what it stands for is how things
-    were done then.
+    A setting that did not exist when the folder was begun counts as its default, which means the behaviour of
+    that time.
     """
     for name in sorted(manifest.settings.keys() | settings.keys()):
         default = defaults.get(name)
@@ -26,20 +26,20 @@ def check_settings(manifest: Manifest, settings: dict[str, Any], defaults: dict[
 
 
 def check_vocabulary(manifest: Manifest, vocabulary: Vocabulary) -> None:
-    """Refuse to go on with tokens of another vocabulary."""
+    """Raise ChangedError if the folder was begun with another vocabulary."""
     if manifest.vocabulary != vocabulary:
         old, new = _describe(manifest.vocabulary), _describe(vocabulary)
         raise ChangedError(f"The vocabulary was {old} when this folder was begun and is {new} now.")
 
 
 def _show(value: Any) -> str:
-    """A setting's value in a sentence."""
+    """Format a setting's value for a sentence."""
     if value is None or value == "":
         return "not set"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _describe(vocabulary: Vocabulary) -> str:
-    """What tells it from others, in a sentence."""
+    """Format what distinguishes a vocabulary from others."""
     hashed = f"SHA-256 {vocabulary.sha256[:8]}"
     return f"{vocabulary.name} ({vocabulary.size:,} ids, EOT {vocabulary.eot}, {hashed})"

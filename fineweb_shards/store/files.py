@@ -1,7 +1,7 @@
-"""The files that a manifest names, and where each of them is.
+"""List the files that a manifest names, and find each of them.
 
-A file that is whole has its name, in the output folder. One that still grows is in the work folder, under
-a name without `train` or `val`: a reader never sees half a file.
+A finished file has its final name, in the output folder. One that still grows is in the work folder, under
+a name without `train` or `val`, so that a reader never opens an incomplete file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fineweb_shards.types import ShardRecord, Split
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """One file and its segments, in order."""
+    """A file of tokens and its segments, in order."""
 
     name: str
     split: Split
@@ -32,12 +32,12 @@ class OutputFile:
 
     @property
     def end_bytes(self) -> int:
-        """How long the file is, as far as the manifest knows."""
+        """The length of the file according to the manifest."""
         return self.segments[-1].offset + self.segments[-1].bytes
 
 
 def list_files(records: Iterable[ShardRecord]) -> list[OutputFile]:
-    """The files of a manifest, each where its first segment comes."""
+    """Group a manifest's records by file, in the order of each file's first record."""
     segments: dict[tuple[str, Split], list[ShardRecord]] = {}
     for record in records:
         segments.setdefault((record.name, record.split), []).append(record)
@@ -45,12 +45,12 @@ def list_files(records: Iterable[ShardRecord]) -> list[OutputFile]:
 
 
 def growing_path(path: Path) -> Path:
-    """Where a file is while it grows. The name tells it from all others, but has no `train` or `val`."""
+    """Return where a file is while it grows: under a unique name that contains no `train` or `val`."""
     return path.parent / WORK_FOLDER / f"{path.name.replace('train', 't').replace('val', 'v')}.tmp"
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Where a file of the manifest is; None: it is lost."""
+    """Return where a file of the manifest is, growing or finished; None if it is missing."""
     final = folder / name
     growing = growing_path(final)
     return growing if growing.is_file() else final if final.is_file() else None

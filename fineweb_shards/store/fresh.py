@@ -1,7 +1,7 @@
-"""--fresh: what is ours in an output folder, and nothing else, is deleted.
+"""Delete what fineweb-shards made in an output folder, and nothing else: the work of --fresh.
 
-Ours is what a manifest of ours names, the shard that an interrupted run was just giving its name, and the
-work folder. A manifest that can't be read names nothing, so nothing is deleted; the folder may hold anything.
+These are the files that the manifest names, a shard that a killed run had named but not yet recorded, and the
+work folder. If the manifest can't be read, nothing is deleted, because the folder may hold anything.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Deletion:
 
     folder: Path
     files: tuple[Path, ...]  # in the folder itself
-    work: tuple[Path, ...]  # in the work folder, with all that is in them
+    work: tuple[Path, ...]  # in the work folder, with their contents
 
     def describe(self) -> str:
-        """How much it is, and where."""
+        """Say how many files and bytes would be deleted, and where."""
         inside = [file for path in self.work for file in _files_below(path)]
         size = show_bytes(sum(map(_size_bytes, (*self.files, *inside))))
         what = f"{show_number_of(len(self.files), 'file')} in {self.folder}"
@@ -46,7 +46,7 @@ class Deletion:
         return f"{what}, {size}" + (f": {named}" if named else "")
 
     def carry_out(self) -> None:
-        """The manifest goes last: until then it still tells what is ours."""
+        """Delete the files; the manifest last, because until then it says which files are ours."""
         try:
             for path in self.work:
                 if path.is_dir() and not path.is_symlink():
@@ -59,20 +59,20 @@ class Deletion:
             raise output_error(self.folder, error) from error
 
 
-def start_over(folder: Path, layout: Layout, complain: Say, *, yes: bool) -> None:
-    """--fresh: say what is deleted (even to --quiet), ask whoever can answer, and delete it."""
+def start_over(folder: Path, layout: Layout, warn: Say, *, yes: bool) -> None:
+    """Delete an earlier run's output. Say what is deleted, even with --quiet; unless `yes`, ask first."""
     deletion = plan_deletion(folder, layout)
     if not deletion.files and not deletion.work:
         return
     if not yes:
-        _ask(deletion, complain)
-    complain(f"--fresh: deleting {deletion.describe()}")
+        _ask(deletion, warn)
+    warn(f"--fresh: deleting {deletion.describe()}")
     deletion.carry_out()
 
 
 def plan_deletion(folder: Path, layout: Layout) -> Deletion:
-    """What is ours. Refused where something is in the way of `layout` that is not."""
-    manifest = load_manifest(folder)  # refuses what it can't read, or what is not ours
+    """Return what to delete; OutputError if shards of `layout` are there that the manifest does not list."""
+    manifest = load_manifest(folder)  # raises an error if it can't be read, or is another program's
     ours = our_names(folder, manifest) if manifest else set()
     refuse_untracked_shards(folder, layout, ours)
     work = folder / WORK_FOLDER
@@ -88,7 +88,7 @@ def plan_deletion(folder: Path, layout: Layout) -> Deletion:
 
 
 def our_names(folder: Path, manifest: Manifest) -> set[str]:
-    """The files in the folder that its manifest vouches for."""
+    """Return the names of the files in a folder that fineweb-shards made, according to the manifest."""
     names = {record.name for record in manifest.shards}
     if not manifest.complete:
         names |= {
@@ -100,14 +100,17 @@ def our_names(folder: Path, manifest: Manifest) -> set[str]:
 
 
 def holds_shards(folder: Path, manifest: Manifest) -> bool:
-    """Whether anything is there that was made with this manifest's settings."""
+    """Return whether the folder has any shard that was made with this manifest's settings."""
     return bool(manifest.shards) or any(
         os.path.lexists(folder / name) for name in our_names(folder, manifest)
     )
 
 
 def refuse_untracked_shards(folder: Path, layout: Layout, ours: set[str]) -> None:
-    """A reader would take them for a part of what is built here, and they may be somebody's only copy."""
+    """Raise OutputError if the folder has shards that are not in `ours`.
+
+    A reader would mix them with the new shards, and they are not deleted, because they may be the only copy.
+    """
     names = os.listdir(folder) if folder.is_dir() else []
     untracked = sorted(name for name in names if layout.owns(name) and name not in ours)
     if untracked:
@@ -121,8 +124,10 @@ def refuse_untracked_shards(folder: Path, layout: Layout, ours: set[str]) -> Non
 
 
 def _is_whole(folder: Path, manifest: Manifest, name: str) -> bool:
-    """Whether a file is what a run was giving its name when it was killed: whole, with the length and the
-    header of a shard, and no longer under the name it had while it grew."""
+    """Return whether a file is a shard that a killed run had named but not yet recorded.
+
+    It then has the length and the header of a shard, and no longer exists under its growing name.
+    """
     layout, shard_format = manifest.layout, manifest.shard_format
     try:
         with open(folder / name, "rb") as file:
@@ -135,13 +140,14 @@ def _is_whole(folder: Path, manifest: Manifest, name: str) -> bool:
         return False
 
 
-def _ask(deletion: Deletion, complain: Say) -> None:
+def _ask(deletion: Deletion, warn: Say) -> None:
+    """Ask the user whether to delete; UsageError without a terminal, or if the answer is no."""
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
             f"--fresh would delete {deletion.describe()}.",
-            "Nobody can be asked here: add --yes to delete it, or leave out --fresh to go on.",
+            "There is no terminal to ask: add --yes to delete it, or leave out --fresh to go on.",
         )
-    complain(f"--fresh deletes {deletion.describe()}")
+    warn(f"--fresh deletes {deletion.describe()}")
     print("Delete it and start over? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("Nothing was deleted.", "Without --fresh the same command goes on where it stopped.")
@@ -156,7 +162,7 @@ def _size_bytes(path: Path) -> int:
     try:
         return path.lstat().st_size
     except FileNotFoundError:
-        return 0  # somebody else's temporary file, which is gone again
+        return 0  # a temporary file that another program has removed meanwhile
 
 
 def _files_below(path: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""What a killed run leaves behind in its folder, and nobody needs any more."""
+"""Remove files that a killed run has left in its folder and that no run will use again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.megatron_index import index_path
 from fineweb_shards.system.durable import WORK_FOLDER, output_error
 
-# Somebody who makes a report may be writing one now, without our lock. That takes less than a second.
-_LEFT_BEHIND_SECONDS = 600.0
+# A `report` command may be writing such a file now, without the folder's lock; it takes less than a second.
+_SURELY_UNUSED_SECONDS = 600.0
 
 
 def remove_leftovers(folder: Path, manifest: Manifest) -> None:
-    """Temporary files that `manifest` does not go on with. The caller holds the folder's lock."""
+    """Remove temporary files that `manifest` does not continue. The caller must hold the folder's lock."""
     needed = {growing_path(folder / record.name) for record in manifest.shards}
     try:
         for path in (folder / WORK_FOLDER).glob("*.tmp"):
@@ -28,8 +28,10 @@ def remove_leftovers(folder: Path, manifest: Manifest) -> None:
 
 
 def remove_outdated_files(folder: Path, manifest: Manifest) -> None:
-    """Files that the folder's own manifest names and `manifest` will make again. Before it is saved: later
-    nobody could say whose they are."""
+    """Remove files that the folder's saved manifest names and `manifest` does not: they will be made again.
+
+    This must happen before `manifest` is saved: afterwards nothing would say that the files are ours.
+    """
     before = load_manifest(folder)
     if before is None:
         return
@@ -44,15 +46,15 @@ def remove_outdated_files(folder: Path, manifest: Manifest) -> None:
 
 
 def tidy_finished(folder: Path, manifest: Manifest) -> None:
-    """In a finished folder nothing depends on it: what can't be removed may stay."""
+    """Remove leftovers from a finished folder; ignore errors, because nothing depends on it."""
     try:
         remove_leftovers(folder, manifest)
     except OutputError:
-        return  # a folder that may only be read
+        return  # for example a read-only folder
 
 
 def _may_be_in_use(path: Path) -> bool:
-    """Of the names that `write_quickly` gives: with a process and a thread in them."""
+    """Return whether a temporary file is recent and of `write_quickly` (named with process and thread)."""
     numbers = path.name.split(".")[-3:-1]
     quick = len(numbers) == 2 and all(number.isdecimal() for number in numbers)
-    return quick and time.time() - path.stat().st_mtime < _LEFT_BEHIND_SECONDS
+    return quick and time.time() - path.stat().st_mtime < _SURELY_UNUSED_SECONDS

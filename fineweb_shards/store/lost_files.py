@@ -1,4 +1,7 @@
-"""Files that a manifest names and that are gone, cut short or too long: what is left to go on with."""
+"""Find files of a manifest that are missing, cut short or too long, and drop their records.
+
+Only lengths are compared; `reading/verify.py` looks at the contents.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from fineweb_shards.types import ShardRecord
 
 
 def trim_to_whole_files(manifest: Manifest, folder: Path) -> Manifest:
-    """The manifest up to the last checkpoint whose files are all there: the rest is made again."""
+    """Return the manifest up to the last checkpoint whose files are complete; the rest is made again."""
     whole = manifest.complete
     lost: list[ShardRecord] = []
     for file in list_files(manifest.shards):
@@ -22,24 +25,24 @@ def trim_to_whole_files(manifest: Manifest, folder: Path) -> Manifest:
         if size > file.end_bytes and not may_be_longer(manifest, file):
             lost.append(file.segments[-1])
         whole = whole and path == folder / file.name and _has_index(manifest, path, file.documents)
-    # Records of one checkpoint have the same end: a cursor holds for all of them or for none.
+    # Records of one checkpoint have the same end, and are kept or dropped together.
     ends = [record.end for record in manifest.shards]
     kept = manifest.shards[: min((ends.index(record.end) for record in lost), default=len(ends))]
     if whole and len(kept) == len(ends):
         return manifest
     if manifest.settings["val_ratio"] and manifest.totals.get("dropped_tokens"):
-        kept = ()  # what was dropped was in checkpoints, together with what was not
+        kept = ()  # checkpoints contain dropped tokens together with kept ones
     return replace(manifest, shards=kept, complete=False, totals={})
 
 
 def may_be_longer(manifest: Manifest, file: OutputFile) -> bool:
-    """Whether the run may have written more of a file than the manifest knows of."""
+    """Return whether the run may have written more of a file than the manifest records."""
     one_file = manifest.layout.one_file
     return not manifest.complete and (one_file or file.tokens % manifest.settings["shard_tokens"] != 0)
 
 
 def _has_index(manifest: Manifest, path: Path, documents: int) -> bool:
-    """Whether the index is there and as long as it must be; `verify` looks into it."""
+    """Return whether the index, if the layout has one, exists and has the right length."""
     if not manifest.layout.has_index:
         return True
     index = index_path(path)

@@ -1,8 +1,9 @@
-"""The manifest: what is finished in an output folder, what it was made from, and where to go on.
+"""Describe an output folder: what is finished, what it was made from, and where a resume starts.
 
-It is the only checkpoint. A shard is durable before its record is, so the manifest never names a shard
-that might be missing; a shard it does not name is made again. It never holds a path or a token of this
-machine: a folder may be carried elsewhere and finished there. manifest_file.py reads and writes it.
+The manifest is the only checkpoint. A shard is durable before its record is, so that the manifest never names
+a shard that might be missing; a shard that it does not name is made again. It contains no path and no access
+token of this machine: a folder can be moved to another one and finished there. manifest_file.py reads and
+writes it.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 @dataclass(frozen=True)
 class Manifest:
-    """The state of an output folder. Changing it means saving another one."""
+    """The state of an output folder. It is immutable; a change makes a new one, which is then saved."""
 
-    settings: dict[str, Any]  # the ones that change bytes: config.fingerprint()
-    files: list[dict[str, Any]]
-    versions: dict[str, str]
-    commit: str | None = None  # of a dataset on the hub: a resume goes on with the same one
+    settings: dict[str, Any]  # those that change the output: config.fingerprint()
+    files: list[dict[str, Any]]  # of the input
+    versions: dict[str, str]  # of the packages that made the shards
+    commit: str | None = None  # of a dataset on the hub: a resume uses the same one
     shards: tuple[ShardRecord, ...] = ()
     complete: bool = False
     totals: dict[str, Any] = field(default_factory=dict)
-    quarantined: tuple[Quarantined, ...] = ()  # left out; a resume must leave them out again
-    seconds: float = 0.0  # of work in these shards, over all runs
+    quarantined: tuple[Quarantined, ...] = ()  # documents left out; a resume must leave them out, too
+    seconds: float = 0.0  # of work on these shards, over all runs
     peak_memory_bytes: int = 0
-    digits: int = 0  # of the numbers in names: see numbering.py
+    digits: int = 0  # of the numbers in file names: see numbering.py
     vocabulary: Vocabulary = GPT2  # without the bytes of its tokens
 
     @property
@@ -43,7 +44,7 @@ class Manifest:
 
     @property
     def shard_count(self) -> int:
-        """How many files of tokens there are. One that grows over several checkpoints has several records."""
+        """The number of token files. A file that grows over several checkpoints has several records."""
         return len({record.name for record in self.shards})
 
     @property
@@ -74,14 +75,14 @@ class Manifest:
 
     @property
     def done(self) -> Done:
-        """For the packer: how far each split is."""
+        """What is finished of each split, for the packer."""
         return Done(tokens_of(self.shards, "val"), tokens_of(self.shards, "train"), self.documents)
 
     @property
     def end(self) -> Cursor:
-        """Where the next shard begins."""
+        """The place in the stream where the next shard begins."""
         return self.shards[-1].end if self.shards else Cursor(0, 0)
 
     def append(self, *records: ShardRecord) -> Manifest:
-        """With the records of a checkpoint, which all have the same end."""
+        """Return a manifest with the records of one more checkpoint, which all have the same end."""
         return replace(self, shards=(*self.shards, *records))

@@ -1,5 +1,9 @@
-"""What must hold between the parts of a manifest. A checksum finds a flipped character; these find what was
-wrong when it was saved, or edited by hand, and hold for folders from before there was a checksum, too."""
+"""Check that the parts of a manifest are consistent.
+
+A checksum finds a changed character. These checks find what was already wrong when the manifest was saved or
+edited by hand, and also work for early manifests without a checksum. Each raises ValueError with a phrase
+that says what is wrong. None of them reads a token file.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """ValueError with what is wrong."""
+    """Raise ValueError if anything in a manifest is inconsistent."""
     check_settings_kinds(manifest.settings)
     check_files(manifest.files)
     for name, version in manifest.versions.items():
@@ -33,13 +37,13 @@ def check_manifest(manifest: Manifest) -> None:
     check_cursors([record.end for record in manifest.shards], len(manifest.files))
     check_quarantined(manifest.quarantined, len(manifest.files))
     if min(manifest.seconds, manifest.peak_memory_bytes, manifest.digits) < 0 or manifest.digits > 18:
-        raise ValueError("a figure of the effort is negative")
+        raise ValueError("seconds, peak_memory_bytes or digits is out of range")
     if manifest.complete:
         check_totals(manifest)
 
 
 def check_settings_kinds(settings: dict[str, Any]) -> None:
-    """Those that the program goes by; all others are only compared."""
+    """Check the settings that the program uses; all others are only compared with those of a resume."""
     layout = get(settings, "layout", str)
     if layout not in LAYOUTS:
         raise ValueError(f"the layout {layout!r:.40} is unknown")
@@ -52,13 +56,13 @@ def check_settings_kinds(settings: dict[str, Any]) -> None:
 
 
 def check_files(files: Sequence[Any]) -> None:
-    """The input's; they are compared with those of today."""
+    """Check that every input file has a name; a resume compares the rest."""
     for file in files:
         get(expect("a file", file, dict), "name", str)
 
 
 def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_format: ShardFormat) -> None:
-    """Each is where the one before it ends, in the file that it must be in."""
+    """Check that each record starts where the one before it ends, in the right file."""
     done = dict.fromkeys(SPLITS, 0)
     for record in records:
         check_place(record, numbering, shard_format, done[record.split])
@@ -75,7 +79,7 @@ def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_fo
 
 
 def check_place(record: ShardRecord, numbering: Numbering, shard_format: ShardFormat, before: int) -> None:
-    """`before` is how many tokens of its split the records before it have."""
+    """Check a record's name, offset and length; `before` tokens of its split precede it."""
     begin = numbering.begin(before)
     name = numbering.name(record.split, before)
     if record.name != name:
@@ -83,7 +87,7 @@ def check_place(record: ShardRecord, numbering: Numbering, shard_format: ShardFo
     if not 1 <= record.tokens <= numbering.shard_tokens - before % numbering.shard_tokens:
         raise ValueError(f"{name}: {record.tokens:,} tokens do not fit into it")
     first = shard_format.offset_bytes(begin)
-    # A file that was whole at once is recorded with its header.
+    # The record of a file that was finished in one segment includes the header.
     if record.offset != first and (record.offset or begin):
         raise ValueError(f"{name}: a record begins at {record.offset:,}, should begin at {first:,}")
     if record.offset + record.bytes != shard_format.offset_bytes(begin + record.tokens):
@@ -91,7 +95,7 @@ def check_place(record: ShardRecord, numbering: Numbering, shard_format: ShardFo
 
 
 def check_cursors(ends: Sequence[Cursor], files: int) -> None:
-    """They grow; only the records of one checkpoint have the same end."""
+    """Check that cursors never go back; only the records of one checkpoint have the same end."""
     last = Cursor(0, 0)
     for end in ends:
         if min(end.file, end.position, end.skip_tokens) < 0 or end.file > files:
@@ -102,14 +106,14 @@ def check_cursors(ends: Sequence[Cursor], files: int) -> None:
 
 
 def check_quarantined(documents: Sequence[Quarantined], files: int) -> None:
-    """They are documents of the input."""
+    """Check that quarantined documents belong to files of the input."""
     for document in documents:
         if not 0 <= document.file < files or not _SHA256.fullmatch(document.sha256):
             raise ValueError(f"a quarantined document is not one of the input (file {document.file})")
 
 
 def check_totals(manifest: Manifest) -> None:
-    """They are the sums of the records; what was left out is counted there only."""
+    """Check that the totals are the sums of the records; other counts must only not be negative."""
     names = {record.name for record in manifest.shards}
     sums = {"shards": len(names), "tokens": manifest.tokens, "documents": manifest.documents}
     for name, found in sums.items():

@@ -1,4 +1,4 @@
-"""`manifest.json`: the manifest on disk. Saved durably; one that is damaged, or not ours, is refused."""
+"""Save `manifest.json` durably, and load it; a damaged one, or one of another program, is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fineweb_shards.types import Quarantined, ShardRecord
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 3
-# Manifests of these formats are read for good; a folder begun with one goes on, and is saved as the newest.
+# Formats that can be read; a folder that was begun with an older one is saved in the newest.
 _READABLE_FORMATS = (2, FORMAT_VERSION)
 _RENAMED_SINCE_2 = {"inside": "starts_mid_document", "wrong_claims": "token_count_mismatches"}
 _FIELDS = (
@@ -29,7 +29,7 @@ _FIELDS = (
 
 
 def save_manifest(manifest: Manifest, folder: Path) -> None:
-    """Replace the folder's manifest, durably."""
+    """Replace the folder's manifest durably."""
     data = {
         "format": FORMAT_VERSION,
         "vocabulary": vocabulary_to_json(manifest.shard_format),
@@ -46,15 +46,18 @@ def save_manifest(manifest: Manifest, folder: Path) -> None:
         "quarantined": [asdict(document) for document in manifest.quarantined],
         "shards": [asdict(shard) for shard in manifest.shards],
         "files": manifest.files,
-        "complete": manifest.complete,  # last, so that the end of the file tells
+        "complete": manifest.complete,  # last, so that the end of the file shows it
     }
     text = json.dumps({"checksum": _checksum(data), **data}, indent=1, ensure_ascii=False) + "\n"
-    # What is no valid text (half a surrogate in a file name) becomes JSON's own way of writing it.
+    # A lone surrogate (in a file name) is written as a JSON escape, because it has no UTF-8.
     write_file(folder / FILE_NAME, text.encode("utf-8", "backslashreplace"), folder / WORK_FOLDER)
 
 
 def load_manifest(folder: Path) -> Manifest | None:
-    """The folder's manifest, or None where there is none. One that is damaged, or not ours, is refused."""
+    """Load the folder's manifest; None if there is none.
+
+    Raises DamageError if it is damaged, OutputError if it is another program's.
+    """
     path = folder / FILE_NAME
     try:
         data = read_file(path)
@@ -73,25 +76,25 @@ def load_manifest(folder: Path) -> Manifest | None:
         raise DamageError(
             f"{path}: the manifest is damaged: {error}.",
             "Restore it from a copy, or choose another --out. Nothing here was touched: without it "
-            "nobody can say which files --fresh may delete.",
+            "it is not known which files --fresh may delete.",
         ) from error
 
 
 def require_manifest(folder: Path) -> Manifest:
-    """The folder's manifest; where there is none, what to do about it."""
+    """Load the folder's manifest; if there is none, raise OutputError with the next step."""
     manifest = load_manifest(folder)
     if manifest is None:
-        raise nothing_built(folder)
+        raise missing_manifest_error(folder)
     return manifest
 
 
-def nothing_built(folder: Path) -> OutputError:
-    """Why a folder has no manifest, and the next step."""
+def missing_manifest_error(folder: Path) -> OutputError:
+    """Return an error that says why a folder has no manifest, with the next step."""
     if not folder.is_dir():
         here = (
             "this is a file, not a folder" if folder.exists() else "no such folder: nothing was built there"
         )
-        return OutputError(f"{folder}: {here}.", "Name a folder made by `build`: what its --out says.")
+        return OutputError(f"{folder}: {here}.", "Name the folder that was the --out of a `build`.")
     if (folder / WORK_FOLDER).is_dir():
         return OutputError(
             f"{folder}: nothing is built here yet: no run has come as far as its first {FILE_NAME}.",
@@ -104,8 +107,11 @@ def nothing_built(folder: Path) -> OutputError:
 
 
 def is_ours(folder: Path, data: bytes) -> bool:
-    """Whether a `manifest.json` is one of this program's, damaged perhaps: web applications and many others
-    have a file of that name. Most of our fields are in it, or a run of ours has been at work here."""
+    """Return whether a `manifest.json` was made by this program, even if it is damaged.
+
+    Web applications and many others have a file of that name. Ours contains most of our fields, or is beside
+    a work folder that a run has used.
+    """
     if sum(f'"{name}"'.encode() in data for name in _FIELDS) > len(_FIELDS) // 2:
         return True
     try:
@@ -115,13 +121,14 @@ def is_ours(folder: Path, data: bytes) -> bool:
 
 
 def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
+    """Make a manifest from parsed JSON; ValueError if it is damaged, ChangedError if the format is new."""
     found = get(data, "format", int)
     if found not in _READABLE_FORMATS:
         raise ChangedError(
             f"{path}: format {found}; this version of fineweb-shards reads up to {FORMAT_VERSION}.",
             "Use the version that made it, or another --out.",
         )
-    recorded = data.pop("checksum", None)  # not in manifests of the first versions
+    recorded = data.pop("checksum", None)  # early manifests have none
     if recorded is not None and recorded != _checksum(data):
         raise ValueError("its checksum does not fit; it was changed after it was written")
     if found == 2:
@@ -150,7 +157,7 @@ def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
 
 
 def _with_new_names(value: Any) -> Any:
-    """What a manifest of format 2 says, in the words of today."""
+    """Return a manifest of format 2 with its fields renamed as in format 3."""
     if isinstance(value, list):
         return [_with_new_names(one) for one in value]
     if isinstance(value, dict):
@@ -159,5 +166,5 @@ def _with_new_names(value: Any) -> Any:
 
 
 def _checksum(data: dict[str, Any]) -> str:
-    """Of the values, not of the white space between them."""
+    """Return the SHA-256 of the values, which does not depend on white space."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,7 @@
-"""The vocabulary in `manifest.json`: enough to read the tokens, and to know the vocabulary again."""
+"""Write and read the vocabulary in `manifest.json`: what is needed to read tokens and recognize it again.
+
+The bytes of the tokens are not in it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.system.json_values import get
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
-_MOST_IDS = 2**31  # more fit into no layout's tokens
+_MOST_IDS = 2**31  # the most that a layout's tokens can hold
 
 
 def vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
-    """With `dtype`, which is how a file has its tokens."""
+    """Return the entry for `manifest.json`; its `dtype` is that of the tokens in the files."""
     vocabulary = shard_format.vocabulary
     return {
         "name": vocabulary.name,
@@ -24,7 +27,10 @@ def vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
 
 
 def vocabulary_of(manifest: dict[str, Any]) -> Vocabulary:
-    """What a `manifest.json` says; before it said so there was GPT-2 only. ValueError with what is wrong."""
+    """Return the vocabulary that a `manifest.json` names; ValueError if the entry is damaged.
+
+    An early manifest names only a tokenizer, which is GPT-2.
+    """
     if manifest.get("tokenizer") == GPT2.name:
         return GPT2
     data = get(manifest, "vocabulary", dict)
@@ -36,7 +42,7 @@ def vocabulary_of(manifest: dict[str, Any]) -> Vocabulary:
 
 
 def check_dtype(manifest: dict[str, Any], shard_format: ShardFormat) -> None:
-    """ValueError where tokens are said to be other than the layout makes them."""
+    """Raise ValueError if the manifest's dtype is not the one that the layout uses."""
     wanted = shard_format.dtype.name
     if "vocabulary" in manifest and (found := get(manifest["vocabulary"], "dtype", str)) != wanted:
         raise ValueError(f"its tokens are {found!r:.40}, where they should be {wanted}")

@@ -1,7 +1,7 @@
-"""Megatron's `.idx`: how long every document of a `.bin` is and where it begins.
+"""Write and check Megatron's `.idx`, which lists the length and the start of every document of a `.bin`.
 
-It is a pure function of the tokens, made by one pass over the `.bin` in constant memory. A rest without an
-EOD (a stream cut by --max-tokens) is a document too.
+It is a pure function of the tokens, made by one pass over the `.bin` in constant memory. Tokens after the
+last EOD (in a stream cut by --max-tokens) count as a document, too.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ _READ_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The documents that end in one block of the `.bin`: bytes for a place in the index."""
+    """Bytes of the index, for a given offset."""
 
     offset: int
     data: bytes
 
 
 def index_path(path: Path) -> Path:
-    """The index beside a `.bin`."""
+    """Return the path of the index of a `.bin`."""
     return path.with_suffix(".idx")
 
 
 def with_indices(layout: Layout, names: set[str]) -> set[str]:
-    """Names of files, and of the indices beside them where the layout has any."""
+    """Return the names and, if the layout has indices, the names of their indices."""
     return names | {index_path(Path(name)).name for name in names} if layout.has_index else names
 
 
 def index_bytes(path: Path, documents: int, shard_format: ShardFormat) -> int:
-    """How long the index of a `.bin` that holds `documents` EODs is."""
+    """Return the length of the index of a `.bin` that has `documents` EODs."""
     with open(path, "rb") as tokens:
         sequences = _count_sequences(tokens, documents, shard_format)
     return _HEADER.size + 4 * sequences + 8 * sequences + 8 * (sequences + 1)
 
 
 def write_index(path: Path, documents: int, shard_format: ShardFormat) -> None:
-    """Make the index of a finished `.bin` that holds `documents` EODs."""
+    """Write the index of a finished `.bin` that has `documents` EODs."""
     final = index_path(path)
     temporary = path.parent / WORK_FOLDER / "index.tmp"
     try:
@@ -68,7 +68,7 @@ def write_index(path: Path, documents: int, shard_format: ShardFormat) -> None:
 
 
 def check_index(path: Path, documents: int, shard_format: ShardFormat) -> str | None:
-    """What is wrong with the index of a `.bin`, or None."""
+    """Return what is wrong with the index of a `.bin`, or None."""
     final = index_path(path)
     try:
         with open(path, "rb") as tokens, open(final, "rb") as file:
@@ -87,6 +87,7 @@ def check_index(path: Path, documents: int, shard_format: ShardFormat) -> str | 
 
 
 def _parts(tokens: BinaryIO, documents: int, shard_format: ShardFormat) -> Iterator[_Part]:
+    """Yield the index: a header, then lengths, starts and numbers for each block of the `.bin`."""
     sequences = _count_sequences(tokens, documents, shard_format)
     code = DTYPE_CODES[shard_format.dtype.str]
     yield _Part(0, _HEADER.pack(MAGIC, VERSION, code, sequences, sequences + 1))
@@ -105,7 +106,7 @@ def _parts(tokens: BinaryIO, documents: int, shard_format: ShardFormat) -> Itera
 
 
 def _count_sequences(tokens: BinaryIO, documents: int, shard_format: ShardFormat) -> int:
-    """A rest behind the last EOD is one, too."""
+    """Return the number of documents; tokens after the last EOD are one more."""
     total, _ = shard_format.tokens_in(os.fstat(tokens.fileno()).st_size)
     if not total:
         return documents
@@ -115,7 +116,7 @@ def _count_sequences(tokens: BinaryIO, documents: int, shard_format: ShardFormat
 
 
 def _document_ends(tokens: BinaryIO, shard_format: ShardFormat) -> Iterator[NDArray[np.int64]]:
-    """Where documents end, a block at a time; never an empty array."""
+    """Yield the positions at which documents end, a block at a time; never an empty array."""
     tokens.seek(0)
     position = last = 0
     while data := tokens.read(_READ_BYTES):

@@ -1,7 +1,7 @@
-"""The output folder while it is filled: the open file of each split, and the manifest.
+"""Write slices to the output folder: to the open file of each split, and at checkpoints to the manifest.
 
-A checkpoint syncs what is written of both splits, then enters it in the manifest with one cursor. So after a
-crash both go on from the same place in the stream, and whatever was written behind it is cut off.
+A checkpoint syncs what is written of both splits, then records it in the manifest with one cursor. So after a
+crash both continue from the same place in the stream, and what was written after it is cut off.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """What is written, and where."""
+    """What to write, and where."""
 
     folder: Path
     layout: Layout
     shard_tokens: int
     split_rule: SplitRule
-    drop_short: bool = False  # leave out a last training shard that is not full
+    drop_short: bool = False  # delete a last training shard that is not full
     vocabulary: Vocabulary = GPT2
 
     @property
@@ -43,14 +43,14 @@ class OutputSpec:
 
 
 def open_folder(folder: Path, manifest: Manifest) -> None:
-    """First of all: what the manifest does not go on with is removed, and from now on the folder is its."""
+    """Remove files that `manifest` does not continue, then save it: the first step of every run."""
     remove_leftovers(folder, manifest)
     remove_outdated_files(folder, manifest)
     save_manifest(manifest, folder)
 
 
 class Output:
-    """Takes slices in order; everything it has entered in `manifest` is safe."""
+    """Writes slices in their order. Everything that `manifest` records is durable."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Output:
         self.manifest = manifest
         self._spec = spec
         self._disk = disk
-        self._add_totals = add_totals  # adds what a manifest says besides its records, before it is saved
+        self._add_totals = add_totals  # adds seconds, memory and the like to a manifest before it is saved
         self._writers: dict[Split, ShardWriter] = {}
         self._counts = Counts()  # since the last checkpoint
         self._end = manifest.end
@@ -81,20 +81,20 @@ class Output:
         if len(part.tokens):
             self._writer(part.split).write(part.tokens, part.documents)
         if part.checkpoint:
-            self._enter(self._commit({part.split} if part.fills_shard else set()))
+            self._record(self._commit({part.split} if part.fills_shard else set()))
             self._save(self.manifest)
 
     def finish(self) -> Manifest:
-        """Give every file its name and save the manifest as complete."""
+        """Give every file its final name, and save the manifest as complete."""
         self._reopen_growing()
         dropped = self._writers.pop("train", None) if self._spec.drop_short else None
         if dropped is not None:
             records = self.manifest.shards
             kept = tuple(record for record in records if record.name != dropped.final.name)
-            lost = (record.counts for record in records if record.name == dropped.final.name)
-            self._counts = sum(lost, self._counts)  # they tell of the input, which was read all the same
+            counts = (record.counts for record in records if record.name == dropped.final.name)
+            self._counts = sum(counts, self._counts)  # kept, because the input was read all the same
             self.manifest = replace(self.manifest, shards=kept)
-        self._enter(self._commit(set(SPLITS)))
+        self._record(self._commit(set(SPLITS)))
         if self._spec.layout.has_index:
             for file in list_files(self.manifest.shards):
                 path = self._spec.folder / file.name
@@ -105,32 +105,34 @@ class Output:
             "tokens": manifest.tokens,
             "documents": manifest.documents,
             "dropped_tokens": dropped.tokens if dropped else 0,
-            **asdict(manifest.counts + self._counts),  # those of a rest that holds no token, too
+            **asdict(manifest.counts + self._counts),  # with those of a rest that has no token
         }
         self._save(replace(manifest, complete=True, totals=totals))
-        if dropped is not None:  # not before: the manifest may still have named a part of it
+        if dropped is not None:  # only now: until here the saved manifest may have named a part of it
             dropped.close()
             dropped.discard()
         return self.manifest
 
     def _save(self, manifest: Manifest) -> None:
+        """Add the totals to a manifest and save it durably."""
         self.manifest = self._add_totals(manifest)
         self._disk.attempt(lambda: save_manifest(self.manifest, self._spec.folder))
 
-    def _enter(self, records: list[ShardRecord]) -> None:
+    def _record(self, records: list[ShardRecord]) -> None:
+        """Append a checkpoint's records to the manifest; the last one gets the counts."""
         if records:
             records[-1] = replace(records[-1], counts=self._counts)
             self._counts = Counts()
             self.manifest = self.manifest.append(*records)
 
     def _commit(self, whole: set[Split]) -> list[ShardRecord]:
-        """Sync what is new in all open files; those that are `whole` get their name."""
+        """Sync the new tokens of all open files; rename those of `whole` splits. Return the records."""
         records = []
         for split in SPLITS:
             writer = self._writers.get(split)
             if writer is None:
                 continue
-            if writer.has_news or split in whole:
+            if writer.has_unrecorded_tokens or split in whole:
                 record = writer.commit(self._end, whole=split in whole)
                 records += [record] if record.tokens else []
             if split in whole:
@@ -138,6 +140,7 @@ class Output:
         return records
 
     def _writer(self, split: Split) -> ShardWriter:
+        """Return the open writer of a split; open one if there is none."""
         if split not in self._writers:
             spec = self._spec
             tokens = tokens_of(self.manifest.shards, split)
@@ -157,7 +160,7 @@ class Output:
         return self._writers[split]
 
     def _reopen_growing(self) -> None:
-        """A run that stopped just before its end has files to finish to which nothing is added."""
+        """Open files that still grow, so that they are finished even if this run has added nothing."""
         for file in list_files(self.manifest.shards):
             if growing_path(self._spec.folder / file.name).is_file():
                 self._writer(file.split)

@@ -1,6 +1,6 @@
-"""`.fineweb-shards/quarantine.jsonl`: the documents that a run had to leave out, one a line.
+"""Write `.fineweb-shards/quarantine.jsonl`: the documents that a run had to leave out, one per line.
 
-For people: the manifest is what a resume goes by.
+The file is for people; a resume reads the same documents from the manifest.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FILE_NAME = "quarantine.jsonl"
 
 
 def write_quarantine(folder: Path, documents: Sequence[Quarantined], names: Sequence[str]) -> None:
-    """The whole list; `names` are the input files'. ASCII, so that `cat` is safe whatever they say."""
+    """Replace the file. `names` are those of the input files. It is ASCII, so that `cat` is safe."""
     lines = [json.dumps(_to_json(document, names)) + "\n" for document in documents]
     work = folder / WORK_FOLDER
     write_file(work / FILE_NAME, "".join(lines).encode(), work)
 
 
 def describe(document: Quarantined, names: Sequence[str]) -> str:
-    """For the log."""
+    """Return a phrase about a quarantined document, for the log."""
     place = f"row {document.row:,}" if document.row is not None else f"position {document.position:,}"
     called = f" ({document.id})" if document.id else ""
     what = "a piece of a document" if document.piece_of_bytes else "a document"
@@ -35,7 +35,7 @@ def describe(document: Quarantined, names: Sequence[str]) -> str:
 
 
 def check_batch_bytes(documents: Sequence[Quarantined], batch_bytes: int) -> None:
-    """A piece of a long document is only found again where it is cut in the same places."""
+    """Raise ChangedError if pieces of long documents would be cut at other places than when quarantined."""
     for document in documents:
         if document.piece_of_bytes not in (0, batch_bytes):
             raise ChangedError(

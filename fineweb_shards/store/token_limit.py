@@ -1,7 +1,7 @@
-"""Another `--max-tokens` for a folder that holds shards already: the stream is the same, only its end moves.
+"""Change `--max-tokens` for a folder that already has shards: the stream is the same, only its end moves.
 
-Growing goes on where the old limit cut the stream. The last shard was cut short there, so it is made again
-from the checkpoint before it; everything else stays. What is there can't be made shorter.
+With a higher limit, the stream continues where the old one cut it. The last shard was cut short there, so it
+is made again from the checkpoint before it; all others are kept. A stream can't be made shorter than it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fineweb_shards.types import ShardRecord
 
 
 def move_limit(manifest: Manifest, limit: int | None, folder: Path) -> Manifest:
-    """The manifest of the folder for another limit: without what must be made again."""
+    """Return the folder's manifest for another limit, without the records that must be made again."""
     old = manifest.settings["max_tokens"]
     if limit == old:
         return manifest
@@ -29,31 +29,34 @@ def move_limit(manifest: Manifest, limit: int | None, folder: Path) -> Manifest:
             "Raise --max-tokens or leave it out, choose another --out, or start over with --fresh.",
         )
     if not manifest.complete and limit is not None and (old is None or limit < old):
-        _check_nothing_behind(manifest, folder, limit)
+        _refuse_unrecorded_shards(manifest, folder, limit)
     moved = replace(manifest, settings={**manifest.settings, "max_tokens": limit})
     if not manifest.complete or there != old:
-        return moved  # not finished, or finished because the input has ended
-    return replace(moved, shards=_before_the_cut(manifest), complete=False, totals={})
+        return moved  # not finished, or finished because the input ended
+    return replace(moved, shards=_records_before_cut(manifest), complete=False, totals={})
 
 
-def _check_nothing_behind(manifest: Manifest, folder: Path, limit: int) -> None:
-    """A killed run may have named a shard that it had no time to enter. A longer stream makes it again; of a
-    shorter one it would be no part, and a loader would read it all the same."""
+def _refuse_unrecorded_shards(manifest: Manifest, folder: Path, limit: int) -> None:
+    """Raise ChangedError if the folder has a shard that a killed run named but did not record.
+
+    With a higher limit it would be made again. With a lower one it may not belong to the stream, and a loader
+    would read it all the same.
+    """
     names = with_indices(manifest.layout, {record.name for record in manifest.shards})
     unknown = sorted(name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in names)
     if unknown:
         raise ChangedError(
-            f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may lie behind that end.",
+            f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may come after that end.",
             "Go on with the old --max-tokens for a shard, choose another --out, or start over with --fresh.",
         )
 
 
-def _before_the_cut(manifest: Manifest) -> tuple[ShardRecord, ...]:
-    """The records that are the same under any larger limit."""
+def _records_before_cut(manifest: Manifest) -> tuple[ShardRecord, ...]:
+    """Return the records that stay the same with any higher limit."""
     records, rule = manifest.shards, manifest.split_rule
     if rule.val_ratio:
         if manifest.totals.get("dropped_tokens"):
-            return ()  # what was dropped was in checkpoints, together with what was not
+            return ()  # checkpoints contain dropped tokens together with kept ones
         return tuple(record for record in records if record.end != manifest.end)
     last = records[-1:]
     tokens = sum(record.tokens for record in records if last and record.split == last[0].split)

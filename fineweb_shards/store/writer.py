@@ -1,10 +1,11 @@
-"""One file on its way to disk: streamed to a temporary file, synced, recorded, and named when it is whole.
+"""Write one file of tokens: stream it to a temporary file, sync it, and rename it when it is finished.
 
-Most files are a shard of one segment: they are recorded once, when they have their name. A file that grows
-over several checkpoints is recorded a segment at a time, and goes on behind the last one after a crash.
+Most files are a shard of one segment: they get one record, when they are renamed. A file that grows over
+several checkpoints gets a record per segment, and continues after the last recorded one after a crash. The
+caller saves the records in the manifest.
 
-The header holds the number of tokens, and only the last shard of a stream is shorter than the others.
-So the header of a full shard is written (and hashed) first, and a short shard is hashed once more.
+The header contains the number of tokens, and only the last shard of a stream is shorter than the others.
+So the header of a full shard is written (and hashed) first, and a shorter shard is hashed again.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error, publish, sync_folder
 from fineweb_shards.types import Counts, Cursor, ShardRecord, Split, Tokens
 
-# Written data goes to the disk in the background a little at a time. The fsync at the end is then
-# short, and the machine's page cache is not filled with a whole shard of unwritten data.
+# Data is synced in the background in small steps, so that the final fsync is short and the page cache does
+# not fill with a whole shard of unwritten data.
 _SYNC_EVERY_BYTES = 32 * 2**20
 _READ_BYTES = 4 * 2**20
 
 
 class ShardWriter:
-    """Writes one file. What no record names is removed, here or when the file is opened again."""
+    """Writes one file. Tokens that no record names are removed, on `close` or when the file is reopened."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class ShardWriter:
         digits: int = 0,
     ) -> None:
         self.split = split
-        self.tokens = kept_tokens  # those before it are in the manifest
+        self.tokens = kept_tokens  # in the file, including `kept_tokens`, which the manifest records
         self.final = folder / shard_format.layout.shard_name(split, index, digits)
         self._format = shard_format
         self._disk = disk
@@ -58,7 +59,7 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         try:
             if self.tokens and not self._temporary.exists():
-                os.replace(self.final, self._temporary)  # it was whole, and then some of it was lost
+                os.replace(self.final, self._temporary)  # it was finished, but then a part of it was lost
             self._file = open(self._temporary, "r+b" if self.tokens else "w+b", buffering=0)
             if self.tokens:
                 os.ftruncate(self._file.fileno(), self._format.offset_bytes(self.tokens))
@@ -71,7 +72,7 @@ class ShardWriter:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file, and of what was written if the manifest needs nothing of it."""
+        """Close the file; remove it if none of it is recorded."""
         self._hasher.shutdown(wait=True)
         self._syncer.shutdown(wait=True)
         self._file.close()
@@ -79,17 +80,17 @@ class ShardWriter:
             self.discard()
 
     def discard(self) -> None:
-        """Remove what is written; nothing is there any more if the file has its name."""
+        """Remove the temporary file, if it was not renamed."""
         self._temporary.unlink(missing_ok=True)
 
     def write(self, tokens: Tokens, documents: int) -> None:
-        """Append tokens, of which so many are EOTs."""
+        """Append tokens, of which `documents` are EOTs."""
         if not self.tokens:
             header = self._format.header(self._expected_tokens)
             self._digest.update(header)
             self._put(header)
         data = self._format.to_bytes(tokens)
-        hashing = self._hasher.submit(self._digest.update, data)  # while the disk takes the same bytes
+        hashing = self._hasher.submit(self._digest.update, data)  # in parallel with writing the same bytes
         self._put(data)
         hashing.result()
         self.tokens += len(tokens)
@@ -97,11 +98,13 @@ class ShardWriter:
         self._sync_in_background(len(data))
 
     def commit(self, end: Cursor, *, whole: bool = True) -> ShardRecord:
-        """Make the segment durable, and the file under its name if it is `whole`; the caller then
-        enters the record in the manifest."""
+        """Make the segment durable, rename the file if it is `whole` (finished), and return the record.
+
+        The caller saves the record in the manifest. `end` is the place in the stream after the segment.
+        """
         offset = self._format.offset_bytes(self._begin) if self._begin or not whole else 0
         try:
-            # A file that goes on may have been whole once, with a header for fewer tokens.
+            # A file that was reopened may have been finished before, with a header for fewer tokens.
             if whole and (self.tokens != self._expected_tokens or self._begin):
                 self._file.seek(0)
                 self._put(self._format.header(self.tokens))
@@ -134,8 +137,8 @@ class ShardWriter:
         return record
 
     @property
-    def has_news(self) -> bool:
-        """Whether tokens were written that no record names."""
+    def has_unrecorded_tokens(self) -> bool:
+        """Whether tokens were written since the last record."""
         return self.tokens > self._begin
 
     def _start_segment(self) -> None:
@@ -144,13 +147,14 @@ class ShardWriter:
         self._digest = hashlib.sha256()
 
     def _hash_again(self, offset: int) -> None:
-        """The header in the hash was not the right one, or does not belong to the segment."""
+        """Hash the segment from the file, because the hash so far includes a wrong header, or any header."""
         self._file.seek(offset)
         self._digest = hashlib.sha256()
         while data := self._file.read(_READ_BYTES):
             self._digest.update(data)
 
     def _put(self, data: bytes | memoryview) -> None:
+        """Write all bytes; while the disk is full, wait and try again."""
         view = memoryview(data)
         while view:  # an unbuffered write may be short
             view = view[self._disk.attempt(partial(self._write_some, view)) :]

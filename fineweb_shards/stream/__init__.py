@@ -1,4 +1,4 @@
-"""Pure: encoded blocks in order become one token stream, mended at seams, split and cut into shards.
+"""Turn encoded blocks into one token stream, repair it at seams, split it, and cut it into shards.
 
 May import: the root, `tokenizers`. No I/O.
 """

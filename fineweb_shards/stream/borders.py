@@ -1,7 +1,7 @@
-"""Pure: tokens together with the places of their EOTs, cut apart and put together.
+"""Keep tokens together with the positions of their EOTs while they are cut and joined.
 
-Where documents end is known to whoever puts the EOTs there, so the places go with the tokens and are moved
-as they are. Nobody searches for what was known before.
+The encoder knows where it puts EOTs, so the positions travel with the tokens and are shifted along; no later
+stage has to search for them. No I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_PLACES: Places = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some tokens of a stream, and where in them the EOTs are."""
+    """Some tokens of a stream, and the positions of the EOTs in them."""
 
     tokens: Tokens
     eots: Places
@@ -27,19 +27,19 @@ class Span:
         return len(self.tokens)
 
     def cut(self, begin: int, end: int) -> Span:
-        """The tokens from `begin` up to `end`."""
+        """Return the tokens from `begin` up to, but not including, `end`."""
         first, last = np.searchsorted(self.eots, (begin, end))
         return Span(self.tokens[begin:end], self.eots[first:last] - begin)
 
 
 def join_spans(spans: Sequence[Span]) -> Span:
-    """All of them, one behind the other; at least one, which says how wide a token is."""
+    """Concatenate spans. At least one is needed, because it gives the dtype."""
     starts = np.cumsum([len(span) for span in spans]) - [len(span) for span in spans]
     moved = [span.eots + start for span, start in zip(spans, starts, strict=True)]
     return Span(np.concatenate([span.tokens for span in spans]), np.concatenate(moved))
 
 
 def count_between(eots: Places, begin: int, end: int) -> int:
-    """How many EOTs are at `begin` or behind it, and before `end`."""
+    """Count the EOTs from position `begin` up to, but not including, `end`."""
     first, last = np.searchsorted(eots, (begin, end))
     return int(last - first)

@@ -1,8 +1,8 @@
-"""Pure, no I/O: token blocks in order in, slices of shards out.
+"""Cut token blocks, in the order of the stream, into slices of shards for the two splits. No I/O.
 
-A *checkpoint* is a place in the stream at which the manifest is written. It is due wherever a segment of
-`shard_tokens` tokens is full, in either split; both splits then stand at the same place, so that one
-cursor holds for them.
+A *checkpoint* is a place in the stream at which the manifest is saved: wherever a segment of `shard_tokens`
+tokens is full, in either split. Both splits have then been packed up to the same place in the stream, so
+that one cursor is valid for both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fineweb_shards.types import SPLITS, Counts, ShardSlice, Split, TokenBlock, 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What is in the manifest already: tokens of each split, and EOTs of both."""
+    """What the manifest already records: the tokens of each split, and the EOTs of both together."""
 
     val_tokens: int = 0
     train_tokens: int = 0
@@ -29,7 +29,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Tokens for one split, and how many EOTs are among them."""
+    """Tokens for one split, and the number of EOTs in them."""
 
     split: Split
     tokens: Tokens
@@ -38,7 +38,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The next tokens of the stream, each with its split; the one that fills a segment comes last."""
+    """The next `length` tokens of the stream by split; if one fills a segment (`full`), it comes last."""
 
     length: int
     parts: tuple[_Part, ...]
@@ -52,7 +52,7 @@ class _Piece:
 class Packer:
     """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`.
 
-    With `one_file` a split is one file: it is only full where nothing more can come.
+    With `one_file` a split is one file that grows: it is only full once no more tokens can follow.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Packer:
         self._eot_first = eot_first
         self._tokens: dict[Split, int] = {"val": done.val_tokens, "train": done.train_tokens}
         self._documents = done.documents
-        self._skip_tokens = skip_tokens  # already in the manifest
-        self._left_tokens = max_tokens  # of the whole stream
+        self._skip_tokens = skip_tokens  # to drop at the start, because the manifest has them
+        self._left_tokens = max_tokens  # still to pack; None: no limit
 
     @property
     def ended(self) -> bool:
@@ -82,10 +82,10 @@ class Packer:
         return self._left_tokens == 0
 
     def pack(self, block: TokenBlock) -> Iterator[ShardSlice]:
-        """The slices that a block is cut into. What is behind `max_tokens` is dropped."""
+        """Yield the slices that a block is cut into; tokens after `max_tokens` are dropped."""
         position = min(self._skip_tokens, len(block.tokens))
         self._skip_tokens -= position
-        if position == len(block.tokens):  # nothing new, but its counts may be
+        if position == len(block.tokens):  # no new tokens, but perhaps new counts
             yield ShardSlice(block.tokens[:0], 0, block.counts, block.end)
         while position < len(block.tokens) and not self.ended:
             piece = self._next_piece(block, position)
@@ -109,17 +109,18 @@ class Packer:
                 )
 
     def _is_final(self, split: Split) -> bool:
+        """Return whether a split's file is finished, given that its segment is full."""
         return not self._one_file or (split == "val" and self._tokens["val"] == self._split_rule.val_tokens)
 
     def _room(self, split: Split) -> int:
-        """How many tokens the current segment of a split can still take."""
+        """Return how many tokens fit into the current segment of a split."""
         room = self._shard_tokens - self._tokens[split] % self._shard_tokens
         if split == "val" and self._split_rule.val_tokens:
             room = min(room, self._split_rule.val_tokens - self._tokens["val"])
         return room
 
     def _next_piece(self, block: TokenBlock, start: int) -> _Piece:
-        """As much as fits behind `start`, up to the end of the first segment that is full."""
+        """Return the tokens from `start` up to the end of the first full segment, the block or the stream."""
         rule, stop = self._split_rule, len(block.tokens)
         if self._left_tokens is not None:
             stop = min(stop, start + self._left_tokens)
@@ -133,18 +134,19 @@ class Packer:
         )
 
     def _one_split(self, split: Split, block: TokenBlock, start: int, stop: int) -> _Piece:
+        """Return the next piece if all its tokens belong to one split."""
         room = self._room(split)
         end = min(stop, start + room)
         part = _Part(split, block.tokens[start:end], count_between(block.eots, start, end))
         return _Piece(end - start, (part,), full=end - start == room)
 
     def _both_splits(self, span: Span, ranges: NDArray[np.int64]) -> _Piece:
-        """`ranges` are for validation, what is between them for training."""
+        """Return the next piece of `span`: `ranges` are for validation, everything else for training."""
         length, full = self._first_full(len(span), ranges)
         bounds = ranges.ravel().clip(max=length)
-        # In turns for training and for validation.
+        # Alternately for training and for validation.
         pieces = np.split(span.tokens[:length], bounds)
-        before = np.searchsorted(span.eots, bounds)  # EOTs before each bound
+        before = np.searchsorted(span.eots, bounds)  # number of EOTs before each bound
         val_documents = int((before[1::2] - before[::2]).sum())
         train_documents = count_between(span.eots, 0, length) - val_documents
         parts: dict[Split, _Part] = {
@@ -157,7 +159,7 @@ class Packer:
         )
 
     def _first_full(self, tokens: int, ranges: NDArray[np.int64]) -> tuple[int, Split | None]:
-        """How many of so many tokens fit until a segment is full, and in which split it is."""
+        """Return how many of `tokens` tokens fit until a segment is full, and the split of that segment."""
         starts, ends = ranges.T
         val_until = np.cumsum(ends - starts)  # validation tokens up to the end of each range
         train_until = ends - val_until  # training tokens before each range
@@ -167,7 +169,7 @@ class Packer:
             last = int(np.searchsorted(val_until, room))
             length, full = int(ends[last] - (val_until[last] - room)), "val"
         if tokens - val_until[-1] >= (room := self._room("train")):
-            passed = int(np.searchsorted(train_until, room))  # ranges that begin before it is full
+            passed = int(np.searchsorted(train_until, room))  # number of ranges that begin before it is full
             place = room + (int(val_until[passed - 1]) if passed else 0)
             if place <= length:
                 length, full = place, "train"

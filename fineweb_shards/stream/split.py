@@ -1,8 +1,8 @@
-"""Which part of the stream is for validation: its first tokens, or a share of its documents.
+"""Decide which part of the stream is for validation: its first tokens, or a share of its documents.
 
-The share is exact and streams: the documents are taken in groups of 1/ratio, and of every group exactly
-one is for validation, chosen by the group's number and a seed. So a document's split is a pure function of
-its number; nothing has to be known of the documents that follow, and neither workers nor crashes matter.
+The share is exact without knowing the number of documents: they are divided into groups of 1/ratio, and in
+every group exactly one document is for validation, chosen by the group's number and a seed. So a document's
+split is a pure function of its number; neither the number of workers nor a crash can change it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_DECIMALS = 9  # document numbers times the ratio's numerator must fit into
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """The first `val_tokens` tokens, or `val_ratio` of the documents; neither: all is for training."""
+    """What is for validation: the first `val_tokens` tokens, or `val_ratio` of the documents, or nothing."""
 
     val_tokens: int = 0
     val_ratio: Fraction = Fraction(0)
@@ -29,21 +29,23 @@ class SplitRule:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the files hold the stream in its order, validation first."""
+        """Whether the files, validation first, hold the stream in its order."""
         return not self.val_ratio
 
     def first_index(self, split: Split, shard_tokens: int) -> int:
-        """The number of a split's first shard: training goes on where validation ended. Where both
-        grow side by side, each counts for itself."""
+        """Return the number of a split's first shard.
+
+        Training continues the numbers of validation. With `val_ratio` both splits are numbered from 0.
+        """
         return -(-self.val_tokens // shard_tokens) if split == "train" else 0
 
     def chooses(self, documents: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the documents, given by their numbers in the stream, are for validation."""
+        """Return for each document, given by its number in the stream, whether it is for validation."""
         if not self.val_ratio:
             return np.zeros(len(documents), bool)
         p, q = self.val_ratio.numerator, self.val_ratio.denominator
         groups = documents * p // q
-        # Group g is the documents from ceil(g/ratio) up to ceil((g+1)/ratio).
+        # Group g has the documents from ceil(g/ratio) up to ceil((g+1)/ratio).
         firsts = -(-groups * q // p)
         sizes = -(-(groups + 1) * q // p) - firsts
         draws = (_scramble(groups.astype(np.uint64), self.seed) >> np.uint64(1)).astype(np.int64)
@@ -52,12 +54,11 @@ class SplitRule:
     def ranges(
         self, eots: Places, tokens: int, documents_before: int, *, eot_first: bool
     ) -> NDArray[np.int64]:
-        """Where the documents for validation begin and end in so many tokens, of which those at `eots` are
-        EOTs: a row for each.
+        """Return a row (begin, end) for each validation document in a segment of the stream.
 
-        `documents_before` is how many EOTs came before these tokens.
+        The segment has `tokens` tokens with EOTs at `eots`; `documents_before` EOTs precede it.
         """
-        # Every EOT but a first or last one parts two documents: which is the first one here?
+        # An EOT separates two documents: there is up to one more document here than EOTs, from `first` on.
         first = documents_before - 1 if eot_first else documents_before
         chosen = self.chooses(np.arange(first, first + len(eots) + 1, dtype=np.int64).clip(0))
         borders = np.concatenate([[0], eots if eot_first else eots + 1, [tokens]])
@@ -68,7 +69,7 @@ class SplitRule:
 def make_split_rule(
     val_tokens: int | None, val_ratio: float | None, val_seed: int, default: SplitRule
 ) -> SplitRule:
-    """The split that the settings ask for, or the layout's own."""
+    """Return the split rule that the settings ask for, or else the layout's `default`."""
     if val_tokens is not None and val_ratio is not None:
         raise UsageError("--val-tokens and --val-ratio exclude each other.", "Name one of the two.")
     if val_tokens is not None:
@@ -79,7 +80,7 @@ def make_split_rule(
 
 
 def _exact(ratio: float) -> Fraction:
-    """0.0005 is one in 2,000, not the binary fraction next to it."""
+    """Return the fraction that was typed: 0.0005 is 1/2000, not the nearest binary fraction."""
     exact = Fraction(repr(ratio))
     if not 0 <= exact < 1 or exact.denominator > 10**_MOST_DECIMALS:
         raise UsageError(
@@ -90,7 +91,7 @@ def _exact(ratio: float) -> Fraction:
 
 
 def _scramble(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """SplitMix64: every number and seed to 64 bits without a pattern."""
+    """Hash each number with the seed to 64 bits (SplitMix64)."""
     golden = 0x9E3779B97F4A7C15
     start = np.uint64((seed * 0xD1342543DE82EF95 + golden) % 2**64)
     mixed = (numbers + np.uint64(1)) * np.uint64(golden) + start

@@ -1,8 +1,8 @@
-"""Pure: a worker's blocks in order in, blocks with their exact tokens and cursors out.
+"""Give the workers' blocks, in the order of the stream, their exact tokens and cursors. No I/O.
 
-Two things can only be known when blocks stand in order: the tokens around a seam (a document cut
-inside a token), and the cursor of a block that begins where reading can't begin, which is counted in
-tokens from the last place where it can.
+Two things are only known once the blocks are in order: the tokens around a seam (a document that was cut
+inside a token), and the cursor of a block that starts where reading can't start, which is the last cursor
+plus a number of tokens.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fineweb_shards.types import Counts, Cursor, EncodedBlock, TokenBlock
 def stitch(
     blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender], start: Cursor
 ) -> Iterator[TokenBlock]:
-    """The token stream from `start` on. Few streams have a seam, so the mender is only made when needed."""
+    """Yield the token stream from `start` on. `get_mender` is only called if there is a seam."""
     place = replace(start, skip_tokens=0)
-    waiting = Counts()  # of blocks that a resume would read again: counted once the cursor passes them
+    waiting = Counts()  # of blocks since the last cursor: a resume would read, and count, them again
     for block in mend_seams(blocks, get_mender):
         if block.start is not None:
             place = block.start
@@ -34,8 +34,11 @@ def stitch(
 def mend_seams(
     blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender]
 ) -> Iterator[EncodedBlock]:
-    """The same stream with every torn token mended. A block that may end inside a document is held back,
-    since the next may begin with a seam; any other passes at once: an error may come next."""
+    """Yield the blocks with the tokens at every seam repaired.
+
+    A block that may end inside a document is held back, because the next may begin with a seam. Every other
+    block is yielded at once, so that it is not lost if the next one raises an error.
+    """
     held: EncodedBlock | None = None
     for block in blocks:
         if not block.seam:
@@ -51,7 +54,7 @@ def mend_seams(
         right_end = int(block.eots[0]) if len(block.eots) else len(block.tokens)
         whole = left_start > 0 or not held.seam  # the left side begins where a piece begins
         left, right = held.tokens[left_start:], block.tokens[:right_end]
-        if not len(left) or not len(right):  # one side is in quarantine: there is nothing to mend
+        if not len(left) or not len(right):  # one side was quarantined: there is nothing to repair
             yield replace(held, end=None)
             held = replace(block, start=None, seam=False)
             continue
@@ -60,7 +63,7 @@ def mend_seams(
         whole = whole and keep == left_start
         yield replace(held, tokens=held.tokens[:keep], end=None)  # its last EOT is before `left`
         joined = np.concatenate([mend.middle, block.tokens[mend.right_tokens :]])
-        moved = block.eots + (len(mend.middle) - mend.right_tokens)  # all of them are behind `right`
+        moved = block.eots + (len(mend.middle) - mend.right_tokens)  # all of them come after `right`
         held = replace(block, tokens=joined, eots=moved, start=None, seam=not whole)
     if held is not None:
         yield held

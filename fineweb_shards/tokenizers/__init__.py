@@ -1,4 +1,7 @@
-"""Text to GPT-2 tokens. `open_engine` is the way in; an engine is a small file beside this one."""
+"""Encode text as GPT-2 tokens, exactly as tiktoken does, and decode it. Each engine has a file of its own.
+
+May import: the root.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 
-# The order is that of `auto`: the first that is installed.
+# `auto` takes the first of them that is installed.
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (FastokensEngine, TiktokenEngine)}
 
 
 def resolve_engine(name: str) -> type[Engine]:
-    """The engine called `name`; `auto` is the first in the table that is installed."""
+    """Return the engine called `name`; for `auto`, the first in the table that is installed."""
     if name == "auto":
         return next(engine for engine in ENGINES.values() if engine.installed_version())
     try:

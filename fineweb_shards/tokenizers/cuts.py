@@ -1,21 +1,21 @@
-"""Where a long text may be cut in two without changing its tokens.
+"""Find places where a long text can be cut in two without changing its tokens.
 
-GPT-2 first splits a text into pieces with a pattern, then encodes every piece for itself:
+GPT-2 first splits a text into pieces with a pattern, then encodes every piece on its own:
 
     's|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
 
-A *safe* cut lies where a piece must begin, whatever stands before or after:
+A *safe* cut is at a place where a piece must begin, whatever comes before or after:
 
-- between a character that is not white space and one that is: no piece holds the two in this order;
+- between a character that is not white space and one that is: no piece contains the two in this order;
 - between two ASCII characters of different classes (letter, digit, other), unless the first is an
   apostrophe, which may begin a contraction.
 
-In English such a place comes every few bytes. Elsewhere (Chinese, base64, a million dashes) there may
-be none for gigabytes. Then the text is cut at a *seam*: a place inside a piece where both halves are
-still split as the whole was, but a token may have been torn. seams.py mends it.
+English has such a place every few bytes. Other text (Chinese, base64, a million dashes) may have none for
+gigabytes. It is cut at a *seam*: a place inside a piece where both halves are still split into the same
+pieces as the whole, but a token may have been cut in two. seams.py repairs the tokens there.
 
-Letters are only ever decided in ASCII: Unicode tables differ between Python and tiktoken. White
-space is safe to name, since its list has not changed since Unicode 6.3 (a test asks tiktoken).
+Only ASCII letters are recognized as letters, because Unicode tables differ between Python and tiktoken.
+White space can be listed: it has not changed since Unicode 6.3 (a test compares the list with tiktoken).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WHITE_SPACE = frozenset(
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
 )
-# Everything a cut looks at lies this close to it, in bytes (at most three characters).
+# A decision about a cut depends on this many bytes on each side of it (at most three characters).
 CONTEXT_BYTES = 16
 
 _SAFE = re.compile(
@@ -41,22 +41,22 @@ _CONTRACTION_LETTERS = frozenset("sdmtlvr")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A place between two bytes; `seam` says that a token may have been torn there."""
+    """A place between two bytes; at a `seam` a token may have been cut in two."""
 
     position: int
     seam: bool
 
 
 def find_cut(data: bytes, low: int, high: int) -> Cut | None:
-    """The last good place to cut in `data[low:high]`, safe if there is one, else a seam.
+    """Return the last safe cut in `data[low:high]` or, if there is none, the last seam.
 
-    None only where the segment is shorter than a few characters. `data` should hold CONTEXT_BYTES
-    more on both sides, where the text goes on there.
+    Returns None only if the range is shorter than a few characters. `data` should contain CONTEXT_BYTES
+    more on both sides, if the text continues there.
     """
     stop = high
-    while stop > low:  # backwards, a little at a time: the last match is what we want
+    while stop > low:  # backwards, in small steps, because only the last match is needed
         start = max(low, stop - 4096)
-        # One byte more on the right, for the look-ahead of a match that ends at `stop`.
+        # One more byte on the right, for the look-ahead of a match that ends at `stop`.
         matches = [m.end() for m in _SAFE.finditer(data, max(start - 1, 0), min(stop + 1, len(data)))]
         good = [end for end in matches if low < end <= stop and end < len(data)]
         if good:
@@ -69,6 +69,7 @@ def find_cut(data: bytes, low: int, high: int) -> Cut | None:
 
 
 def _may_be_seam(data: bytes, position: int) -> bool:
+    """Return whether a cut at `position` leaves all other borders between pieces as they are."""
     if not _is_character_border(data, position):
         return False
     left = data[max(0, position - CONTEXT_BYTES) : position].decode("utf-8", "replace")
@@ -77,20 +78,20 @@ def _may_be_seam(data: bytes, position: int) -> bool:
         return False
     before, after = left[-1], right[0]
     if before in WHITE_SPACE and after not in WHITE_SPACE:
-        return False  # the space belongs to the word behind it
+        return False  # the space belongs to the word that follows
     if before == "\r" and after == "\n":
-        return False  # one line end
+        return False  # together they are one line end
     if after == "'" and right[1] in _CONTRACTION_LETTERS:
-        return False  # might become a contraction that it was not
-    return not ("'" in left[-3:] and (after in "elsdmtvr"))  # might be one that is cut in two
+        return False  # the right side might now begin with a contraction
+    return not ("'" in left[-3:] and (after in "elsdmtvr"))  # or a contraction might be cut in two
 
 
 def _is_character_border(data: bytes, position: int) -> bool:
-    """Whether decoding the two sides apart gives what decoding them together gives.
+    """Return whether decoding the two sides separately gives the same text as decoding them together.
 
-    Before a byte that begins a character it always does. A continuation byte belongs to what stands
-    before it, unless four others stand there: no character is that long, so all of it is garbage,
-    replaced byte by byte.
+    This holds before every byte that begins a character. A continuation byte belongs to the bytes before
+    it, unless four continuation bytes precede it: no character is that long, so all of them are invalid
+    and replaced byte by byte.
     """
     if position >= len(data) or data[position] & 0xC0 != 0x80:
         return True

@@ -1,4 +1,4 @@
-"""Tokens back to the bytes they stand for, many at a time."""
+"""Decode arrays of tokens to bytes, with NumPy, for inspection and reports. EOTs become a border byte."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
-BORDER = b"\xff"  # stands for EOT: no UTF-8 text has this byte
+BORDER = b"\xff"  # the output for EOT: UTF-8 text never contains this byte
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
-    """The bytes of tokens; an EOT is a border, and nothing else is: what is no token, or the one byte that
-    means a border, is the replacement character, as a decoder would show it."""
+    """Return the bytes of tokens, with BORDER for each EOT.
+
+    Ids outside the vocabulary, and the token whose byte is BORDER, become the replacement character, so that
+    a BORDER in the result is always an EOT.
+    """
     if not len(tokens):
         return b""
     table = _byte_table(vocabulary)
-    ids = np.minimum(
-        tokens, np.int64(vocabulary.size)
-    )  # all that are outside have one place, behind the others
+    ids = np.minimum(tokens, np.int64(vocabulary.size))  # the table's last entry is for all invalid ids
     lengths = table.lengths[ids]
     ends = np.cumsum(lengths)
-    # For every byte that comes out, its place in the table: four times as fast as joining pieces.
+    # Compute each output byte's position in the table: four times as fast as joining pieces.
     places = np.repeat(table.starts[ids] - (ends - lengths), lengths)
     places += np.arange(ends[-1])
     return bytes(table.data[places].data)
@@ -35,7 +36,7 @@ def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _ByteTable:
-    """The bytes of all tokens one behind the other, and at last those of what is no token."""
+    """The concatenated bytes of all tokens; the last entry is the replacement for invalid ids."""
 
     data: NDArray[np.uint8]
     starts: NDArray[np.int64]

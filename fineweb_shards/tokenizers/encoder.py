@@ -1,11 +1,13 @@
-"""Documents to token blocks: the engine, and everything that makes it exact for any document.
+"""Encode documents to blocks of tokens, with an engine, so that any document gives tiktoken's tokens.
 
-- A lone surrogate becomes U+FFFD, as tiktoken does it.
-- A long document is encoded in passages, cut where it can't change the tokens (cuts.py, seams.py):
-  memory stays bounded, and no engine meets a text that is beyond it (tiktoken panics on a million
+- A lone surrogate becomes U+FFFD, as in tiktoken.
+- A long document is encoded in passages, cut where it does not change the tokens (cuts.py, seams.py):
+  memory stays bounded, and no engine gets a text that it can't handle (tiktoken panics on a million
   spaces, tiktoken#400).
-- What the engine raises on is an UnencodableError, and `other` may be asked.
+- An exception of the engine becomes an UnencodableError; the caller may then use `fallback`.
 - A seeded sample is encoded again with tiktoken, and any difference stops the run.
+
+Which documents are retried or left out is decided in `executors/`.
 """
 
 from __future__ import annotations
@@ -29,32 +31,32 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 PASSAGE_BYTES = 256 * 1024
 _CUT_WINDOW_BYTES = 64 * 1024
-# One document in so many is encoded again, and of a long one only a passage: tiktoken is about 16
-# times slower, so that this costs well under 3 % of the time.
+# One in this many documents is encoded again, and only the beginning of a long one: tiktoken is about
+# 16 times slower, and this way the check takes well under 3 % of the time.
 SAMPLE_ONE_IN = 1024
 SAMPLE_BYTES = 16 * 1024
 
 
 @cache
 def make_mender(vocabulary: Vocabulary = GPT2) -> SeamMender:
-    """The mender of this process; both it and tiktoken's tables are only ever read."""
+    """Return the SeamMender of this process; threads may share it, because nothing in it changes."""
     reference = TiktokenEngine(load_token_bytes(vocabulary))
     encoder = Encoder(reference, reference, eot_first=True, seed=0)
 
     def encode(text: str) -> list[int]:
-        # Through an Encoder, because a window may grow to a length that tiktoken alone can't do.
+        # With an Encoder, because a window may grow to a length on which tiktoken alone panics.
         return encoder.encode_documents([text])[0].tolist()  # type: ignore[no-any-return]
 
     return SeamMender(encode, reference.vocabulary.token_bytes)
 
 
 def replace_surrogates(text: str) -> str:
-    """What tiktoken makes of a str with lone surrogates."""
+    """Return the text with each lone surrogate replaced by U+FFFD, as tiktoken does."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class UnencodableError(Exception):
-    """The engine raised something about a text: another engine, or another text, may do better."""
+    """The engine raised an exception for a text; another engine may be able to encode it."""
 
     def __init__(self, engine: str, error: BaseException) -> None:
         super().__init__(f"{engine} raised {type(error).__name__}: {str(error)[:200]}")
@@ -62,12 +64,14 @@ class UnencodableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Passage:
+    """A part of a long document."""
+
     text: str
-    seam: bool
+    seam: bool  # the cut before it is a seam
 
 
 class Encoder:
-    """Encodes chunks for one worker, in the vocabulary of `reference`."""
+    """Encodes chunks for one worker with `engine`; `reference` has the vocabulary and checks the sample."""
 
     def __init__(self, engine: Engine, reference: TiktokenEngine, *, eot_first: bool, seed: int) -> None:
         self.vocabulary = reference.vocabulary
@@ -77,8 +81,8 @@ class Encoder:
         self._seed = seed
 
     @cached_property
-    def other(self) -> Encoder | None:
-        """One with the other engine, for what this one can't do; None where only tiktoken is installed."""
+    def fallback(self) -> Encoder | None:
+        """An encoder with the other engine, for what this one can't encode; None if it is not installed."""
         if not isinstance(self._engine, TiktokenEngine):
             engine: Engine = self._reference
         elif FastokensEngine.installed_version():
@@ -88,9 +92,9 @@ class Encoder:
         return Encoder(engine, self._reference, eot_first=self._eot_first, seed=self._seed)
 
     def encode(self, chunk: TextChunk, where: str) -> EncodedBlock:
-        """The chunk's tokens; `where` names the file in case of a difference from tiktoken.
+        """Return the chunk's tokens with EOTs; `where` names the file in messages.
 
-        UnencodableError where the engine raises on one of the documents.
+        Raises UnencodableError if the engine raises an exception for one of the documents.
         """
         tokens, offsets = self.encode_documents(chunk.documents)
         self._check_sample(chunk, tokens, offsets, where)
@@ -107,7 +111,7 @@ class Encoder:
         )
 
     def encode_documents(self, documents: list[str]) -> tuple[Ids, Offsets]:
-        """Exactly `encode_ordinary` of every document, whatever its length and content."""
+        """Encode each document exactly as tiktoken's `encode_ordinary`, whatever its length and content."""
         if not self.vocabulary.cut_rule or all(len(document) <= PASSAGE_BYTES for document in documents):
             return self._encode_texts(documents)
         passages = [_passages(document) for document in documents]
@@ -123,9 +127,9 @@ class Encoder:
         return np.concatenate(whole), offsets
 
     def _join(self, parts: list[tuple[Ids, bool]]) -> Ids:
-        """The passages of one document, mended where a cut tore a token."""
+        """Join the tokens of one document's passages, each with its `seam` flag, and repair them at seams."""
         joined = [parts[0][0]]
-        whole = True  # joined[-1] begins where a piece begins
+        whole = True  # whether joined[-1] begins where a piece begins
         for tokens, seam in parts[1:]:
             if not seam:
                 joined.append(tokens)
@@ -138,6 +142,7 @@ class Encoder:
         return np.concatenate(joined)
 
     def _encode_texts(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        """Call the engine: replace lone surrogates, translate exceptions, and check the range of the ids."""
         try:
             tokens, offsets = self._engine.encode(texts)
         except UnicodeEncodeError:
@@ -153,15 +158,17 @@ class Encoder:
         return tokens, offsets
 
     def _with_eots(self, chunk: TextChunk, tokens: Ids, offsets: Offsets) -> tuple[Tokens, Places]:
-        """The block with an EOT on its side of every document, but none where one only goes on; and where
-        they are."""
+        """Return the tokens with an EOT before or after each document, and the positions of the EOTs.
+
+        A document that continues from the previous chunk, or in the next, has no EOT on that side.
+        """
         documents = len(chunk.documents)
         starts, ends = offsets[:-1], offsets[1:]
         if self._eot_first:
             places = starts[1:] if chunk.starts_mid_document and documents else starts
         else:
             places = ends[:-1] if chunk.ends_mid_document and documents else ends
-        # Tokens move right by the number of EOTs before them: copy run by run, not token by token.
+        # Each document moves right by the number of EOTs before it: copy whole documents, not single tokens.
         block = np.empty(len(tokens) + len(places), self.vocabulary.dtype)
         previous = 0
         for shift, place in enumerate(places.tolist()):
@@ -173,6 +180,7 @@ class Encoder:
         return block, eots
 
     def _check_sample(self, chunk: TextChunk, tokens: Ids, offsets: Offsets, where: str) -> None:
+        """Encode a sample of the documents with tiktoken; raise ExactnessError if any token differs."""
         if isinstance(self._engine, TiktokenEngine):
             return
         chooser = random.Random(f"{self._seed} {where} {chunk.start}")  # noqa: S311, RUF100
@@ -181,7 +189,7 @@ class Encoder:
             text = _sample_passage(document) if self.vocabulary.cut_rule else document
             expected = self._reference.encoding.encode_ordinary(text)
             begin = int(offsets[i])
-            # A part of a document is compared as far as its own tokens go; see _sample_passage.
+            # Of a long document only a prefix is compared; see _sample_passage.
             found = tokens[begin : min(begin + len(expected), int(offsets[i + 1]))].tolist()
             if len(text) == len(document):
                 found = tokens[begin : int(offsets[i + 1])].tolist()
@@ -193,7 +201,7 @@ class Encoder:
 
 
 def _token_count_mismatches(chunk: TextChunk, offsets: Offsets, where: str) -> Iterator[str]:
-    """The documents of which the source says another number of tokens, by their id."""
+    """Yield a sentence for each document whose token_count in the source differs from its tokens."""
     lengths = np.diff(offsets)
     for origin in chunk.origins:
         if origin.tokens is None:
@@ -207,7 +215,7 @@ def _token_count_mismatches(chunk: TextChunk, offsets: Offsets, where: str) -> I
 
 
 def _sample(documents: int, chooser: random.Random) -> list[int]:
-    """Indices of the documents to check, each with the same small chance, without a draw for each."""
+    """Choose the indices of the documents to check, each with the same small probability."""
     expected, chosen = documents / SAMPLE_ONE_IN, set[int]()
     count = int(expected) + (chooser.random() < expected % 1)
     while len(chosen) < count:
@@ -216,18 +224,18 @@ def _sample(documents: int, chooser: random.Random) -> list[int]:
 
 
 def _sample_passage(document: str) -> str:
-    """The document, or of a long one the beginning up to a safe cut: its tokens are a prefix."""
+    """Return the document, or the beginning of a long one up to a safe cut: its tokens are then a prefix."""
     if len(document) <= SAMPLE_BYTES:
         return document
     data = document[: SAMPLE_BYTES + CONTEXT_BYTES].encode()
     cut = find_cut(data, 0, len(data) - CONTEXT_BYTES)
     if cut is None or cut.seam:
-        return ""  # nothing that can be compared by itself
+        return ""  # no prefix that can be compared on its own
     return data[: cut.position].decode()
 
 
 def _passages(document: str) -> list[_Passage]:
-    """A document in passages of at most PASSAGE_BYTES (a few bytes more in hopeless cases)."""
+    """Cut a document into passages of at most PASSAGE_BYTES; if no cut is found, the last one is longer."""
     if len(document) <= PASSAGE_BYTES:
         return [_Passage(document, seam=False)]
     try:

@@ -1,7 +1,7 @@
-"""fastokens: the same tokens as tiktoken, 15 to 20 times as fast, from Rust.
+"""Encode with fastokens, a Rust library: the same tokens as tiktoken, 15 to 20 times as fast.
 
-Loaded from a `tokenizer.json` derived from our ranks, not with its `from_tiktoken`: that path gets
-U+180E wrong.
+It is loaded from a `tokenizer.json` derived from the package's ranks, and not with its `from_tiktoken`,
+which encodes U+180E wrongly.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from fineweb_shards.vocabulary import Vocabulary
 
 
 class FastokensEngine(Engine):
+    """The engine that `auto` prefers."""
+
     name = "fastokens"
 
     def __init__(self, vocabulary: Vocabulary | None = None) -> None:
         super().__init__(vocabulary)
-        # One process, one thread: with more, the workers would fight over the cores. Rayon reads it
-        # once, when its pool starts, which is after this line in every process of ours.
+        # One thread per process: there is a worker process for each core. Rayon reads this variable once,
+        # when its thread pool starts, which is after this line in every process of a run.
         os.environ["RAYON_NUM_THREADS"] = "1"
-        import fastokens  # here, because it is missing where no wheel exists
+        import fastokens  # imported here, because some platforms have no wheel
 
         ranks = {token: rank for rank, token in enumerate(self.vocabulary.token_bytes)}
         self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer_json(ranks))

@@ -1,6 +1,6 @@
-"""The ranks of GPT-2, which ship with the package, and what is derived from ranks.
+"""Load the ranks of GPT-2, which ship with the package, and derive merges and a `tokenizer.json` from them.
 
-The file's hash is checked at every load: one flipped byte would change the tokens of every run.
+The file's hash is checked at every load: a single changed byte would change the tokens of every run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ RANKS_FILE = "gpt2.tiktoken"
 
 
 def load_ranks() -> dict[bytes, int]:
-    """The 50,256 byte strings of the vocabulary and their ranks, which are their token ids."""
+    """Load the 50,256 byte strings of GPT-2 with their ranks, which are their token ids."""
     data = (resources.files(__package__) / RANKS_FILE).read_bytes()
     return parse_ranks(data)
 
 
 def parse_ranks(data: bytes) -> dict[bytes, int]:
-    """Ranks from the bytes of `gpt2.tiktoken`, refused unless they are exactly the published ones."""
+    """Parse the bytes of `gpt2.tiktoken`; raise ShardError unless they are exactly the published ones."""
     found = hashlib.sha256(data).hexdigest()
     if found != GPT2.sha256:
         raise ShardError(
@@ -36,15 +36,15 @@ def parse_ranks(data: bytes) -> dict[bytes, int]:
 
 
 def token_bytes(ranks: dict[bytes, int]) -> list[bytes]:
-    """The bytes of every token, by id; EOT is not among them."""
+    """Return the bytes of every token in the order of the ids, without EOT."""
     return sorted(ranks, key=ranks.__getitem__)
 
 
 def derive_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The merge list of the vocabulary: for every token the two parts it was once merged from.
+    """Return the vocabulary's merge list: for every token, the two tokens that it was merged from.
 
-    Usually only one way of cutting a token leaves two older tokens; where there are several, the
-    one that byte-pair encoding itself arrives at is the merge.
+    Usually there is only one way to cut a token into two tokens of lower rank. If there are several, the
+    merge is the one that byte-pair encoding of the token ends with.
     """
     merges = []
     for token in token_bytes(ranks):
@@ -61,8 +61,9 @@ def derive_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 
 def _merge_until_two(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    """Encode a token with byte-pair encoding until two parts are left, and return them."""
     parts = [token[i : i + 1] for i in range(len(token))]
-    never = len(ranks)  # behind all that can be merged
+    never = len(ranks)  # a rank above all others, for pairs that can't be merged
     while len(parts) > 2:
         best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], never))
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
@@ -70,9 +71,9 @@ def _merge_until_two(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, byte
 
 
 def tokenizer_json(ranks: dict[bytes, int]) -> str:
-    """GPT-2 as a Hugging Face `tokenizer.json`, without special tokens.
+    """Return a Hugging Face `tokenizer.json` for these ranks, without special tokens.
 
-    With no special token in it, a literal `<|endoftext|>` in a document is ordinary text.
+    Since it has no special token, a literal `<|endoftext|>` in a document is ordinary text.
     """
     letters = _byte_letters()
 
@@ -102,7 +103,7 @@ def tokenizer_json(ranks: dict[bytes, int]) -> str:
 
 
 def _byte_letters() -> list[str]:
-    """GPT-2's spelling of the 256 bytes: printable Latin-1 as it is, the rest from U+0100 on."""
+    """Return GPT-2's characters for the 256 bytes: printable Latin-1 unchanged, the others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

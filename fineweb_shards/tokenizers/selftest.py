@@ -1,7 +1,7 @@
-"""Before a run: a few hundred hostile strings through the engine and through tiktoken.
+"""Check, before a run, that the engine encodes a few hundred difficult strings exactly as tiktoken does.
 
 It takes milliseconds, and finds an engine that was updated, miscompiled or loaded with another
-pattern before it has written a single shard.
+pattern before any shard is written.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SPACES = [
 
 
 def hostile_strings() -> list[str]:
-    """Every pair of kinds meets, in both orders, with and without white space in between."""
+    """Return strings in which all kinds of characters meet, in both orders, with and without white space."""
     atoms = [*_WORDS, *_NUMBERS, *_SIGNS, *_SPACES]
     strings = ["", *atoms, *(atom * 40 for atom in atoms)]
     partners = ["a", "7", "!", " ", "\n", "'s", "你"]
@@ -73,7 +73,7 @@ def hostile_strings() -> list[str]:
 
 
 def check_engine(encoder: Encoder, name: str, reference: TiktokenEngine) -> None:
-    """Raise ExactnessError for the first string on which the engine is not tiktoken."""
+    """Raise ExactnessError for the first string that the encoder does not encode as tiktoken does."""
     strings = hostile_strings()
     tokens, offsets = encoder.encode_documents(strings)
     for i, text in enumerate(strings):

@@ -1,4 +1,4 @@
-"""The reference: tiktoken itself, on the ranks of the package instead of a download."""
+"""Encode with tiktoken, the reference for all engines, from the package's ranks instead of a download."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from fineweb_shards.vocabulary import Vocabulary
 
 
 class TiktokenEngine(Engine):
+    """The reference engine: its tokens are correct by definition."""
+
     name = "tiktoken"
 
     def __init__(self, vocabulary: Vocabulary | None = None) -> None:

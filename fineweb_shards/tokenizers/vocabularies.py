@@ -1,7 +1,7 @@
-"""The vocabularies that are known here, with the bytes of their tokens: GPT-2.
+"""Load the bytes of a vocabulary's tokens. The only vocabulary so far is GPT-2.
 
-A manifest, or a worker's orders, only tell which one it is (`fineweb_shards.vocabulary`); the bytes are read
-where they are needed, once in a process.
+A manifest and a worker's settings only name the vocabulary (`fineweb_shards.vocabulary`); the bytes are
+loaded where they are needed, once per process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 @cache
 def load_gpt2() -> Vocabulary:
-    """GPT-2 with the bytes of its tokens."""
+    """Load GPT-2 with the bytes of its tokens."""
     return replace(GPT2, token_bytes=tuple(token_bytes(load_ranks())))
 
 
@@ -25,7 +25,7 @@ _LOADERS: dict[Vocabulary, Callable[[], Vocabulary]] = {GPT2: load_gpt2}
 
 
 def load_token_bytes(vocabulary: Vocabulary) -> Vocabulary:
-    """The same vocabulary with the bytes of its tokens."""
+    """Return the same vocabulary with the bytes of its tokens; UsageError if they are not known."""
     if vocabulary.token_bytes:
         return vocabulary
     try:
@@ -33,7 +33,7 @@ def load_token_bytes(vocabulary: Vocabulary) -> Vocabulary:
     except KeyError:
         known = ", ".join(one.name for one in _LOADERS)
         raise UsageError(
-            f"What the tokens of the vocabulary {vocabulary.name} ({vocabulary.size:,} ids) stand for is not "
-            "known here.",
+            f"The vocabulary {vocabulary.name} ({vocabulary.size:,} ids) is not known here, so its tokens "
+            "can't be decoded.",
             f"Known are: {known}. `verify`, `export` and the loader work without it.",
         ) from None

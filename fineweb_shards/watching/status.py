@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest, nothing_built
+from fineweb_shards.store.manifest_file import load_manifest, missing_manifest_error
 from fineweb_shards.system.durable import is_locked
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.system.typed_command import runnable_here
@@ -56,7 +56,7 @@ def read_status(folder: Path, *, alive: bool | None = None) -> Status:
     manifest = load_manifest(folder)
     heartbeat = load_heartbeat(folder)
     if manifest is None and not alive and heartbeat is None:
-        raise nothing_built(folder)
+        raise missing_manifest_error(folder)
     complete = manifest is not None and manifest.complete
     state = RUNNING if alive else COMPLETE if complete else STOPPED
     return Status(folder, state, manifest, heartbeat, last_lines(folder, _EVENTS))

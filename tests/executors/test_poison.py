@@ -122,7 +122,7 @@ def test_endless_kills_from_outside_stop_the_run(tmp_path: Path, monkeypatch: py
     hunt(tmp_path, monkeypatch, 100)
     monkeypatch.setattr(task, "MAXIMUM_KILLS", 3)
     path = write_parquet(tmp_path / "a.parquet", with_poison(poison.KILLED), 10)
-    with pytest.raises(WorkerError, match=r"3 workers were ended from outside .* in row 17; the last one"):
+    with pytest.raises(WorkerError, match=r"3 workers were killed from outside .* in row 17; the last one"):
         encode(runs.job_of(tmp_path / "out", path, batch_bytes=5000).source, workers=1)
 
 

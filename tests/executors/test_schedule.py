@@ -219,11 +219,11 @@ def test_a_document_that_ends_both_engines_goes_to_quarantine(death: Death) -> N
     (block,) = schedule.take_output()
     (lost,) = block.quarantined
     assert lost.begins == "77"
-    assert death.words in lost.cause
+    assert death.description in lost.cause
 
 
 def test_a_document_whose_block_has_come_is_not_blamed() -> None:
-    """The worker ended over what comes next."""
+    """The worker died on what comes next."""
     schedule = schedule_of(1)
     narrow_down(schedule)
     schedule.announce("z", document_of(0, 7))
@@ -254,7 +254,7 @@ def test_too_many_documents_in_quarantine_end_the_run(monkeypatch: pytest.Monkey
     schedule.give_next("z")
     assert not end_over(schedule, 2, CRASH)
     schedule.give_next("z")
-    with pytest.raises(WorkerError, match="More than 1 documents ended their workers"):
+    with pytest.raises(WorkerError, match="More than 1 documents crashed their workers"):
         end_over(schedule, 2, CRASH)
 
 
@@ -304,7 +304,7 @@ def test_kills_from_outside_never_cost_a_document() -> None:
     for _ in range(MAXIMUM_KILLS - 1):
         assert not end_over(schedule, 7, KILL)
         schedule.give_next("z")
-    with pytest.raises(WorkerError, match=f"{MAXIMUM_KILLS} workers were ended from outside over one batch"):
+    with pytest.raises(WorkerError, match=f"{MAXIMUM_KILLS} workers were killed from outside on one batch"):
         end_over(schedule, 7, KILL)
 
 

@@ -98,7 +98,9 @@ def test_a_receiver_that_fails_ends_its_worker(
     if fault == "exit":
         source = faulty.with_format(source, faulty.ExitingPrefetch)
     batches = source.batches(runs.START)
-    with pytest.raises(WorkerError, match=r"a\.parquet: the batch at position 0 ended 2 workers"):
+    with pytest.raises(
+        WorkerError, match=r"a\.parquet: 2 workers died while they read the batch at position 0"
+    ):
         encode(source, faulty.mined(batches) if fault == "order" else batches)
 
 
@@ -106,7 +108,7 @@ def test_a_receiver_that_fails_ends_its_worker(
 def test_a_worker_that_cannot_watch_its_parent_ends(source: Source) -> None:
     """It would be an orphan one day."""
     blind = faulty.with_format(source, faulty.BlindToItsParent)
-    with pytest.raises(WorkerError, match=r"Workers end before they begin: the last one .* thread"):
+    with pytest.raises(WorkerError, match=r"Workers die before they are ready: the last one .* thread"):
         encode(blind, blind.batches(runs.START))
 
 
@@ -224,4 +226,4 @@ def test_a_watch_that_fails_is_told_and_goes_on(source: Source, monkeypatch: pyt
 
     tokens, listener = encode(source, patient())
     assert tokens == EXPECTED
-    assert listener.texts("worker") == ["the watch over the workers failed: SystemExit: "]
+    assert listener.texts("worker") == ["the watchdog of the workers failed: SystemExit: "]

@@ -75,10 +75,10 @@ class _Sleeper:
 
     pid = os.getpid()
     messages = 0
-    fault: str | None = None
+    reason: str | None = None
 
-    def kill_stuck(self, fault: str, *, blameless: bool) -> None:
-        self.fault = fault
+    def kill_stuck(self, reason: str, *, stopped: bool) -> None:
+        self.reason = reason
 
 
 @pytest.mark.parametrize("asleep", [False, True])
@@ -90,11 +90,11 @@ def test_time_in_which_nobody_looked_does_not_count(asleep: bool, monkeypatch: p
     for _ in range(20):
         clock.seconds += 8 * 3600 if asleep else 1
         dog.look()
-    assert sleeper.fault is None
+    assert sleeper.reason is None
     for _ in range(0 if asleep else LONG):
         clock.seconds += 1
         dog.look()
-    assert (sleeper.fault is None) == asleep
+    assert (sleeper.reason is None) == asleep
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_reader_that_sleeps_for_ever_ends_the_run(
     with (
         LocalExecutor(spec, 1, 10**8, MemoryGuard(2**40)) as executor,
         pytest.raises(
-            WorkerError, match=r"a\.parquet: the batch at position 0 ended 2 workers .* did nothing"
+            WorkerError, match=r"a\.parquet: 2 workers died while they read the batch .* did nothing"
         ),
     ):
         list(executor.encode(source.batches(runs.START)))

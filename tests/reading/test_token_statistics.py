@@ -13,15 +13,15 @@ from fineweb_shards.reading.token_statistics import (
     TokenStatistics,
     bucket_range,
     count_blocks,
-    count_nothing,
     count_tokens,
+    empty_statistics,
 )
 from fineweb_shards.vocabulary import GPT2
 
 streams = st.lists(st.sampled_from([reference.EOT, 1, 2, 300, 65535]), max_size=40)
 
 
-def plain(tokens: list[int], *, eot_first: bool, begins_inside: bool = False) -> Counter[int]:
+def plain(tokens: list[int], *, eot_first: bool, starts_mid_document: bool = False) -> Counter[int]:
     """Document lengths by a loop over tokens."""
     pieces: list[list[int]] = [[]]
     for token in tokens:
@@ -29,7 +29,7 @@ def plain(tokens: list[int], *, eot_first: bool, begins_inside: bool = False) ->
             pieces.append([])
         else:
             pieces[-1].append(token)
-    if eot_first or begins_inside:
+    if eot_first or starts_mid_document:
         del pieces[0]  # began elsewhere
     if not eot_first and pieces and not pieces[-1]:
         del pieces[-1]
@@ -45,9 +45,9 @@ def test_parts_add_up_to_the_whole(tokens: list[int], cuts: list[int], eot_first
     assert {i: int(n) for i, n in enumerate(found.frequencies) if n} == Counter(
         min(token, GPT2.size) for token in tokens
     )
-    for begins_inside in (False, True):
-        closed = found.closed(eot_first=eot_first, begins_inside=begins_inside)
-        expected = plain(tokens, eot_first=eot_first, begins_inside=begins_inside)
+    for starts_mid_document in (False, True):
+        closed = found.closed(eot_first=eot_first, starts_mid_document=starts_mid_document)
+        expected = plain(tokens, eot_first=eot_first, starts_mid_document=starts_mid_document)
         assert {i: int(n) for i, n in enumerate(closed.lengths) if n} == expected
     assert closed.outside == tokens.count(65535)
 
@@ -60,7 +60,7 @@ def test_adding_does_not_depend_on_the_order_of_adding(parts: list[list[int]]) -
     def values(one: TokenStatistics) -> tuple[object, ...]:
         return (one.tokens, one.borders, one.head_tokens, one.tail_tokens, one.lengths.tolist(), one.longest)
 
-    nothing = count_nothing(GPT2)
+    nothing = empty_statistics(GPT2)
     assert values((a + b) + c) == values(a + (b + c))
     assert values(a + nothing) == values(a) == values(nothing + a)
 

@@ -150,7 +150,7 @@ def test_what_an_engine_raises_on_is_told_apart() -> None:
     encoder = Encoder(Panicking(), TiktokenEngine(), eot_first=True, seed=0)
     with pytest.raises(UnencodableError, match="fastokens raised Panic: panicked"):
         encoder.encode_documents(HOSTILE)
-    assert encoder.other is not None
+    assert encoder.fallback is not None
 
 
 def test_eot_on_either_side() -> None:

@@ -1,4 +1,4 @@
-"""Worker processes on this machine: how they are started, spoken to, watched and ended.
+"""Run worker processes on this machine: start them, exchange messages with them, watch and end them.
 
-May import: what `executors` may, and `executors` itself. What a worker gets to do is decided in schedule.py.
+May import: what `executors` may, and `executors` itself. Which worker gets what is decided in schedule.py.
 """

@@ -1,12 +1,12 @@
-"""Runs a schedule with worker processes on this machine: gives them orders, listens to them, replaces them.
+"""Run a schedule with worker processes on this machine: send orders, receive messages, replace workers.
 
-A worker that dies is replaced and its batches are done again: `multiprocessing.Pool` would hang for ever
-then (cpython#66587, #96062), `ProcessPoolExecutor` would lose the whole pool. Every worker has a private
-pipe, because a shared queue's lock dies with its holder (cpython#88304).
+A worker that dies is replaced, and its batches are done again: `multiprocessing.Pool` would hang for ever
+(cpython#66587, #96062), and `ProcessPoolExecutor` would lose the whole pool. Every worker has a pipe of its
+own, because the lock of a shared queue is never released if its holder dies (cpython#88304).
 
 Everything happens in the caller's thread, inside `encode`: while the caller is busy writing, nothing is
-received, workers wait in their pipes, and memory stays where it is. When the machine is short of memory
-(memory_guard.py) no work is given out, and when that is not enough workers go, until it has passed. Only
+received, workers block on their pipes, and memory does not grow. While the machine is short of memory
+(memory_guard.py), no work is given out; if that is not enough, workers are ended until it has passed. Only
 the watchdog has a thread of its own. Which worker gets what is decided in schedule.py.
 """
 
@@ -40,15 +40,15 @@ from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 
-# A worker gets its next batch before it has finished the last, so that it never waits for us. A batch
-# that carries its text is only sent to a worker that is waiting for it, or both could block.
+# A worker gets its next batch before it has finished the last, so that it never waits for an order. A batch
+# that contains its text is only sent to an idle worker: otherwise both could block on a full pipe.
 _QUEUED_REFERENCES = 2
 _QUEUED_TEXTS = 1
 
 
 class LocalExecutor(Executor):
-    """Worker processes for one run. `quarantined` are documents that runs before this one had to leave out;
-    `observer` is told of accidents and waits."""
+    """Tokenizes with worker processes. `quarantined` are documents that earlier runs left out; `observer` is
+    told of dead workers and of waits."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class LocalExecutor(Executor):
         self._observer = observer or Observer()
         self._pool = WorkerPool(spec, guard, self._observer)
         self._watchdog = Watchdog(lambda: self._awaited, self._observer)
-        self._awaited: list[WorkerProcess] = []  # whom we wait for; nobody while the caller is busy
+        self._awaited: list[WorkerProcess] = []  # watched by the watchdog; empty while the caller is busy
         by_value = any(file.by_value for file in spec.source.files)
         queued = _QUEUED_TEXTS if by_value else _QUEUED_REFERENCES
         unreadable = partial(replace_unreadable, spec.source)
@@ -115,13 +115,13 @@ class LocalExecutor(Executor):
             producer.stop()
 
     def _apply_memory_advice(self) -> None:
-        """Do what the guard says; start the workers that are missing once memory allows it."""
+        """End workers as the memory guard says; start missing workers if memory allows it."""
         for worker in self._pool.apply_memory_advice(self._schedule.has_work):
             self._end(worker)
         self._pool.fill(1 if self._schedule.tries_alone else self._count)
 
     def _dispatch(self, producer: Producer) -> bool:
-        """Give work to every worker that may have more; whether only a batch to give was missing."""
+        """Give batches to all workers that may have more. Return whether to wait for the next batch."""
         while not self._pool.paused and (
             (worker := self._schedule.least_busy(self._pool.available)) is not None
         ):
@@ -139,40 +139,43 @@ class LocalExecutor(Executor):
     def _send(self, worker: WorkerProcess, order: WorkOrder) -> None:
         if order.one_by_one:
             worker.note_order()
-        self._awaited = [worker]  # a worker that does not listen would keep us here
+        self._awaited = [worker]  # `send` blocks if the worker does not receive
         try:
             worker.pipe.send(order)
-        except OSError:  # it has died; _wait will find out and see to its batches
+        except OSError:  # it has died; _wait will notice, and handle it
             return
 
     def _wait(self, wakeups: list[connection.Connection]) -> None:
-        """Wait until something happens, then see to it. A wakeup only has to end the wait, and so has the
-        guard."""
+        """Wait for messages and deaths of workers, and handle them.
+
+        A readable connection in `wakeups` ends the wait, too, and so does the next look of the memory guard.
+        """
         pipes = {worker.pipe: worker for worker in self._workers if self._schedule.may_receive(worker)}
         deaths = {worker.sentinel: worker for worker in self._workers}
-        self._awaited = [worker for worker in pipes.values() if self._owes_us_something(worker)]
+        self._awaited = [worker for worker in pipes.values() if self._should_respond(worker)]
         for happened in connection.wait([*pipes, *deaths, *wakeups], timeout=LOOK_EVERY_SECONDS):
             if isinstance(happened, connection.Connection) and happened in pipes:
-                if pipes[happened] in self._workers:  # not ended meanwhile
+                if pipes[happened] in self._workers:  # it was not ended by an earlier event of this wait
                     self._receive(pipes[happened])
             elif isinstance(happened, int) and deaths[happened] in self._workers:
                 worker = deaths[happened]
-                if worker.pipe not in pipes or not worker.pipe.poll():  # its last words come first
+                # Messages that it sent before its death are received first.
+                if worker.pipe not in pipes or not worker.pipe.poll():
                     self._handle_death(worker)
 
-    def _owes_us_something(self, worker: WorkerProcess) -> bool:
-        """Whether a worker has work, or is still starting, and does not wait for the network."""
+    def _should_respond(self, worker: WorkerProcess) -> bool:
+        """Return whether a worker has work, or is still starting, and does not wait for the network."""
         return (self._schedule.has_work(worker) or not worker.ready) and worker.waiting is None
 
     def _receive(self, worker: WorkerProcess) -> None:
-        self._awaited = [worker]  # one that stops in the middle of a message would keep us here
+        self._awaited = [worker]  # `receive` blocks if the worker stops in the middle of a message
         try:
             message = receive(worker.pipe)
         except (EOFError, OSError):
             self._handle_death(worker)
             return
         finally:
-            self._awaited = []  # whoever is told now may take their time
+            self._awaited = []  # handling the message may take long
         worker.messages += 1
         self._handle_message(worker, message)
 
@@ -194,18 +197,18 @@ class LocalExecutor(Executor):
                 self._pool.note_ready()
             case Waiting():
                 worker.waiting = message.reason
-                self._pool.tell_wait()
+                self._pool.report_network_wait()
             case Event():
                 self._observer.tell(message)
             case Alive():
                 pass
 
     def _handle_death(self, worker: WorkerProcess) -> None:
-        """See to what a worker that has died leaves behind. Its successor comes with the next round."""
+        """Report a dead worker and take back its batches. `encode` starts its replacement."""
         death = worker.explain_end()
         if not worker.ready:
             self._pool.note_early_death(death)
-        self._observer.tell(Event("worker", f"worker {worker.pid} {death.words}; replaced"))
+        self._observer.tell(Event("worker", f"worker {worker.pid} {death.description}; replaced"))
         end_all = self._schedule.note_death(worker, death)
         self._end(worker)
         if end_all:
@@ -213,8 +216,8 @@ class LocalExecutor(Executor):
                 self._end(other)
 
     def _end(self, worker: WorkerProcess) -> None:
-        """Take a worker away; what it has is done again by others."""
+        """End a worker, and take back its batches for other workers."""
         self._pool.remove(worker)
         self._schedule.remove_worker(worker)
         if worker.waiting is not None:
-            self._pool.tell_wait()
+            self._pool.report_network_wait()

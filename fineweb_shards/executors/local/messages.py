@@ -1,4 +1,7 @@
-"""What a worker says to the executor, and the pipe it goes through; back come work orders (task.py)."""
+"""Define the messages from a worker to its executor, and send and receive them through a pipe.
+
+In the other direction go work orders (task.py).
+"""
 
 from __future__ import annotations
 
@@ -13,70 +16,70 @@ from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.types import EncodedBlock, Quarantined
 
-_SIGN_OF_LIFE_SECONDS = 60.0
+_ALIVE_EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine is loaded and has passed its self-test."""
+    """The worker has loaded its engine, which has passed the self-test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trying:
-    """If this is the last that is heard of the worker, it was this document."""
+    """The worker is about to encode this document; if it dies now, the document is suspected."""
 
     document: Quarantined
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All blocks of the batch are sent."""
+    """The worker has sent all blocks of its batch."""
 
-    fetched_bytes: int = 0  # over the network since the last batch was done
+    fetched_bytes: int = 0  # over the network, since the previous Done
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The batch can't be done, here or anywhere."""
+    """The worker can't do its batch, and no other worker could."""
 
     error: ShardError
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The network is being waited for; None: no longer."""
+    """The worker waits for the network, for this reason; None: no longer."""
 
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Bytes arrive, if slowly."""
+    """The worker is receiving bytes from the network, but slowly."""
 
 
 Message = Alive | Ready | Trying | Done | Failed | Waiting | Event | EncodedBlock
 
 
 class Outbox(Observer):
-    """The way to the parent. Several threads use it, and a block is two messages."""
+    """Sends messages to the parent. Threads share it: a lock keeps the two parts of a block together."""
 
     def __init__(self, pipe: connection.Connection) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
-        self._fetched_bytes = 0  # not told yet
-        self._fetched_lock = threading.Lock()  # its own: a pipe may be full for long
-        self._last_sign = time.monotonic()
+        self._fetched_bytes = 0  # not yet reported
+        self._fetched_lock = threading.Lock()  # a lock of its own, because sending may block for long
+        self._last_alive = time.monotonic()
 
     def send(self, message: Message) -> None:
-        """Send a message; a block's tokens follow as raw bytes, which is faster than a pickle."""
+        """Send a message. The tokens of a block follow as raw bytes, which is faster than pickling them."""
         if not isinstance(message, EncodedBlock):
             with self._lock:
                 self._pipe.send(message)
             return
-        # Made first: nothing may fail between the two messages, or the next would be taken for tokens.
+        # Prepared first: if it failed between the two parts, the next message would be taken for tokens.
         data = message.tokens.data.cast("B") if len(message.tokens) else b""
         with self._lock:
-            self._pipe.send(replace(message, tokens=message.tokens[:0]))  # which says how wide they are
+            self._pipe.send(replace(message, tokens=message.tokens[:0]))  # empty, but with the dtype
             self._pipe.send_bytes(data)
 
     def tell(self, event: Event) -> None:
@@ -86,26 +89,28 @@ class Outbox(Observer):
         self.send(Waiting(reason))
 
     def fetch(self, size_bytes: int) -> None:
-        """Count bytes that have come over the network. They are told with the next batch: a message for each
-        answer would cost more. But on a slow line one is a sign of life now and then."""
+        """Count bytes received from the network; `send_done` reports the sum, which saves messages.
+
+        On a slow connection an `Alive` message now and then tells the watchdog that the worker is not stuck.
+        """
         now = time.monotonic()
         with self._fetched_lock:
             self._fetched_bytes += size_bytes
-            quiet = now - self._last_sign > _SIGN_OF_LIFE_SECONDS
+            quiet = now - self._last_alive > _ALIVE_EVERY_SECONDS
             if quiet:
-                self._last_sign = now
+                self._last_alive = now
         if quiet:
             self.send(Alive())
 
     def send_done(self) -> None:
-        """Tell that all blocks of a batch are sent."""
+        """Tell the parent that all blocks of a batch were sent."""
         with self._fetched_lock:
             done, self._fetched_bytes = Done(self._fetched_bytes), 0
         self.send(done)
 
 
 def receive(pipe: connection.Connection) -> Message:
-    """Read what an outbox at the other end of the pipe has sent."""
+    """Read the next message that an outbox has sent from the other end of the pipe."""
     message: Message = pipe.recv()
     if isinstance(message, EncodedBlock):
         return replace(message, tokens=np.frombuffer(pipe.recv_bytes(), message.tokens.dtype))

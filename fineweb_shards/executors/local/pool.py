@@ -1,4 +1,7 @@
-"""The worker processes of a run: how many there are, who gets work, and who has to go."""
+"""Keep the worker processes of a run: start them, end them, and decide which may get work.
+
+What they work on is decided in schedule.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from fineweb_shards.units import show_bytes
 
 
 class WorkerPool:
-    """Starts and ends workers, on the memory guard's advice. What they have to do is not its business."""
+    """Starts and ends workers, as the memory guard advises."""
 
     def __init__(self, spec: WorkerSpec, guard: MemoryGuard, observer: Observer) -> None:
         self.workers: list[WorkerProcess] = []
@@ -27,18 +30,18 @@ class WorkerPool:
         self._early_crashes = self._early_kills = 0
 
     def fill(self, count: int) -> None:
-        """Start workers until there are `count`, if memory allows it."""
+        """Start workers until there are `count`, unless memory is short."""
         while len(self.workers) < count and not self.paused:
             self.workers.append(WorkerProcess(self._spec))
 
     def remove(self, worker: WorkerProcess) -> None:
-        """End one of them, and forget it."""
+        """Kill a worker and remove it from the pool."""
         worker.kill()
         worker.join()
         self.workers.remove(worker)
 
     def stop(self) -> None:
-        """End all of them."""
+        """Kill all workers, and wait until they have ended."""
         for worker in self.workers:
             worker.kill()
         for worker in self.workers:
@@ -46,12 +49,14 @@ class WorkerPool:
 
     @property
     def available(self) -> list[WorkerProcess]:
-        """Those who may be given work."""
+        """The workers that may be given work."""
         return [worker for worker in self.workers if worker.ready and not worker.leaving]
 
     def apply_memory_advice(self, has_work: Callable[[WorkerProcess], bool]) -> Iterator[WorkerProcess]:
-        """Pause or go on as the guard says; yields those who have to go: one beyond its share once it has no
-        work."""
+        """Pause or continue as the memory guard says; yield the workers that the caller has to end.
+
+        A worker that has grown beyond its share gets no more work, and is yielded once it has none.
+        """
         was_paused = self.paused
         advice = self._guard.look([worker.pid for worker in self.workers])
         self.paused = self._guard.shortage is not None
@@ -68,20 +73,20 @@ class WorkerPool:
             yield self._retire(worker, "it had grown beyond its share of the memory budget")
 
     def note_ready(self) -> None:
-        """Forget early deaths: a worker has got through its start."""
+        """Reset the count of early deaths, because a worker has started successfully."""
         self._early_crashes = self._early_kills = 0
 
     def note_early_death(self, death: Death) -> None:
-        """Count a worker that ended before it was ready. A few in a row, and something is wrong with all."""
+        """Count a worker that died before it was ready; raise WorkerError after several in a row."""
         if death.kind in (DeathKind.CRASHED, DeathKind.STUCK):
             self._early_crashes += 1
         else:
             self._early_kills += 1
         if self._early_crashes >= MAXIMUM_DEATHS or self._early_kills >= MAXIMUM_KILLS:
-            raise WorkerError(f"Workers end before they begin: the last one {death.words}.")
+            raise WorkerError(f"Workers die before they are ready: the last one {death.description}.")
 
-    def tell_wait(self) -> None:
-        """Tell the observer that somebody waits for the network, or that nobody does any longer."""
+    def report_network_wait(self) -> None:
+        """Tell the observer that a worker waits for the network, or that none does any longer."""
         waits = [worker.waiting for worker in self.workers if worker.waiting is not None]
         self._observer.wait("network", waits[0] if waits else None)
 
@@ -89,7 +94,7 @@ class WorkerPool:
         return max(self.workers, key=lambda worker: self._guard.size_bytes(worker.pid))
 
     def _retire(self, worker: WorkerProcess, why: str) -> WorkerProcess:
-        """Say that a worker is ended which has done nothing wrong."""
+        """Report that a worker is ended because of memory, and return it."""
         size = show_bytes(self._guard.size_bytes(worker.pid))
         self._observer.tell(Event("memory", f"worker {worker.pid} ({size}) was ended: {why}"))
         return worker

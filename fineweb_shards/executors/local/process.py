@@ -1,4 +1,4 @@
-"""One worker process as its parent sees it: its pipe, what it said of itself, and how it ended."""
+"""Represent a worker process in its parent: start it, kill it, and find out how it died."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from fineweb_shards.system.machine import oom_kills
 
 
 class WorkerProcess:
-    """A process that runs `run_worker`; making the object starts it."""
+    """A process that runs `run_worker`. Constructing it starts the process."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.ready = False
-        self.leaving = False  # gets no more work
-        self.waiting: str | None = None  # for the network
-        self.messages = 0  # that have come from it
-        self._fault: Death | None = None  # why we killed it ourselves
+        self.leaving = False  # it gets no more work, and is ended when it has none
+        self.waiting: str | None = None  # why it waits for the network; None: it does not
+        self.messages = 0  # number of messages received from it
+        self._killed_as: Death | None = None  # set if the watchdog killed it
         self._oom_kills_before = oom_kills()
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
+        self.pipe, worker_pipe = context.Pipe()
         self._process = context.Process(
-            target=run_worker, args=(theirs, spec), name="fineweb-shards worker", daemon=True
+            target=run_worker, args=(worker_pipe, spec), name="fineweb-shards worker", daemon=True
         )
-        with _interrupts_held_back():
+        with _signals_blocked():
             self._process.start()
-        theirs.close()
+        worker_pipe.close()
 
     @property
     def pid(self) -> int:
@@ -40,59 +40,63 @@ class WorkerProcess:
 
     @property
     def sentinel(self) -> int:
-        """What becomes ready when the process has ended."""
+        """A handle for `connection.wait` that becomes ready when the process has ended."""
         return self._process.sentinel
 
     def kill(self) -> None:
+        """Send SIGKILL, without waiting for the end."""
         self._process.kill()
 
     def join(self) -> None:
-        """Wait for its end, and let go of its pipe."""
+        """Wait until the process has ended, and close the pipe."""
         self._process.join()
         self.pipe.close()
 
-    def kill_stuck(self, fault: str, *, blameless: bool) -> None:
-        """Kill it because it does nothing any more. From any thread."""
-        self._fault = Death(DeathKind.KILLED if blameless else DeathKind.STUCK, f"{fault} and was killed")
+    def kill_stuck(self, reason: str, *, stopped: bool) -> None:
+        """Kill the process because it does nothing any more. May be called from any thread.
+
+        `stopped` says that it was stopped from outside (SIGSTOP): then its document is not suspected.
+        """
+        self._killed_as = Death(DeathKind.KILLED if stopped else DeathKind.STUCK, f"{reason} and was killed")
         self._process.kill()
 
     def note_order(self) -> None:
-        """Count the kernel's kills for want of memory from now on: it gets an order, and may be one."""
+        """Remember the kernel's count of OOM kills: if it grows until the worker dies, that is the cause."""
         self._oom_kills_before = oom_kills()
 
     def explain_end(self) -> Death:
-        """Wait for its end, and tell whose doing it was."""
+        """Wait until the process has ended, and return how it died."""
         self._process.join()
-        if self._fault is not None:
-            return self._fault
+        if self._killed_as is not None:
+            return self._killed_as
         return explain_exit(self._process.exitcode, oom_killed=oom_kills() > self._oom_kills_before)
 
 
 @contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """A process started in here sees neither Ctrl-C nor a closed terminal: both reach the whole group, and
-    the parent decides.
+def _signals_blocked() -> Iterator[None]:
+    """Block SIGINT, SIGHUP and SIGTERM while a process is started, for the process and for the parent.
 
-    The mask is inherited, so not even the start of its Python can be interrupted. A signal of this moment
-    reaches the parent afterwards: in between it would leave a child with half of its orders, and a traceback.
-    SIGTERM is for a worker, too, once it runs.
+    Ctrl-C and a closed terminal signal the whole process group, but the parent decides what to do. The
+    process inherits the mask, so that not even the start of its Python is interrupted; later it unblocks
+    SIGTERM. The parent gets its signals afterwards: in the middle of the start they would leave a child that
+    has only half of its data, and prints a traceback.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker itself ignores it, a little later
+    if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker ignores SIGINT a little later
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
-        resource_tracker.ensure_running()  # or the first start of a process would do it, and lift our mask
+        resource_tracker.ensure_running()  # or the first `start` would do it, and reset the mask
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
-        with _handlers_held_back():
+        with _handlers_deferred():
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
-def _handlers_held_back() -> Iterator[None]:
-    """The mask is this thread's only: a signal that reaches another one is still handled in this one."""
+def _handlers_deferred() -> Iterator[None]:
+    """Defer Python's signal handlers, which run in this thread even if a signal reaches another thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

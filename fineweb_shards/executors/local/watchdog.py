@@ -1,10 +1,10 @@
-"""Notices workers that have work and do nothing: deaf, deadlocked, or stopped. They are killed, and are then
-dead workers like any other.
+"""Kill workers that have work and do nothing, such as deadlocked or stopped ones.
 
-From a thread of its own, because the executor itself may be waiting for such a worker, in the middle of a
-message. A worker is well as long as it says something or uses processor time, waits for the network (it says
-so), for a disk or for a core (the kernel says so), or while the executor does not listen to it. Time in
-which nobody looked does not count: the machine was asleep, or we were stopped with everybody else.
+They are then handled like all dead workers. The watchdog has a thread of its own, because the executor itself
+may be blocked by such a worker, in the middle of a message. A worker is fine as long as it sends messages or
+uses processor time, waits for the network (it reports that), for a disk or for a core (the kernel reports
+that), or while the executor does not receive from it. Time in which the watchdog did not run does not count:
+the machine was suspended, or the whole run was stopped.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_seconds
 
 LOOK_EVERY_SECONDS = 1.0
-# Nothing said, and next to no processor time used.
+# No message, and almost no processor time used.
 STUCK_SECONDS = 600.0
-_NEXT_TO_NOTHING_SECONDS = 0.1
-# Nothing said for so much processor time: a thousand times what a batch takes. Where nobody can tell the
-# processor time, the clock's time counts.
+_NEGLIGIBLE_SECONDS = 0.1
+# No message for this much processor time: a thousand times what a batch takes. If the processor time is not
+# known, wall time counts.
 ENDLESS_SECONDS = 3600.0
-# Waiting for a disk, for a core, for a debugger: not its fault.
-_EXCUSED_STATES = "DRt"
+# States of a process that waits for a disk (D), runs or waits for a core (R), or is being debugged (t).
+_ACTIVE_STATES = "DRt"
 
-Suspects = Callable[[], Sequence[WorkerProcess]]
+GetWatched = Callable[[], Sequence[WorkerProcess]]
 
 
 class WorkerActivity:
-    """What is known of one worker's last sign of life."""
+    """Measures for how long one worker has sent no message, and has used no processor time."""
 
     def __init__(self) -> None:
         self._messages = -1
@@ -44,7 +44,7 @@ class WorkerActivity:
         self._silent_from: float | None = None
 
     def look(self, messages: int, life: tuple[str, float] | None, passed_seconds: float) -> str | None:
-        """Tell what is wrong with the worker, if anything is. `life`: its state and processor time."""
+        """Return what is wrong with the worker, or None. `life` is its state and processor time, if known."""
         if messages != self._messages:
             self._messages = messages
             self._begin()
@@ -54,7 +54,7 @@ class WorkerActivity:
         state, used = life
         if self._silent_from is None or self._idle_from is None:
             self._silent_from = self._idle_from = used
-        if state in _EXCUSED_STATES or used - self._idle_from > _NEXT_TO_NOTHING_SECONDS:
+        if state in _ACTIVE_STATES or used - self._idle_from > _NEGLIGIBLE_SECONDS:
             self._idle_seconds, self._idle_from = 0.0, used
         else:
             self._idle_seconds += passed_seconds
@@ -64,21 +64,22 @@ class WorkerActivity:
         return self._judge_silence(used - self._silent_from)
 
     def _judge_silence(self, seconds: float) -> str | None:
+        """Return what is wrong with a worker that has sent no message for so long, or None."""
         return (
             f"worked on one piece of text for {show_seconds(seconds)}" if seconds >= ENDLESS_SECONDS else None
         )
 
 
 class Watchdog:
-    """A context manager: watches while it is entered. `suspects` are those who have no excuse now."""
+    """Watches workers while it is entered. `get_watched` returns those that should respond now."""
 
-    def __init__(self, suspects: Suspects, observer: Observer, clock: Clock | None = None) -> None:
+    def __init__(self, get_watched: GetWatched, observer: Observer, clock: Clock | None = None) -> None:
         self._observer = observer
-        self._suspects = suspects
+        self._get_watched = get_watched
         self._clock = clock or Clock()
         self._activities: dict[WorkerProcess, WorkerActivity] = {}
         self._last_look = self._clock.now()
-        self._complaints: set[str] = set()
+        self._reported: set[str] = set()  # errors of the watchdog itself
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -93,22 +94,21 @@ class Watchdog:
         while not self._ended.wait(LOOK_EVERY_SECONDS):
             try:
                 self.look()
-            except BaseException as error:  # it is told, and the next look may succeed
-                complaint = f"the watch over the workers failed: {type(error).__name__}: {error}"
-                if complaint not in self._complaints:
-                    self._complaints.add(complaint)
-                    self._observer.tell(Event("worker", complaint))
+            except BaseException as error:  # reported once; the next look may succeed
+                failure = f"the watchdog of the workers failed: {type(error).__name__}: {error}"
+                if failure not in self._reported:
+                    self._reported.add(failure)
+                    self._observer.tell(Event("worker", failure))
 
     def look(self) -> None:
-        """Look at every suspect once, and kill those who do nothing."""
+        """Check each watched worker once, and kill those that do nothing."""
         now = self._clock.now()
         passed = min(now - self._last_look, 2 * LOOK_EVERY_SECONDS)
         self._last_look = now
-        suspects = list(self._suspects())
-        self._activities = {worker: self._activities.get(worker) or WorkerActivity() for worker in suspects}
+        watched = list(self._get_watched())
+        self._activities = {worker: self._activities.get(worker) or WorkerActivity() for worker in watched}
         for worker, activity in self._activities.items():
             life = process_life(worker.pid)
-            fault = activity.look(worker.messages, life, passed)
-            if fault is not None:
-                stopped = life is not None and life[0] == "T"  # somebody else's doing
-                worker.kill_stuck(fault, blameless=stopped)
+            reason = activity.look(worker.messages, life, passed)
+            if reason is not None:
+                worker.kill_stuck(reason, stopped=life is not None and life[0] == "T")

@@ -1,7 +1,7 @@
-"""One tokenizer process: reads a batch, encodes it, sends its blocks back.
+"""Run one worker process: receive orders, encode their batches, send the blocks back.
 
-It keeps no state but caches, so killing it costs one batch. It ends when the parent does, however that
-happens: a thread watches for it.
+It has no state except caches, so that killing it costs only the batches it has. A thread ends the process
+when the parent ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fineweb_shards.types import Batch
 
 
 def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
-    """Encode batches as they are ordered, until the parent closes the pipe: the process's main function."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    """Encode batches as ordered until the parent closes the pipe. This is the process's main function."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # held back while it was started
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by process.py
     lower_priority()
     offer_to_oom_killer()
     outbox = Outbox(pipe)
@@ -62,10 +62,10 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
 
 
 def _run_thread(outbox: Outbox, action: Callable[[], None]) -> None:
-    """A thread that fails takes the process with it: without it the worker would be alive, and deaf."""
+    """Run a thread's action; if it fails, end the process, which could not work without the thread."""
     try:
         action()
-    except BaseException as error:  # whatever it is
+    except BaseException as error:  # any failure
         try:
             outbox.tell(Event("worker", f"a thread of worker {os.getpid()} failed: {_describe(error)}"))
         finally:
@@ -76,8 +76,8 @@ def _run_thread(outbox: Outbox, action: Callable[[], None]) -> None:
 def _receive_orders(
     pipe: connection.Connection, source: Source, inbox: queue.SimpleQueue[WorkOrder | None], outbox: Outbox
 ) -> None:
-    """Take orders as they come, so that the next batch is fetched while this one is encoded."""
-    told = set()
+    """Receive orders as they arrive, so that the next batch is fetched while this one is encoded."""
+    reported = set()
     while True:
         try:
             order: WorkOrder = pipe.recv()
@@ -85,18 +85,21 @@ def _receive_orders(
             inbox.put(None)
             return
         try:
-            source.prefetch(order.batch)  # first, or it would be read before its bytes are asked for
+            source.prefetch(order.batch)  # before the order is queued: reading must not start before it
         except MemoryError:
             raise
-        except Exception as error:  # the batch can be read without it, or whoever reads it fails, too
-            if repr(error) not in told:
-                told.add(repr(error))
+        except (
+            Exception
+        ) as error:  # only reported: the batch may still be readable, and if not, reading it fails
+            if repr(error) not in reported:
+                reported.add(repr(error))
                 name = source.files[order.batch.file].name
                 outbox.tell(Event("worker", f"{name}: could not be fetched ahead: {_describe(error)}"))
         inbox.put(order)
 
 
 def _die_with_parent() -> None:
+    """Wait until the parent process has ended, then end this one."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
@@ -108,5 +111,6 @@ def _describe(error: BaseException) -> str:
 
 
 def _unexpected(spec: WorkerSpec, batch: Batch, error: Exception) -> ShardError:
+    """Return the error for an exception that is no ShardError, with its traceback."""
     name = spec.source.files[batch.file].name
     return ShardError(f"A worker failed on {name} at position {batch.position}: {_describe(error)}")
