@@ -75,8 +75,8 @@ def load_manifest(folder: Path) -> Manifest | None:
     except ValueError as error:
         raise DamageError(
             f"{path}: the manifest is damaged: {error}.",
-            "Restore it from a copy, or choose another --out. Nothing here was touched: without it "
-            "it is not known which files --fresh may delete.",
+            "Restore it from a copy, or choose another --out. Nothing here was touched: only the "
+            "manifest says which files --fresh may delete.",
         ) from error
 
 

@@ -58,7 +58,7 @@ class PoisonedEncoder(Encoder):
     """With two engines that don't die of the same documents."""
 
     @property
-    def other(self) -> Encoder:  # type: ignore[override]
+    def fallback(self) -> Encoder:  # type: ignore[override]
         return Encoder(PoisonedEngine(first=False), self._reference, eot_first=self._eot_first, seed=0)
 
 
