@@ -27,11 +27,11 @@ class Observer:
     def tell(self, event: Event) -> None:
         """Receive an event."""
 
-    def wait(self, cause: str, reason: str | None) -> None:
+    def set_wait(self, cause: str, reason: str | None) -> None:
         """Receive the beginning of a wait for `cause` ("network", "disk" …), or its end if `reason` is None.
 
         Waits for different causes may overlap; each is ended on its own.
         """
 
-    def fetch(self, size_bytes: int) -> None:
+    def add_fetched(self, size_bytes: int) -> None:
         """Receive the number of bytes that have just come over the network."""

@@ -15,7 +15,7 @@ class WaitsOnScreen(Observer):
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
 
-    def wait(self, cause: str, reason: str | None) -> None:
+    def set_wait(self, cause: str, reason: str | None) -> None:
         self._screen.say(reason or f"the wait for the {cause} is over")
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.death import Death
+from fineweb_shards.executors.exit_cause import Death
 from fineweb_shards.executors.task import Task, WorkOrder
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 

@@ -1,7 +1,7 @@
 """Track one batch: the blocks that have arrived, and the workers that died on it.
 
 After three deaths the documents of the batch are encoded one by one (one_by_one.py). From then on it matters
-how workers die (death.py) on the document that was announced last:
+how workers die (exit_cause.py) on the document that was announced last:
 
 - crashed, or stuck: the document gets the other engine next; if that crashes a worker, too, the document is
   quarantined;
@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.death import Death, DeathKind
+from fineweb_shards.executors.exit_cause import Death, DeathKind
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fineweb_shards.errors import WorkerError
-from fineweb_shards.executors.death import Death
+from fineweb_shards.executors.exit_cause import Death
 from fineweb_shards.executors.task import Task
 from fineweb_shards.sources.base import Source
 from fineweb_shards.stream.borders import NO_PLACES

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.store.files import OutputFile, find_file, list_files
+from fineweb_shards.store.files import OutputFile, find_file, find_untracked, list_files
 from fineweb_shards.store.lost_files import may_be_longer
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import require_manifest
@@ -78,9 +78,7 @@ def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]
     Returns sentences about those that do not belong there, and the names of unfinished files.
     """
     known = with_indices(manifest.layout, {record.name for record in manifest.shards})
-    untracked = sorted(
-        name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in known
-    )
+    untracked = find_untracked(folder, manifest.layout, known)
     unfinished: set[str] = set()
     if not manifest.complete:  # a shard is renamed shortly before it is recorded
         unfinished = with_indices(manifest.layout, manifest.numbering.next_names(manifest.shards))

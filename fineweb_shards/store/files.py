@@ -6,10 +6,12 @@ a name without `train` or `val`, so that a reader never opens an incomplete file
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fineweb_shards.layouts.base import Layout
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import ShardRecord, Split
 
@@ -54,3 +56,9 @@ def find_file(folder: Path, name: str) -> Path | None:
     final = folder / name
     growing = growing_path(final)
     return growing if growing.is_file() else final if final.is_file() else None
+
+
+def find_untracked(folder: Path, layout: Layout, known: set[str]) -> list[str]:
+    """List the files that a reader of the layout would open and that are not among the known names."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted(name for name in names if layout.owns(name) and name not in known)

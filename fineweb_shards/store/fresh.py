@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.store.files import growing_path
+from fineweb_shards.store.files import find_untracked, growing_path
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.store.megatron_index import with_indices
@@ -111,8 +111,7 @@ def refuse_untracked_shards(folder: Path, layout: Layout, ours: set[str]) -> Non
 
     A reader would mix them with the new shards, and they are not deleted, because they may be the only copy.
     """
-    names = os.listdir(folder) if folder.is_dir() else []
-    untracked = sorted(name for name in names if layout.owns(name) and name not in ours)
+    untracked = find_untracked(folder, layout, ours)
     if untracked:
         are = "is" if len(untracked) == 1 else "are"
         raise OutputError(

@@ -15,7 +15,7 @@ from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.stream.packer import Done
+from fineweb_shards.stream.packer import PackedTotals
 from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 from fineweb_shards.vocabulary import GPT2, Vocabulary
@@ -74,9 +74,9 @@ class Manifest:
         return Numbering(self.layout, self.settings["shard_tokens"], self.split_rule, self.digits)
 
     @property
-    def done(self) -> Done:
+    def done(self) -> PackedTotals:
         """What is finished of each split, for the packer."""
-        return Done(tokens_of(self.shards, "val"), tokens_of(self.shards, "train"), self.documents)
+        return PackedTotals(tokens_of(self.shards, "val"), tokens_of(self.shards, "train"), self.documents)
 
     @property
     def end(self) -> Cursor:

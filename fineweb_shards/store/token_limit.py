@@ -6,11 +6,11 @@ is made again from the checkpoint before it; all others are kept. A stream can't
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from fineweb_shards.errors import ChangedError
+from fineweb_shards.store.files import find_untracked
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.megatron_index import with_indices
 from fineweb_shards.types import ShardRecord
@@ -43,7 +43,7 @@ def _refuse_unrecorded_shards(manifest: Manifest, folder: Path, limit: int) -> N
     would read it all the same.
     """
     names = with_indices(manifest.layout, {record.name for record in manifest.shards})
-    unknown = sorted(name for name in os.listdir(folder) if manifest.layout.owns(name) and name not in names)
+    unknown = find_untracked(folder, manifest.layout, names)
     if unknown:
         raise ChangedError(
             f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may come after that end.",

@@ -19,7 +19,7 @@ from fineweb_shards.types import SPLITS, Counts, ShardSlice, Split, TokenBlock, 
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class PackedTotals:
     """What the manifest already records: the tokens of each split, and the EOTs of both together."""
 
     val_tokens: int = 0
@@ -62,11 +62,11 @@ class Packer:
         split_rule: SplitRule | None = None,
         one_file: bool = False,
         eot_first: bool = True,
-        done: Done | None = None,
+        done: PackedTotals | None = None,
         skip_tokens: int = 0,
         max_tokens: int | None = None,
     ) -> None:
-        done = done or Done()
+        done = done or PackedTotals()
         self._shard_tokens = shard_tokens
         self._split_rule = split_rule or SplitRule()
         self._one_file = one_file

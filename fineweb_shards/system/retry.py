@@ -95,12 +95,12 @@ class Retrier:
                 self.observer.tell(Event("retry", f"{failure.reason}; again in {wait:.1f} s", loud=False))
                 if now - began + wait >= REPORT_AFTER_SECONDS:
                     wait_reported = True
-                    self.observer.wait(self._cause, self._describe_wait(failure, since, wait, left))
+                    self.observer.set_wait(self._cause, self._describe_wait(failure, since, wait, left))
                 self._clock.sleep(wait)
                 tries += 1
             else:
                 if wait_reported:
-                    self.observer.wait(self._cause, None)
+                    self.observer.set_wait(self._cause, None)
                 return result
 
     def _describe_wait(

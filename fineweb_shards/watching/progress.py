@@ -105,7 +105,7 @@ class Progress(Observer):
         expected = self.expected_tokens()
         return None if expected is None else expected - self.tokens
 
-    def fetch(self, size_bytes: int) -> None:
+    def add_fetched(self, size_bytes: int) -> None:
         with self._lock:
             self.fetched_bytes += size_bytes
 
@@ -115,7 +115,7 @@ class Progress(Observer):
         if event.loud:
             self.screen.tell(event)
 
-    def wait(self, cause: str, reason: str | None) -> None:
+    def set_wait(self, cause: str, reason: str | None) -> None:
         with self._lock:
             begun = cause not in self._waits
             if reason is None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fineweb_shards.errors import BadFileError, WorkerError
 from fineweb_shards.executors import schedule as schedule_module
 from fineweb_shards.executors import task as task_module
-from fineweb_shards.executors.death import Death, DeathKind
+from fineweb_shards.executors.exit_cause import Death, DeathKind
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS, Task, WorkOrder
 from fineweb_shards.stream.borders import NO_PLACES

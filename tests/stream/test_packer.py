@@ -10,7 +10,7 @@ import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fineweb_shards.stream.packer import Done, Packer
+from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Counts, Cursor, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
@@ -88,7 +88,9 @@ def test_a_share_of_the_documents_goes_to_validation(
         stream += tokens
     array = np.array(stream, np.uint16)
 
-    def pack_from(start: int, done: Done) -> tuple[dict[str, list[int]], list[tuple[int, Done]]]:
+    def pack_from(
+        start: int, done: PackedTotals
+    ) -> tuple[dict[str, list[int]], list[tuple[int, PackedTotals]]]:
         packer = Packer(n, split_rule=SplitRule(val_ratio=ratio, seed=seed), eot_first=eot_first, done=done)
         found: dict[str, list[int]] = {"val": [], "train": []}
         checkpoints = []
@@ -104,10 +106,10 @@ def test_a_share_of_the_documents_goes_to_validation(
                     assert sum(sizes) == done_tokens
                     assert sizes[one.split == "train"] % n == 0
                     eots = stream[:done_tokens].count(reference.EOT)
-                    checkpoints.append((done_tokens, Done(*sizes, eots)))
+                    checkpoints.append((done_tokens, PackedTotals(*sizes, eots)))
         return found, checkpoints
 
-    found, checkpoints = pack_from(0, Done())
+    found, checkpoints = pack_from(0, PackedTotals())
     assert found == expected
     assert len(checkpoints) == sum(len(tokens) // n for tokens in expected.values())
     for place, done in checkpoints:

@@ -53,7 +53,7 @@ class Listener(Observer):
     def tell(self, event: Event) -> None:
         self.events.append(event)
 
-    def wait(self, cause: str, reason: str | None) -> None:
+    def set_wait(self, cause: str, reason: str | None) -> None:
         self.waits.append((cause, reason))
 
     def texts(self, kind: str) -> list[str]:

@@ -79,12 +79,12 @@ def test_every_state_reaches_the_heartbeat(watched: tuple[Monitor, Progress, Pat
         assert seen() == "starting"
         progress.advance(150, 1, Cursor(0, 3))
         assert seen() == "encoding"
-        progress.wait("network", "waiting for the network since 02:13")
-        progress.wait("memory", "paused for memory since 02:14")
+        progress.set_wait("network", "waiting for the network since 02:13")
+        progress.set_wait("memory", "paused for memory since 02:14")
         assert seen() == "waiting for the network since 02:13; paused for memory since 02:14"
-        progress.wait("network", None)
+        progress.set_wait("network", None)
         assert seen() == "paused for memory since 02:14"
-        progress.wait("memory", None)
+        progress.set_wait("memory", None)
         assert seen() == "encoding"
         progress.verifying = True
         assert seen() == "verifying"
@@ -113,14 +113,14 @@ def test_waiting_is_no_work(watched: tuple[Monitor, Progress, Path], monkeypatch
         after(1, 10)
         after(1, 10)
         assert after(1, 10).seconds_left == pytest.approx(97)
-        progress.wait("network", "waiting")
+        progress.set_wait("network", "waiting")
         after(1, 10)  # another worker goes on
         still = after(600, 0)
         assert still.state == WAITING
         assert still.seconds_left is None
         assert still.tokens_per_second == pytest.approx(10)
         assert progress.waited_seconds == pytest.approx(600)
-        progress.wait("network", None)
+        progress.set_wait("network", None)
         assert after(1, 10).seconds_left == pytest.approx(95)
     assert progress.waited_seconds == pytest.approx(600)
 
@@ -130,8 +130,8 @@ def test_fetched_bytes_are_counted(watched: tuple[Monitor, Progress, Path]) -> N
     monitor, progress, folder = watched
     with FolderLock(folder), monitor:
         progress.advance(150, 1, Cursor(0, 3))
-        progress.fetch(1000)
-        progress.fetch(234)
+        progress.add_fetched(1000)
+        progress.add_fetched(234)
         monitor._update()
         assert beat_of(folder).snapshot.fetched_bytes == 1234
     assert load_history(folder).runs[-1].fetched_bytes == 1234
@@ -165,7 +165,7 @@ def test_the_last_words_name_the_report_and_the_waits(
     progress.screen = heard = Heard()
     runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a manifest
     with contextlib.suppress(BaseException), FolderLock(folder), monitor:
-        progress.wait("network", "waiting for the network since 02:13")
+        progress.set_wait("network", "waiting for the network since 02:13")
         if error is not None:
             raise error
     assert load_history(folder).runs[-1].ending == ending

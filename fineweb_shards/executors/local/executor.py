@@ -185,7 +185,7 @@ class LocalExecutor(Executor):
                 self._schedule.receive_block(worker, message)
             case Done():
                 self._schedule.finish(worker)
-                self._observer.fetch(message.fetched_bytes)
+                self._observer.add_fetched(message.fetched_bytes)
             case Failed():
                 if not worker.ready:
                     raise message.error

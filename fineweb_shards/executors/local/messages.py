@@ -85,10 +85,10 @@ class Outbox(Observer):
     def tell(self, event: Event) -> None:
         self.send(event)
 
-    def wait(self, cause: str, reason: str | None) -> None:
+    def set_wait(self, cause: str, reason: str | None) -> None:
         self.send(Waiting(reason))
 
-    def fetch(self, size_bytes: int) -> None:
+    def add_fetched(self, size_bytes: int) -> None:
         """Count bytes received from the network; `send_done` reports the sum, which saves messages.
 
         On a slow connection an `Alive` message now and then tells the watchdog that the worker is not stuck.

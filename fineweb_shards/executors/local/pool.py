@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.death import Death, DeathKind
+from fineweb_shards.executors.exit_cause import Death, DeathKind
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS
 from fineweb_shards.executors.work import WorkerSpec
@@ -62,9 +62,9 @@ class WorkerPool:
         self.paused = self._guard.shortage is not None
         if self.paused and not was_paused:
             since = time.strftime("%H:%M")
-            self._observer.wait("memory", f"paused for memory since {since}: {self._guard.shortage}")
+            self._observer.set_wait("memory", f"paused for memory since {since}: {self._guard.shortage}")
         elif was_paused and not self.paused:
-            self._observer.wait("memory", None)
+            self._observer.set_wait("memory", None)
         if advice is Advice.RETIRE:
             yield self._retire(self._largest(), "memory stays short")
         elif advice is Advice.RENEW:
@@ -88,7 +88,7 @@ class WorkerPool:
     def report_network_wait(self) -> None:
         """Tell the observer that a worker waits for the network, or that none does any longer."""
         waits = [worker.waiting for worker in self.workers if worker.waiting is not None]
-        self._observer.wait("network", waits[0] if waits else None)
+        self._observer.set_wait("network", waits[0] if waits else None)
 
     def _largest(self) -> WorkerProcess:
         return max(self.workers, key=lambda worker: self._guard.size_bytes(worker.pid))

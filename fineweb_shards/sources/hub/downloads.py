@@ -47,7 +47,7 @@ class DownloadedFormat(ParquetFormat):
         assert hub is not None
         disk = Disk(path.parent, hub.max_outage_seconds, self.retrier.observer)
         disk.attempt(lambda: self.retrier.call(partial(self._download_once, file, hub)))
-        self.retrier.observer.fetch(file.size_bytes)
+        self.retrier.observer.add_fetched(file.size_bytes)
 
     def _download_once(self, file: InputFile, hub: HubRef) -> None:
         url = hf_hub_url(hub.dataset, file.name, repo_type="dataset", revision=hub.commit)

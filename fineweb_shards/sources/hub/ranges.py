@@ -73,7 +73,7 @@ class RangeFile(io.RawIOBase):
             for chunk in response.iter_raw():
                 buffer[received : received + len(chunk)] = chunk
                 received += len(chunk)
-                self._retrier.observer.fetch(len(chunk))
+                self._retrier.observer.add_fetched(len(chunk))
                 seconds = time.monotonic() - begin
                 if seconds > timeout and received < _SLOWEST_BYTES_PER_SECOND * seconds:
                     raise TransientError(f"{hub_host()}: only {received:,} bytes in {seconds:.0f} s")
