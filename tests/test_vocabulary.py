@@ -375,7 +375,7 @@ def test_files_of_other_people(tmp_path: Path) -> None:
 
 _WIDTHS = re.compile(
     r"uint16|[<>=|]u2|\b5025[67]\b|\b65[_,]?53[56]\b|2 ?\*\* ?16|1 << 16|VOCABULARY_SIZE"
-    r"|\b2 \* [\w.]*tokens|tokens\)? (\*|//) 2\b(?!\*)"
+    r"|\b2 \* [\w.]*tokens|(tokens|bytes)\)? (\*|//?) 2\b(?!\*)"
 )
 # Sizes that have nothing to do with ids say of what they are.
 _NAMED = re.compile(r"^_?[A-Z_]+_(DOCUMENTS|CHARACTERS|BYTES|TOKENS) = ")
@@ -404,7 +404,7 @@ def sources(*allowed: str) -> Iterator[tuple[str, int, str]]:
     "line",
     [
         "np.empty(0, np.uint16)", 'np.fromfile(file, "<u2")', "2 * record.tokens", "len(tokens) // 2",
-        "tokens * 2", "if token == 50256:", "_IDS = 2**16", "ids = 2 ** 16",
+        "tokens * 2", "output_bytes / 2 / speed", "if token == 50256:", "_IDS = 2**16", "ids = 2 ** 16",
     ],
 )  # fmt: skip
 def test_the_search_finds_what_it_should(line: str) -> None:

@@ -10,10 +10,13 @@ from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.run.job import make_job, pinned_commit
-from fineweb_shards.run.plan import check_disk, make_plan
-from fineweb_shards.run.plan_text import plan_lines, verdict_on
+from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan
+from fineweb_shards.run.plan_text import short_rows, show_estimate, warning_lines
 from fineweb_shards.run.resume import open_manifest
+from fineweb_shards.run.separator_preview import document_rows
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.durable import is_locked
+from fineweb_shards.units import show_count, show_seconds
 from fineweb_shards.watching.screen import LineScreen
 
 
@@ -41,3 +44,44 @@ def run(options: argparse.Namespace) -> None:
         raise refusal
     if manifest is not None and not manifest.complete:
         check_disk(plan, manifest.tokens)
+
+
+def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
+    """Return the whole plan, for `plan`; the `verdict` says what a build would do in this folder."""
+    config, extent = plan.job.config, plan.extent
+    rows = [*short_rows(plan)]
+    rows.insert(
+        1 + len(plan.job.notes),
+        ("documents", show_estimate(extent.documents, exact=_documents_are_exact(plan))),
+    )
+    if plan.tokens_per_second and plan.tokens_left:
+        speed = f"{show_count(plan.tokens_per_second)} tokens/s"
+        duration = show_seconds(plan.tokens_left / plan.tokens_per_second)
+        rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
+    if verdict:
+        rows.append(("build", verdict))
+    rows += plan.separator_preview.rows() if plan.separator_preview else document_rows(plan.first_documents)
+    lines = [f"{name:<10} {text}" for name, text in rows]
+    if config.input and any(file.is_pipe for file in plan.job.source.files):
+        lines.append("           (standard input can only be read once: its content is not looked at)")
+    return lines + warning_lines(plan)
+
+
+def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
+    """Say what a build would do in a folder with this manifest (None: refused); `held`: a run is active."""
+    if held:
+        return "a run is at work in this folder: another one would be refused (exit code 6)"
+    if manifest is None:
+        return "would be refused, for the reason in the last lines"
+    if manifest.complete:
+        return f"nothing to do: complete, {manifest.tokens:,} tokens"
+    if manifest.shards:
+        return f"would resume behind {manifest.shards[-1].name}, {manifest.tokens:,} tokens are done"
+    return "would begin"
+
+
+def _documents_are_exact(plan: Plan) -> bool:
+    limited = plan.job.config.max_tokens is not None
+    files = plan.job.source.files
+    seen = len(files) <= REMOTE_FOOTERS or not plan.job.commit
+    return all(file.format.endswith("parquet") for file in files) and seen and not limited

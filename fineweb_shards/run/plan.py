@@ -60,11 +60,15 @@ class Plan:
     done_tokens: int = 0  # in finished shards
 
     @property
+    def tokens_left(self) -> int | None:
+        """The number of tokens that are still to be made."""
+        return None if self.extent.tokens is None else max(0, self.extent.tokens - self.done_tokens)
+
+    @property
     def output_bytes(self) -> int | None:
         """The size of the shards that are still to be written."""
-        if self.extent.tokens is None:
-            return None
-        return self.job.output.shard_format.size_bytes(max(0, self.extent.tokens - self.done_tokens))
+        left = self.tokens_left
+        return None if left is None else self.job.output.shard_format.size_bytes(left)
 
     @property
     def read_bytes(self) -> int:

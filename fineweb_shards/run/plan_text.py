@@ -1,51 +1,16 @@
-"""Format a plan as lines of text: all of it for `plan`, a short form for the beginning of a build."""
+"""Format a plan as lines of text, in short: for the beginning of a build. `plan` shows more of it."""
 
 from __future__ import annotations
 
-from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan
-from fineweb_shards.run.separator_preview import document_rows
+from fineweb_shards.run.plan import Plan
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.units import show_bytes, show_count, show_seconds
-
-
-def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
-    """Return the whole plan, for `plan`; the `verdict` says what a build would do in this folder."""
-    config, extent = plan.job.config, plan.extent
-    rows = [*_short_rows(plan)]
-    rows.insert(
-        1 + len(plan.job.notes), ("documents", _about(extent.documents, exact=_documents_are_exact(plan)))
-    )
-    if plan.tokens_per_second and plan.output_bytes:
-        speed = f"{show_count(plan.tokens_per_second)} tokens/s"
-        duration = show_seconds(plan.output_bytes / 2 / plan.tokens_per_second)
-        rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
-    if verdict:
-        rows.append(("build", verdict))
-    rows += plan.separator_preview.rows() if plan.separator_preview else document_rows(plan.first_documents)
-    lines = [f"{name:<10} {text}" for name, text in rows]
-    if config.input and any(file.is_pipe for file in plan.job.source.files):
-        lines.append("           (standard input can only be read once: its content is not looked at)")
-    return lines + warning_lines(plan)
-
-
-def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
-    """Say what a build would do in a folder with this manifest (None: refused); `held`: a run is active."""
-    if held:
-        return "a run is at work in this folder: another one would be refused (exit code 6)"
-    if manifest is None:
-        return "would be refused, for the reason in the last lines"
-    if manifest.complete:
-        return f"nothing to do: complete, {manifest.tokens:,} tokens"
-    if manifest.shards:
-        return f"would resume behind {manifest.shards[-1].name}, {manifest.tokens:,} tokens are done"
-    return "would begin"
+from fineweb_shards.units import show_bytes, show_count
 
 
 def short_lines(plan: Plan) -> list[str]:
     """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text
     is split into documents, because later nothing shows it."""
-    rows = [*_short_rows(plan), *(plan.separator_preview.rows() if plan.separator_preview else [])]
+    rows = [*short_rows(plan), *(plan.separator_preview.rows() if plan.separator_preview else [])]
     return [f"{name:<10} {text}" for name, text in rows] + warning_lines(plan)
 
 
@@ -60,7 +25,8 @@ def warning_lines(plan: Plan) -> list[str]:
     return [f"{'WARNING':<10} {warning}" for warning in warnings]
 
 
-def _short_rows(plan: Plan) -> list[tuple[str, str]]:
+def short_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return name and text of each line."""
     job, extent = plan.job, plan.extent
     kinds = sorted({file.format.removeprefix("hub-") for file in job.source.files})
     count = len(job.source.files)
@@ -78,7 +44,7 @@ def _short_rows(plan: Plan) -> list[tuple[str, str]]:
     else:
         last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.config.shard_tokens
         about, rest = ("", f", the last with {last:,}") if extent.exact else ("about ", "")
-        rows.append(("tokens", f"{_about(extent.tokens, exact=extent.exact)} ({how})"))
+        rows.append(("tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"))
         if job.layout.one_file:
             rows.append(("files", f"one for each split ({job.layout.name}), in {job.folder}"))
         else:
@@ -101,14 +67,8 @@ def _short_rows(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _documents_are_exact(plan: Plan) -> bool:
-    limited = plan.job.config.max_tokens is not None
-    files = plan.job.source.files
-    seen = len(files) <= REMOTE_FOOTERS or not plan.job.commit
-    return all(file.format.endswith("parquet") for file in files) and seen and not limited
-
-
-def _about(count: int | None, *, exact: bool) -> str:
+def show_estimate(count: int | None, *, exact: bool) -> str:
+    """Return a count in words that tell whether it is exact."""
     if count is None:
         return "unknown before the end"
     return f"{count:,}" if exact else f"about {show_count(count)}"

@@ -13,9 +13,10 @@ import runs
 from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_parquet, write_text
 
+from fineweb_shards.commands.plan import plan_lines, verdict_on
 from fineweb_shards.run.input_sample import take_sample
 from fineweb_shards.run.plan import make_plan
-from fineweb_shards.run.plan_text import plan_lines, short_lines, verdict_on
+from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.run.resume import open_manifest
 
 DOCUMENTS = [text for text in make_documents(400, seed=61) if text and "<|endoftext|>" not in text]
