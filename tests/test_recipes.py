@@ -157,8 +157,15 @@ def test_a_source(package: Path, tmp_path: Path) -> None:
 
 def test_an_engine(package: Path, tmp_path: Path) -> None:
     """Chosen by --engine, with the self-test and the check of a sample."""
-    entry = "from fineweb_shards.tokenizers.toy_engine import ToyEngine\n\n# The order is that"
-    add(package, "tokenizers/toy_engine.py", ENGINE, "tokenizers/__init__.py", "\n# The order is that", entry)
+    entry = "from fineweb_shards.tokenizers.toy_engine import ToyEngine\n\n# `auto` takes the first"
+    add(
+        package,
+        "tokenizers/toy_engine.py",
+        ENGINE,
+        "tokenizers/__init__.py",
+        "\n# `auto` takes the first",
+        entry,
+    )
     entries = (package / "tokenizers" / "__init__.py").read_text()
     changed = entries.replace(
         "(FastokensEngine, TiktokenEngine)", "(FastokensEngine, TiktokenEngine, ToyEngine)"

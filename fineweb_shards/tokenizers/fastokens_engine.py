@@ -11,8 +11,8 @@ import os
 import numpy as np
 
 from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
-from fineweb_shards.tokenizers.ranks import tokenizer_json
-from fineweb_shards.vocabulary import Vocabulary
+from fineweb_shards.tokenizers.ranks import derive_merges, load_gpt2_merges, tokenizer_json
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 
 class FastokensEngine(Engine):
@@ -28,7 +28,8 @@ class FastokensEngine(Engine):
         import fastokens  # imported here, because some platforms have no wheel
 
         ranks = {token: rank for rank, token in enumerate(self.vocabulary.token_bytes)}
-        self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer_json(ranks))
+        merges = load_gpt2_merges(ranks) if self.vocabulary == GPT2 else derive_merges(ranks)
+        self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer_json(ranks, merges))
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         ids, offsets = self._tokenizer.encode_batch_flat(texts, split_special_tokens=True)

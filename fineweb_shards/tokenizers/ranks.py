@@ -14,23 +14,46 @@ from fineweb_shards.errors import ShardError
 from fineweb_shards.vocabulary import GPT2
 
 RANKS_FILE = "gpt2.tiktoken"
+# For every token of two bytes or more, in the order of the ids, the length of the left of the two tokens that
+# it was merged from. Deriving them takes half a second, which every worker would spend.
+SPLITS_FILE = "gpt2.splits"
+_SPLITS_SHA256 = "e2ff5d25561ae97d2fdc48177cb3dddb1c9a2be0c6bb9e9ce1dd3b1351e483e7"
 
 
 def load_ranks() -> dict[bytes, int]:
     """Load the 50,256 byte strings of GPT-2 with their ranks, which are their token ids."""
-    data = (resources.files(__package__) / RANKS_FILE).read_bytes()
-    return parse_ranks(data)
+    return parse_ranks(_read(RANKS_FILE))
+
+
+def load_gpt2_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """Load what `derive_merges` returns for the ranks of GPT-2."""
+    return parse_splits(_read(SPLITS_FILE), ranks)
+
+
+def _read(name: str) -> bytes:
+    return (resources.files(__package__) / name).read_bytes()
+
+
+def _check(name: str, data: bytes, expected: str) -> None:
+    """Raise ShardError unless a file of the package is exactly the one that was released."""
+    found = hashlib.sha256(data).hexdigest()
+    if found != expected:
+        raise ShardError(
+            f"The GPT-2 vocabulary in the package is damaged: {name} has SHA-256 {found}, not {expected}.",
+            "Install fineweb_shards again.",
+        )
+
+
+def parse_splits(data: bytes, ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """Parse the bytes of `gpt2.splits`; raise ShardError unless they are the right ones."""
+    _check(SPLITS_FILE, data, _SPLITS_SHA256)
+    longer = (token for token in token_bytes(ranks) if len(token) > 1)
+    return [(token[:length], token[length:]) for token, length in zip(longer, data, strict=True)]
 
 
 def parse_ranks(data: bytes) -> dict[bytes, int]:
     """Parse the bytes of `gpt2.tiktoken`; raise ShardError unless they are exactly the published ones."""
-    found = hashlib.sha256(data).hexdigest()
-    if found != GPT2.sha256:
-        raise ShardError(
-            f"The GPT-2 ranks in the package are damaged: {RANKS_FILE} has SHA-256 {found}, "
-            f"not {GPT2.sha256}.",
-            "Install fineweb_shards again.",
-        )
+    _check(RANKS_FILE, data, GPT2.sha256)
     pairs = (line.split() for line in data.splitlines())
     return {base64.b64decode(token): int(rank) for token, rank in pairs}
 
@@ -70,15 +93,15 @@ def _merge_until_two(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, byte
     return parts[0], parts[1]
 
 
-def tokenizer_json(ranks: dict[bytes, int]) -> str:
-    """Return a Hugging Face `tokenizer.json` for these ranks, without special tokens.
+def tokenizer_json(ranks: dict[bytes, int], merges: list[tuple[bytes, bytes]]) -> str:
+    """Return a Hugging Face `tokenizer.json` for these ranks and merges, without special tokens.
 
     Since it has no special token, a literal `<|endoftext|>` in a document is ordinary text.
     """
     letters = _byte_letters()
 
     def spell(token: bytes) -> str:
-        return "".join(letters[byte] for byte in token)
+        return token.decode("latin-1").translate(letters)
 
     return json.dumps(
         {
@@ -96,14 +119,14 @@ def tokenizer_json(ranks: dict[bytes, int]) -> str:
                 "end_of_word_suffix": "",
                 "fuse_unk": False,
                 "vocab": {spell(token): rank for token, rank in ranks.items()},
-                "merges": [[spell(left), spell(right)] for left, right in derive_merges(ranks)],
+                "merges": [[spell(left), spell(right)] for left, right in merges],
             },
         }
     )
 
 
-def _byte_letters() -> list[str]:
+def _byte_letters() -> dict[int, str]:
     """Return GPT-2's characters for the 256 bytes: printable Latin-1 unchanged, the others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+    return {byte: chr(byte) if byte in printable else chr(next(others)) for byte in range(256)}

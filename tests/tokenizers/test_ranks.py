@@ -13,8 +13,10 @@ from promises import Tries
 from fineweb_shards.errors import ShardError
 from fineweb_shards.tokenizers.ranks import (
     derive_merges,
+    load_gpt2_merges,
     load_ranks,
     parse_ranks,
+    parse_splits,
     token_bytes,
     tokenizer_json,
 )
@@ -37,6 +39,11 @@ def test_one_flipped_byte_is_refused(tries: Tries) -> None:
         data[place] ^= 1
         with pytest.raises(ShardError, match="damaged"):
             parse_ranks(bytes(data))
+    splits, ranks = bytearray((reference.RANKS.parent / "gpt2.splits").read_bytes()), load_ranks()
+    parse_splits(bytes(splits), ranks)
+    splits[len(splits) // 2] ^= 1
+    with pytest.raises(ShardError, match=r"gpt2\.splits has SHA-256"):
+        parse_splits(bytes(splits), ranks)
 
 
 def test_merges_are_derived_from_ranks() -> None:
@@ -46,6 +53,7 @@ def test_merges_are_derived_from_ranks() -> None:
     merges = derive_merges(ranks)
     order = {pair: number for number, pair in enumerate(merges)}
     assert [ranks[left + right] for left, right in merges] == list(range(256, 50256))
+    assert load_gpt2_merges(ranks) == merges
     for token in token_bytes(ranks)[256::41]:
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 1:
@@ -59,6 +67,7 @@ def test_merges_are_derived_from_ranks() -> None:
 
 def test_tokenizer_json_has_no_special_token() -> None:
     """So that no text can become EOT."""
-    data = json.loads(tokenizer_json(load_ranks()))
+    ranks = load_ranks()
+    data = json.loads(tokenizer_json(ranks, load_gpt2_merges(ranks)))
     assert data["added_tokens"] == []
     assert len(data["model"]["vocab"]) == 50256
