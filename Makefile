@@ -43,8 +43,10 @@ report: .venv/run ## make the page about it again (ARGS=--open shows it in the b
 verify: .venv/run ## read every shard back and check it
 	@$(BIN)/fineweb-shards verify $(FOLDER)
 
+# One more than there are cores: tests wait for the programs that they start.
+PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
 test: check ## all checks and tests; a few minutes
-	@$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=worksteal $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
 
 soak: .venv/dev ## every promise in full, then a night of MINUTES=30 with a fault a minute; three quarters of an hour
 	@$(BIN)/python -m pytest --soak $(ARGS)
