@@ -15,8 +15,8 @@ from fineweb_shards import __version__
 from fineweb_shards.commands.arguments import CommandParser, VerbParser, check_verb
 from fineweb_shards.commands.console import print_error
 from fineweb_shards.errors import Interrupted, NoMatch, ReaderGone, ShardError
+from fineweb_shards.system.resume_command import PROGRAM, program, take_typed_command
 from fineweb_shards.system.standard_streams import prepare_streams
-from fineweb_shards.system.typed_command import PROGRAM, program, take_typed_command
 
 VERBS = {  # each is a module of this name beside this one
     "build": "make the shards, or go on where it stopped",

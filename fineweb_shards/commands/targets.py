@@ -18,7 +18,7 @@ from fineweb_shards.run.config import Config, load_config
 from fineweb_shards.run.sample_configs import bundled_configs, find_config, samples_hint
 from fineweb_shards.store.manifest_file import FILE_NAME
 from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.typed_command import PROGRAM
+from fineweb_shards.system.resume_command import PROGRAM
 from fineweb_shards.watching.screen import LineScreen
 
 _DATASET = re.compile(r"[\w.-]+/[\w.-]+")

@@ -15,8 +15,8 @@ from functools import partial
 from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
+from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.closing import closing_lines

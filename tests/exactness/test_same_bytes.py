@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
+from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.run.build import build, pack
 from fineweb_shards.sources.base import Source
 from fineweb_shards.stream.packer import Packer

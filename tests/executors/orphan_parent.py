@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 import runs
 
+from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.system.memory_guard import MemoryGuard
 
 if __name__ == "__main__":

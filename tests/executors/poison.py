@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from fineweb_shards.executors.work import WorkerSpec
+from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine

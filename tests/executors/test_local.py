@@ -18,9 +18,9 @@ from inputs import write_parquet
 
 from fineweb_shards.errors import BadFileError, WorkerError
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local import executor as local
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.system import memory_guard as guard

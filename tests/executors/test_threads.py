@@ -24,9 +24,9 @@ import faulty
 import fineweb_shards
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
+from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local import watchdog
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store import writer

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
+from fineweb_shards.executors.encode_batch import encode_batch
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.work import encode_batch
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.tokenizers.encoder import Encoder

@@ -19,7 +19,7 @@ from doubles import InlineExecutor
 from fineweb_shards.commands import build as build_command
 from fineweb_shards.commands import main as cli
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.work import WorkerSpec
+from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.run import build
 from fineweb_shards.system.memory_guard import MemoryGuard
 

@@ -19,6 +19,7 @@ from typing import Self
 
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
+from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.messages import (
     Alive,
     Done,
@@ -35,8 +36,7 @@ from fineweb_shards.executors.local.producer import Producer
 from fineweb_shards.executors.local.watchdog import Watchdog
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.unreadable import replace_unreadable
-from fineweb_shards.executors.work import WorkerSpec
+from fineweb_shards.executors.unreadable_batch import replace_unreadable
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.exit_cause import Death, DeathKind
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS
-from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.system.memory_guard import Advice, MemoryGuard
 from fineweb_shards.units import show_bytes
 

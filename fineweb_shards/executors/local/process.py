@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 
+from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.exit_cause import Death, DeathKind, explain_exit
 from fineweb_shards.executors.local.worker import run_worker
-from fineweb_shards.executors.work import WorkerSpec
 from fineweb_shards.system.machine import oom_kills
 
 

@@ -17,10 +17,10 @@ from multiprocessing import connection, parent_process
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
+from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
 from fineweb_shards.executors.exit_cause import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
 from fineweb_shards.executors.local.messages import Failed, Outbox, Ready, Trying
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.work import WorkerSpec, encode_batch
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.machine import lower_priority, offer_to_oom_killer
 from fineweb_shards.types import Batch
