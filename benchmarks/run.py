@@ -2,7 +2,7 @@
 
 Everything is measured in one run on the same files, because machines differ and are noisy: read the
 ratios, not the figures. Writes benchmarks/results.md. The files are those of FINEWEB_SHARDS_CORPUS, or the
-demo's text (tests/corpus.py).
+demo's text (tests/support/corpus.py).
 
     python benchmarks/run.py [--files FILE.parquet …] [--repeat 8] [--line-bytes 1GB]
 """

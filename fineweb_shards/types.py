@@ -43,7 +43,7 @@ class Cursor:
 class Counts:
     """Counts about the documents of a block that its tokens do not show; `+` adds two of them."""
 
-    text_bytes: int = 0  # of the documents as UTF-8, without separators or the JSON around them
+    text_bytes: int = 0  # of the documents as they were read, without separators or the JSON around them
     skipped_documents: int = 0  # null text
     replaced_characters: int = 0  # invalid UTF-8 that became U+FFFD
     bad_parts: int = 0  # damaged files, row groups or lines left out by --on-bad-file skip

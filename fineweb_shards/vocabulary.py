@@ -31,6 +31,10 @@ class Vocabulary:
     cut_rule: str | None = field(default=None, compare=False)  # how to cut long documents: tokenizers/cuts.py
     token_bytes: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # by id, without EOT
 
+    def __post_init__(self) -> None:
+        if self.token_bytes and self.eot < len(self.token_bytes):
+            raise ValueError(f"{self.name}: EOT {self.eot} must come after the ids that stand for text")
+
     @property
     def dtype(self) -> Dtype:
         """The narrowest dtype that holds every id; tokens have it in memory."""

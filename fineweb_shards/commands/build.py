@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
@@ -66,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
         if options.json and isinstance(ending, ShardError):
             put_json({"event": "error", "exit_code": ending.exit_code, "message": ending.message})
         if config.on_finish and config.out:
-            failure = run_command(config.on_finish, Path(os.path.expanduser(config.out)), ending)
+            failure = run_command(config.on_finish, config.folder, ending)
             if failure:
                 screen.warn(failure)
 
@@ -140,7 +138,7 @@ def _first_line(job: Job, outcome: Outcome) -> str:
         return "No shard was made."
     if outcome.run is None:
         return "Nothing to do: all shards were made before."
-    worked_seconds = outcome.seconds - (outcome.run.stood_still_seconds if outcome.run else 0.0)
+    worked_seconds = outcome.seconds - outcome.run.stood_still_seconds
     speed = show_count(outcome.new_tokens / max(worked_seconds, 1e-9))
     at_speed = f", {speed} tokens/s" if outcome.new_tokens else ""
     verified = "verified, " if job.config.verify and outcome.new_shards else ""

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
     if refusal is not None and not held:
         raise refusal
     if manifest is not None and not manifest.complete:
-        check_disk(plan, manifest.tokens)
+        check_disk(plan)
 
 
 def plan_lines(plan: Plan, verdict: str = "") -> list[str]:

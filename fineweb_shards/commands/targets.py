@@ -81,7 +81,7 @@ def read_folder(word: str) -> Path:
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
-    """An output folder: by its name, or by the config it was built with ."""
+    """Add the arguments that name an output folder: by its path, or by the config it was built with."""
     parser.add_argument(
         "folder",
         metavar="DIR",
@@ -108,7 +108,7 @@ def folder_of_config(text: str) -> Path:
     config = load_config(find_config(text), {})
     if not config.out:
         raise UsageError(f"{text}: there is no output folder in it.", "Name the folder itself.")
-    return Path(os.path.expanduser(config.out))
+    return config.folder
 
 
 def is_build_folder(folder: Path) -> bool:

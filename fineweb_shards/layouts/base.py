@@ -58,7 +58,7 @@ class Layout(ABC):
             raise UsageError(
                 f"--layout {self.name}: its reader takes tokens of {self.widest_bytes} bytes, and the "
                 f"{size:,} ids of the vocabulary {name} need {width_bytes}.",
-                "Choose a layout whose reader takes wider ones: build-nanogpt, llm.c, plain or megatron.",
+                "Choose a layout whose reader takes wider ones, such as plain: see docs/layouts.md.",
             )
         return vocabulary.dtype
 

@@ -213,7 +213,7 @@ def _open_bare(path: Path, start: bytes, size: int) -> TokenFile:
 
 def _open_by_layout(path: Path, layout: Layout, start: bytes, size: int) -> TokenFile:
     """Open a file whose name says that it has a header of the layout's own."""
-    shard_format = _format_beside(path) or ShardFormat(layout, GPT2)
+    shard_format = ShardFormat(layout, vocabulary_beside(path) or GPT2)
     tokens, rest = shard_format.tokens_in(size)
     if rest or tokens < 0 or start[: layout.header_bytes] != layout.header(tokens, shard_format.dtype):
         raise _refused(path, f"has no header, or a damaged one; with this name {layout.name} reads one")

@@ -10,6 +10,7 @@ from fineweb_shards.report.facts import Facts
 from fineweb_shards.report.table import Table
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.types import ShardRecord
+from fineweb_shards.units import show_number_of
 
 _SHOWN_SHARDS = 1000
 _FOLDED_SHARDS = 12  # a longer table is folded, to be opened by a click
@@ -23,6 +24,7 @@ class Shards:
     table: Table
     notes: list[str]
     folded: bool
+    summary: str  # of the folded table
 
 
 def list_shards(facts: Facts) -> Shards | None:
@@ -31,7 +33,12 @@ def list_shards(facts: Facts) -> Shards | None:
     if manifest is None or not manifest.shards:
         return None
     rows = [_shard_row(record) for record in manifest.shards[-_SHOWN_SHARDS:]]
-    return Shards(Table(_COLUMNS, rows), list(_notes(manifest)), len(rows) > _FOLDED_SHARDS)
+    # Of a file that grows there is a row for each checkpoint.
+    noun = "shard" if manifest.shard_count == len(manifest.shards) else "segment"
+    summary = (
+        f"{'All' if len(rows) == len(manifest.shards) else 'The last'} {show_number_of(len(rows), noun)}"
+    )
+    return Shards(Table(_COLUMNS, rows), list(_notes(manifest)), len(rows) > _FOLDED_SHARDS, summary)
 
 
 def _shard_row(record: ShardRecord) -> list[str]:

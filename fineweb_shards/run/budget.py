@@ -1,4 +1,4 @@
-"""Divides the memory before the start: parent, workers, and the window of batches in flight.
+"""Divide the memory among the parent, the workers and the text in flight, before a run starts.
 
 During the run system/memory_guard.py watches what is really used.
 """
@@ -11,33 +11,33 @@ from fineweb_shards.errors import UsageError
 from fineweb_shards.system.machine import available_memory_bytes, memory_limits, usable_cores
 from fineweb_shards.units import show_bytes
 
-# Allowances. Measured together: two workers, the parent and what is in flight peak at 773 MB (PSS).
+# What a process may take. Measured: two workers, the parent and the text in flight peak at 773 MB (PSS).
 WORKER_BYTES = 240 * 2**20
 PARENT_BYTES = 192 * 2**20
-# A batch costs its text as bytes, as str, its tokens twice on the way, and once in the parent.
+# A batch takes its text as bytes and as str, and its tokens twice in transit and once in the parent.
 _COPIES = 4
 MAXIMUM_WINDOW_BYTES = 192 * 2**20
 MAXIMUM_BUDGET_BYTES = 4 * 2**30
-BUDGET_SHARE = 4  # of what is available, one part in so many
+BUDGET_SHARE = 4  # the default budget is a quarter of what is available
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How a run uses the machine."""
+    """How many workers a run has, and how much memory."""
 
     workers: int
     memory_bytes: int
-    window_bytes: int  # of text in flight
-    wanted_workers: int | None = None  # as asked for; the memory may not hold so many
+    window_bytes: int  # the most text in flight
+    wanted_workers: int | None = None  # as requested; the memory may not be enough for so many
 
     @property
     def worker_bytes(self) -> int:
-        """A worker's share of the memory, with its part of what is in flight."""
+        """A worker's share of the memory, including its part of the text in flight."""
         return (self.memory_bytes - PARENT_BYTES) // self.workers
 
 
 def plan_budget(workers: int | None, max_memory: int | None, batch_bytes: int) -> Budget:
-    """Divide the memory; fewer workers where it does not hold all of them."""
+    """Divide the memory among the workers, of which there are fewer if it is not enough for all."""
     memory = _memory_budget_bytes(max_memory)
     wanted = workers or usable_cores()
     least_window = 2 * batch_bytes
@@ -55,7 +55,7 @@ def plan_budget(workers: int | None, max_memory: int | None, batch_bytes: int) -
 
 
 def _memory_budget_bytes(max_memory: int | None) -> int:
-    """What was asked for, which must exist, or a share of what is available."""
+    """Return the requested budget, checked to exist, or by default a share of what is available."""
     if max_memory is None:
         return min(available_memory_bytes() // BUDGET_SHARE, MAXIMUM_BUDGET_BYTES)
     smallest = min(memory_limits(), key=lambda limit: limit.total_bytes)

@@ -135,7 +135,7 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
         lines.append(f"{'resuming':<10} after {finished}")
     for line in lines:
         progress.tell(Event("plan", line))
-    check_disk(plan, manifest.tokens)
+    check_disk(plan)
     total = Total(plan.extent.tokens, exact=plan.extent.exact, limit=job.config.max_tokens)
     progress.expect(total, job.source.share_before)
     extent = plan.extent

@@ -9,6 +9,7 @@ shards does not depend on how later bad files are handled.
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
+from fineweb_shards.vocabulary import GPT2
 
 
 def _setting(
@@ -37,7 +39,8 @@ def _setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-_MOST_TOKENS = 8 * 10**12  # a file of 16 TB, the largest on ext4
+_LARGEST_FILE_BYTES = 16 * 10**12  # on ext4
+_MOST_TOKENS = _LARGEST_FILE_BYTES // GPT2.dtype.itemsize
 _LIMITS = {
     "shard_tokens": (1, _MOST_TOKENS),
     "max_tokens": (1, 10**18),
@@ -47,7 +50,7 @@ _LIMITS = {
     "max_outage": (0, 10 * 365 * 86400),
 }
 _MOST_HINTS = {
-    "shard_tokens": "A shard is one file of two bytes a token, and file systems end at about 16 TB.",
+    "shard_tokens": "A shard is one file, and file systems end at about 16 TB.",
     "max_outage": "That is ten years, in seconds.",
 }
 
@@ -147,6 +150,11 @@ class Config:
         "", "command to run at the end, however it ends; it finds the outcome in its environment",
         metavar="COMMAND",
     )  # fmt: skip
+
+    @property
+    def folder(self) -> Path:
+        """The output folder."""
+        return Path(os.path.expanduser(self.out))
 
     def non_default_settings(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, for the log. Without `on_finish`, because its

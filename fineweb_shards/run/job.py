@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,13 +101,13 @@ def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
     most_tokens = layout.most_tokens(layout.dtype(vocabulary))
     if most_tokens is not None and shard_tokens > most_tokens:
         raise UsageError(
-            f"--shard-tokens {shard_tokens}: {layout.name} can't read a file of 2 GiB or more.",
+            f"--shard-tokens {shard_tokens}: {layout.name} can't read a file of more than "
+            f"{layout.largest_bytes:,} bytes.",
             f"Choose at most {most_tokens:,}.",
         )
     default = layout.default_split_rule(shard_tokens)
     split_rule = make_split_rule(config.val_tokens, config.val_ratio, config.val_seed, default)
-    folder = Path(os.path.expanduser(config.out))
-    return OutputSpec(folder, layout, shard_tokens, split_rule, drop, vocabulary)
+    return OutputSpec(config.folder, layout, shard_tokens, split_rule, drop, vocabulary)
 
 
 def pinned_commit(config: Config) -> str | None:
@@ -116,12 +115,11 @@ def pinned_commit(config: Config) -> str | None:
     finished and another dataset or revision is asked for."""
     if not (config.dataset and config.out):
         return None
-    folder = Path(os.path.expanduser(config.out))
-    manifest = load_manifest(folder)
+    manifest = load_manifest(config.folder)
     if manifest is None:
         return None
     same = all(manifest.settings.get(name) == getattr(config, name) for name in ("dataset", "revision"))
-    return manifest.commit if same or holds_shards(folder, manifest) else None
+    return manifest.commit if same or holds_shards(config.folder, manifest) else None
 
 
 def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, notes: list[str]) -> Source:

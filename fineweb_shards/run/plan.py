@@ -112,12 +112,11 @@ def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
     )
 
 
-def check_disk(plan: Plan, done_tokens: int) -> None:
+def check_disk(plan: Plan) -> None:
     """Raise DiskFullError if the disk can't hold the shards. An estimated size is first reduced by 10 %."""
-    if plan.extent.tokens is None:
+    needed, free = plan.output_bytes, plan.free_bytes
+    if needed is None:
         return
-    needed = plan.job.output.shard_format.size_bytes(plan.extent.tokens - done_tokens)
-    free = plan.free_bytes
     about, remark = ("", "") if plan.extent.exact else ("about ", " (an estimate)")
     if free < (needed if plan.extent.exact else needed * _ESTIMATE_TOLERANCE):
         raise DiskFullError(

@@ -1,4 +1,4 @@
-"""Where a run begins: at the folder's manifest, if it was begun with the same input and settings."""
+"""Find where a run begins: behind what the folder's manifest has, if input and settings are the same."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class ReadSettings:
     batch_bytes: int
     skip_bad: bool
     hub: HubRef | None = None
-    vocabulary: Vocabulary = GPT2  # decides where long documents may be cut, and what `token_count` counts
+    vocabulary: Vocabulary = GPT2  # whose tokens FineWeb's `token_count` counts, or not
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ _FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
 class Footer:
     """The values of a footer that are used, checked."""
 
-    column_index: int  # of the text, among the columns as they are stored
     columns: tuple[str, ...]  # to read: the text and, in FineWeb's files, token_count and id
     group_rows: tuple[int, ...]  # the number of rows of each row group
     group_bytes: tuple[int, ...]  # the size of each row group's text
@@ -54,7 +53,7 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
         counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY
         count_columns, note = _find_count_columns(file, schema, text_column) if counted else ((), None)
     columns = (text_column, *count_columns)
-    return Footer(index, columns, rows, sizes, tuple(accumulate(rows, initial=0)), note)
+    return Footer(columns, rows, sizes, tuple(accumulate(rows, initial=0)), note)
 
 
 @contextmanager

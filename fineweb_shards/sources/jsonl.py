@@ -33,6 +33,8 @@ _DECODER = json.JSONDecoder(parse_int=_Number)  # one for all lines, because cre
 
 
 class JsonLinesFormat(TextFormat):
+    """Documents that are the value of a key, one JSON object per line."""
+
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         view = open_view(file)
         try:

@@ -36,6 +36,8 @@ _LARGEST_TOKEN_COUNT = 2**40
 
 
 class ParquetFormat(Format):
+    """Documents that are the rows of a text column."""
+
     batches_at_once = 1  # how many times `batch_bytes` a batch has; more where each needs a request
 
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:

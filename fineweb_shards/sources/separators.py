@@ -25,6 +25,8 @@ class Separator(ABC):
 
 
 class Line(Separator):
+    """Separates at every line end: a line is a document."""
+
     def find_border(self, window: bytes) -> int | None:
         return window.find(b"\n") + 1 or None
 
@@ -34,6 +36,8 @@ class Line(Separator):
 
 
 class BlankLine(Separator):
+    """Separates at one or more empty lines."""
+
     lookback = 3
     _BORDER = re.compile(rb"\n\r?\n")
     _BLANK = re.compile(rb"\r?\n(?:\r?\n)+")
@@ -51,6 +55,8 @@ class BlankLine(Separator):
 
 
 class Literal(Separator):
+    """Separates at every occurrence of a string."""
+
     def __init__(self, text: str) -> None:
         parts = text.replace("\r\n", "\n").encode().split(b"\n")
         # Only the next byte shows whether a CR at the end of the separator is a lone one.
@@ -90,6 +96,8 @@ class Literal(Separator):
 
 
 class WholeFile(Separator):
+    """Separates nowhere: a file is one document."""
+
     def find_border(self, window: bytes) -> int | None:
         return None
 

@@ -43,6 +43,8 @@ class Range:
 
 
 class TextFormat(Format):
+    """Documents of plain text, found by a separator."""
+
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
         self._view: tuple[str, FileView | StreamView] | None = None

@@ -121,11 +121,12 @@ def is_ours(folder: Path, data: bytes) -> bool:
 
 
 def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
-    """Make a manifest from parsed JSON; ValueError if it is damaged, ChangedError if the format is new."""
+    """Make a manifest from parsed JSON; ValueError if it is damaged, ChangedError if the format is unknown."""
     found = get(data, "format", int)
     if found not in _READABLE_FORMATS:
+        readable = " and ".join(map(str, _READABLE_FORMATS))
         raise ChangedError(
-            f"{path}: format {found}; this version of fineweb-shards reads up to {FORMAT_VERSION}.",
+            f"{path}: format {found}; this version of fineweb-shards reads {readable}.",
             "Use the version that made it, or another --out.",
         )
     recorded = data.pop("checksum", None)  # early manifests have none

@@ -45,7 +45,8 @@ def make_mender(vocabulary: Vocabulary = GPT2) -> SeamMender:
 
     def encode(text: str) -> list[int]:
         # With an Encoder, because a window may grow to a length on which tiktoken alone panics.
-        return encoder.encode_documents([text])[0].tolist()  # type: ignore[no-any-return]
+        ids: list[int] = encoder.encode_documents([text])[0].tolist()
+        return ids
 
     return SeamMender(encode, reference.vocabulary.token_bytes)
 
@@ -195,8 +196,8 @@ class Encoder:
                 found = tokens[begin : int(offsets[i + 1])].tolist()
             if found != expected:
                 raise ExactnessError(
-                    f"{self._engine.name} and tiktoken disagree about document {i + 1} of {where} "
-                    f"({_describe(chunk.start)}), which begins {text[:60]!r}."
+                    f"{self._engine.name} and {self.vocabulary.reference} disagree about document {i + 1} of "
+                    f"{where} ({_describe(chunk.start)}), which begins {text[:60]!r}."
                 )
 
 

@@ -82,5 +82,5 @@ def check_engine(encoder: Encoder, name: str, reference: TiktokenEngine) -> None
         if found != expected:
             raise ExactnessError(
                 f"The self-test failed: {name} encodes {text[:40]!r} as {found[:20]}, "
-                f"tiktoken as {expected[:20]}."
+                f"{reference.vocabulary.reference} as {expected[:20]}."
             )

@@ -28,12 +28,12 @@ def load_token_bytes(vocabulary: Vocabulary) -> Vocabulary:
     """Return the same vocabulary with the bytes of its tokens; UsageError if they are not known."""
     if vocabulary.token_bytes:
         return vocabulary
-    try:
-        return _LOADERS[vocabulary]()
-    except KeyError:
+    loader = _LOADERS.get(vocabulary)
+    if loader is None:
         known = ", ".join(one.name for one in _LOADERS)
         raise UsageError(
             f"The vocabulary {vocabulary.name} ({vocabulary.size:,} ids) is not known here, so its tokens "
             "can't be decoded.",
             f"Known are: {known}. `verify`, `export` and the loader work without it.",
-        ) from None
+        )
+    return loader()

@@ -38,7 +38,7 @@ DOCUMENTS = make_documents(400, seed=11)
 EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 # Every place where the package starts threads, each with a test below or, for the monitor, in
-# tests/seen/test_monitor.py.
+# tests/watching/test_monitor.py.
 INVENTORY = {
     "executors/local/producer.py": 1,
     "executors/local/watchdog.py": 1,

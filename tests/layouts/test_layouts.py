@@ -153,7 +153,7 @@ def test_damage_in_a_growing_file_is_found(tmp_path: Path) -> None:
         ({"val_ratio": 1.5}, "from 0 to below 1"),
         ({"val_ratio": -0.1}, "from 0 to below 1"),
         ({"layout": "nanogpt", "last_shard": "drop"}, "no last shard"),
-        ({"layout": "llm.c", "shard_tokens": 2**30}, "2 GiB"),
+        ({"layout": "llm.c", "shard_tokens": 2**30}, "2,147,483,647 bytes"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(

@@ -94,6 +94,7 @@ def test_without_proc_psutil_tells(monkeypatch: pytest.MonkeyPatch, exists: bool
     pid = os.getpid() if exists else 2**30
     proc = (machine.process_memory_bytes(pid), machine.process_life(pid))
     monkeypatch.setattr(machine, "_read_lines", lambda path: [])
+    monkeypatch.setattr(sys, "platform", "darwin")
     size, life = machine.process_memory_bytes(pid), machine.process_life(pid)
     if not exists:
         assert (size, life) == (None, None)
@@ -110,6 +111,18 @@ def test_without_proc_psutil_tells(monkeypatch: pytest.MonkeyPatch, exists: bool
 def test_the_machine_has_as_much_memory_as_psutil_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Total and available, wherever this runs: no guess."""
     monkeypatch.setattr(machine, "_read_lines", lambda path: [])
+    monkeypatch.setattr(sys, "platform", "darwin")
     (limit,) = machine.memory_limits()
     assert limit.total_bytes == psutil.virtual_memory().total
     assert 0 < limit.available_bytes <= limit.total_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere psutil is installed with the package")
+def test_linux_needs_no_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not installed there: of a process that has ended, or without /proc, nothing is known."""
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert (machine.process_memory_bytes(2**30), machine.process_life(2**30)) == (None, None)
+    assert machine.available_memory_bytes() > 0
+    monkeypatch.setattr(machine, "_read_lines", lambda path: [])
+    assert (machine.process_memory_bytes(os.getpid()), machine.process_life(os.getpid())) == (None, None)
+    assert machine.available_memory_bytes() > 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def list_dataset(
     infos: dict[str, Any] = {}
     for first in range(0, len(paths), _PATHS_AT_ONCE):
         some = paths[first : first + _PATHS_AT_ONCE]
-        infos |= {info.path: info for info in retrier.call(lambda some=some: describe(some))}  # type: ignore[misc]
+        infos |= {info.path: info for info in retrier.call(partial(describe, some))}
     missing = [path for path in paths if path not in infos]
     if missing:
         raise HubError(f"dataset {dataset}: {missing[0]} is listed but not there.")

@@ -26,6 +26,8 @@ _END = object()
 
 
 class HubRowsFormat(JsonLinesFormat):
+    """Rows of a dataset that is not parquet, streamed by `datasets`."""
+
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
         open_session(self.retrier)
