@@ -121,7 +121,7 @@ def is_ours(folder: Path, data: bytes) -> bool:
 
 
 def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
-    """Make a manifest from parsed JSON; ValueError if it is damaged, ChangedError if the format is unknown."""
+    """Make a manifest from parsed JSON; ValueError if damaged, ChangedError if the format is unknown."""
     found = get(data, "format", int)
     if found not in _READABLE_FORMATS:
         readable = " and ".join(map(str, _READABLE_FORMATS))
