@@ -11,7 +11,7 @@ from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.run.job import make_job, pinned_commit
 from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan
-from fineweb_shards.run.plan_text import short_rows, show_estimate, warning_lines
+from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.run.separator_preview import document_rows
 from fineweb_shards.store.manifest import Manifest
@@ -64,7 +64,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     lines = [f"{name:<10} {text}" for name, text in rows]
     if config.input and any(file.is_pipe for file in plan.job.source.files):
         lines.append("           (standard input can only be read once: its content is not looked at)")
-    return lines + warning_lines(plan)
+    return lines + plan_warning_lines(plan)
 
 
 def verdict_on(manifest: Manifest | None, *, held: bool) -> str:

@@ -32,7 +32,7 @@ from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.output import Output, open_folder
-from fineweb_shards.store.quarantine import describe, write_quarantine
+from fineweb_shards.store.quarantine import describe_document, write_quarantine
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.disk import Disk
@@ -198,7 +198,7 @@ def report_problems(
             progress.tell(Event("note", f"note: {problem}"))
         for document in block.quarantined:
             quarantined.append(document)
-            progress.tell(Event("quarantine", f"quarantined: {describe(document, names)}"))
+            progress.tell(Event("quarantine", f"quarantined: {describe_document(document, names)}"))
         if block.quarantined:
             disk.attempt(lambda: write_quarantine(job.folder, quarantined, names))
         yield block

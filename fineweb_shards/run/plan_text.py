@@ -11,10 +11,10 @@ def short_lines(plan: Plan) -> list[str]:
     """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text
     is split into documents, because later nothing shows it."""
     rows = [*short_rows(plan), *(plan.separator_preview.rows() if plan.separator_preview else [])]
-    return [f"{name:<10} {text}" for name, text in rows] + warning_lines(plan)
+    return [f"{name:<10} {text}" for name, text in rows] + plan_warning_lines(plan)
 
 
-def warning_lines(plan: Plan) -> list[str]:
+def plan_warning_lines(plan: Plan) -> list[str]:
     """Return warnings about problems that the loader of the files will have, as far as the plan can tell."""
     job, extent = plan.job, plan.extent
     warnings = stray_warnings(job.folder, job.layout)

@@ -25,7 +25,7 @@ def write_quarantine(folder: Path, documents: Sequence[Quarantined], names: Sequ
     write_file(work / FILE_NAME, "".join(lines).encode(), work)
 
 
-def describe(document: Quarantined, names: Sequence[str]) -> str:
+def describe_document(document: Quarantined, names: Sequence[str]) -> str:
     """Return a phrase about a quarantined document, for the log."""
     place = f"row {document.row:,}" if document.row is not None else f"position {document.position:,}"
     called = f" ({document.id})" if document.id else ""
