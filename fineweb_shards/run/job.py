@@ -107,7 +107,7 @@ def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
         )
     default = layout.default_split_rule(shard_tokens)
     split_rule = make_split_rule(config.val_tokens, config.val_ratio, config.val_seed, default)
-    return OutputSpec(config.folder, layout, shard_tokens, split_rule, drop, vocabulary)
+    return OutputSpec(config.folder, layout, vocabulary, shard_tokens, split_rule, drop)
 
 
 def pinned_commit(config: Config) -> str | None:

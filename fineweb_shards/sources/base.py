@@ -14,7 +14,7 @@ from fineweb_shards.errors import BadFileError
 from fineweb_shards.events import Observer
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
-from fineweb_shards.vocabulary import GPT2, Vocabulary
+from fineweb_shards.vocabulary import Vocabulary
 
 STANDARD_INPUT = "-"
 _EXPECTED_FILES = 3  # the current one and the next two
@@ -41,8 +41,8 @@ class ReadSettings:
     separator: str
     batch_bytes: int
     skip_bad: bool
+    vocabulary: Vocabulary  # whose tokens FineWeb's `token_count` counts, or not
     hub: HubRef | None = None
-    vocabulary: Vocabulary = GPT2  # whose tokens FineWeb's `token_count` counts, or not
 
 
 @dataclass(frozen=True, slots=True)

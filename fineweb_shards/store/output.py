@@ -23,7 +23,7 @@ from fineweb_shards.store.writer import ShardWriter
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.types import SPLITS, Counts, ShardRecord, ShardSlice, Split
-from fineweb_shards.vocabulary import GPT2, Vocabulary
+from fineweb_shards.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class OutputSpec:
 
     folder: Path
     layout: Layout
+    vocabulary: Vocabulary
     shard_tokens: int
     split_rule: SplitRule
     drop_short: bool = False  # delete a last training shard that is not full
-    vocabulary: Vocabulary = GPT2
 
     @property
     def shard_format(self) -> ShardFormat:

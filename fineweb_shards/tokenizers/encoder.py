@@ -27,7 +27,7 @@ from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Counts, Cursor, EncodedBlock, Places, TextChunk, Tokens, id_of
-from fineweb_shards.vocabulary import GPT2, Vocabulary
+from fineweb_shards.vocabulary import Vocabulary
 
 PASSAGE_BYTES = 256 * 1024
 _CUT_WINDOW_BYTES = 64 * 1024
@@ -38,7 +38,7 @@ SAMPLE_BYTES = 16 * 1024
 
 
 @cache
-def make_mender(vocabulary: Vocabulary = GPT2) -> SeamMender:
+def make_mender(vocabulary: Vocabulary) -> SeamMender:
     """Return the SeamMender of this process; threads may share it, because nothing in it changes."""
     reference = TiktokenEngine(load_token_bytes(vocabulary))
     encoder = Encoder(reference, reference, eot_first=True, seed=0)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import inline
@@ -28,6 +29,7 @@ from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
+from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.screen import Screen
 
 LARGE_SHARD_SIZES = [1_000_000, 777_777, 10**9]
@@ -53,7 +55,7 @@ def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, e
         for batch_bytes in (1024, 10_000, 10**8):
             source = _with_batches(job.source, batch_bytes)
             encoded = list(executor.encode(source.batches(runs.START)))
-            blocks = list(stitch(encoded, make_mender, runs.START))
+            blocks = list(stitch(encoded, partial(make_mender, GPT2), runs.START))
             for shard_tokens in SMALL_SHARD_SIZES:
                 shards = [[]]
                 for part in pack(Packer(shard_tokens), blocks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import EncodedBlock
+from fineweb_shards.vocabulary import GPT2
 
 HEALTHY = [text for text in make_documents(60, seed=51) if text]
 DRIVER = Path(__file__).parent / "poison_driver.py"
@@ -62,7 +64,9 @@ def hunt(folder: Path, monkeypatch: pytest.MonkeyPatch, kills: int) -> Path:
 
 
 def stream_of(blocks: list[EncodedBlock]) -> list[int]:
-    return np.concatenate([block.tokens for block in stitch(blocks, make_mender, runs.START)]).tolist()  # type: ignore[no-any-return]
+    return np.concatenate(
+        [block.tokens for block in stitch(blocks, partial(make_mender, GPT2), runs.START)]
+    ).tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.promise(9)

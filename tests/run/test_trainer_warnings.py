@@ -20,6 +20,7 @@ from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, s
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.output import OutputSpec
 from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.vocabulary import GPT2
 
 DOCUMENTS = make_documents(60, seed=7)
 TOKENS = len(reference.stream(DOCUMENTS))
@@ -97,7 +98,7 @@ def test_what_is_expected_is_what_comes(
         chosen = {"val_ratio": float(split_rule.val_ratio)}
     manifest = runs.build_inline(tmp_path, source, layout=layout, shard_tokens=shard_tokens, **chosen)
     found = list_files(manifest.shards)
-    spec = OutputSpec(tmp_path, LAYOUTS[layout], shard_tokens, split_rule)
+    spec = OutputSpec(tmp_path, LAYOUTS[layout], GPT2, shard_tokens, split_rule)
     expected = expect_files(spec, TOKENS, len(DOCUMENTS), exact=True)
     if split_rule.val_ratio:
         assert sum(file.tokens for file in expected) == TOKENS
@@ -109,11 +110,11 @@ def test_what_is_expected_is_what_comes(
 
 def test_a_forecast_says_nothing_about_what_it_can_not_know(tmp_path: Path) -> None:
     """Where the last shard ends, where tokens are only estimated; and no list of a billion shards."""
-    spec = OutputSpec(tmp_path, LAYOUTS["build-nanogpt"], 10**6, SplitRule(val_tokens=10**6))
+    spec = OutputSpec(tmp_path, LAYOUTS["build-nanogpt"], GPT2, 10**6, SplitRule(val_tokens=10**6))
     for tokens in (3_000_001, 3_900_000):
         assert reader_warnings(spec, expect_files(spec, tokens, 5000, exact=False)) == []
     assert len(reader_warnings(spec, expect_files(spec, 3_000_001, 5000, exact=True))) == 1
-    tiny = OutputSpec(tmp_path, LAYOUTS["plain"], 1, SplitRule())
+    tiny = OutputSpec(tmp_path, LAYOUTS["plain"], GPT2, 1, SplitRule())
     assert expect_files(tiny, 10**10, 10**7, exact=True) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def test_the_stitcher_moves_them_at_seams(tmp_path: Path, eot_first: bool, batch
     encoder = runs.encoder(eot_first=eot_first)
     encoded = list(InlineExecutor(source, encoder).encode(source.batches(runs.START)))
     assert any(block.seam for block in encoded)
-    blocks = list(stitch(encoded, make_mender, runs.START))
+    blocks = list(stitch(encoded, partial(make_mender, GPT2), runs.START))
     for block in blocks:
         check(block)
     assert sum(len(block.eots) for block in blocks) == len(parts)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, make_mender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Counts, Cursor
+from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
 
@@ -63,7 +64,7 @@ def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Coun
     """The token stream of an input and its counts, without a folder: nothing is written or synced."""
     job = job_of(Path("unused"), *inputs, **settings)
     executor = InlineExecutor(job.source, encoder())
-    blocks = list(stitch(executor.encode(job.source.batches(START)), make_mender, START))
+    blocks = list(stitch(executor.encode(job.source.batches(START)), partial(make_mender, GPT2), START))
     tokens = [token for block in blocks for token in block.tokens.tolist()]
     return tokens, sum((block.counts for block in blocks), Counts())
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fineweb_shards.tokenizers import cuts, encoder
 from fineweb_shards.tokenizers.ranks import load_ranks, token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
+from fineweb_shards.vocabulary import GPT2
 
 ALPHABET = [*"ab'strelvmd 9!\n\r\t-=", "  ", "你", "，", "é", "\u0301", "\u3000", "\x85", "\u180e"]
 ALPHABET += ["\ufffd", "\0", "🙂", "'s", "'ll", " '", "aaaa", "    "]
@@ -125,7 +126,7 @@ def check_run_of_line_ends(left_count: int, right_count: int) -> None:
     left, right = "x" + "\n" * left_count, "\n" * right_count + "a"
     pieces, offsets = runs.encoder("auto").encode_documents([left, right])
     first, second = pieces[: offsets[1]], pieces[offsets[1] :]
-    mend = encoder.make_mender().mend(first, second, left_is_whole=True)
+    mend = encoder.make_mender(GPT2).mend(first, second, left_is_whole=True)
     joined = [*first[: len(first) - mend.left_tokens].tolist(), *mend.middle.tolist()]
     assert [*joined, *second[mend.right_tokens :].tolist()] == tokens.tolist()
 
