@@ -71,7 +71,8 @@ class Batch:
     size_bytes: int  # of text, possibly estimated; bounds how much is in flight
     starts_mid_document: bool = False  # begins inside a document: no EOT in front
     ends_mid_document: bool = False  # the next batch begins inside a document
-    seam: bool = False  # begins at a cut that may have torn a token: see tokenizers/seams.py
+    starts_at_seam: bool = False  # begins at a cut that may have torn a token: see tokenizers/seams.py
+    ends_at_seam: bool = False  # the next batch begins at such a cut
     rows: tuple[int, int] | None = None  # in parquet: only these rows of a large row group
     separator: str = ""  # in text: what separates documents, if it was detected and not given
     payload: bytes | None = None
@@ -92,7 +93,8 @@ class TextChunk:
     end: Cursor | None
     starts_mid_document: bool = False  # the first "document" is the rest of one that began earlier
     ends_mid_document: bool = False  # the last document continues in the next chunk
-    seam: bool = False
+    starts_at_seam: bool = False
+    ends_at_seam: bool = False
     counts: Counts = Counts()
     problems: tuple[str, ...] = ()  # sentences for the log
     origins: tuple[Origin, ...] = ()
@@ -154,7 +156,8 @@ class EncodedBlock:
     end: Cursor | None
     tokens: Tokens
     eots: Places  # where `tokens` has its EOTs: noted by the encoder, so that no later stage searches
-    seam: bool = False
+    starts_at_seam: bool = False
+    ends_at_seam: bool = False
     counts: Counts = Counts()
     problems: tuple[str, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()

@@ -24,7 +24,7 @@ def replace_unreadable(source: Source, task: Task, death: Death) -> EncodedBlock
     )
     # Skip it only if a resume can start after it; otherwise a resume might find the batch readable.
     whole = batch.rows is None and not (
-        batch.starts_mid_document or batch.ends_mid_document or batch.seam or task.received
+        batch.starts_mid_document or batch.ends_mid_document or batch.starts_at_seam or task.received
     )
     if task.stuck or not (source.settings.skip_bad and whole):  # stuck: a disk may have been away for a while
         return WorkerError(sentence)

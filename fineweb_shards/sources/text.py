@@ -38,7 +38,8 @@ class Range:
     end: int
     starts_mid_document: bool = False
     ends_mid_document: bool = False
-    seam: bool = False
+    starts_at_seam: bool = False
+    ends_at_seam: bool = False
     problem: str | None = None  # why the range is left out
 
 
@@ -83,11 +84,12 @@ class TextFormat(Format):
         start = Cursor(batch.file, batch.position, starts_mid_document=batch.starts_mid_document)
         yield TextChunk(
             documents,
-            None if batch.seam else start,
+            None if batch.starts_at_seam else start,
             Cursor(batch.file, batch.end, starts_mid_document=batch.ends_mid_document),
             starts_mid_document=batch.starts_mid_document,
             ends_mid_document=batch.ends_mid_document,
-            seam=batch.seam,
+            starts_at_seam=batch.starts_at_seam,
+            ends_at_seam=batch.ends_at_seam,
             counts=Counts(text_bytes, replaced_characters=replaced),
         )
 
@@ -179,7 +181,8 @@ def batches_of(
             size,
             starts_mid_document=part.starts_mid_document,
             ends_mid_document=part.ends_mid_document and damage is None,
-            seam=part.seam,
+            starts_at_seam=part.starts_at_seam,
+            ends_at_seam=part.ends_at_seam and damage is None,
             separator=separator,
             payload=payload,
             broken_off=broken_off,
@@ -205,7 +208,7 @@ def find_ranges(
     seam = False
     while view.read_at(start, 1):
         end, ends_mid_document, next_seam = _find_end(view, separator, start, batch_bytes)
-        yield Range(start, end, starts_mid_document, ends_mid_document, seam)
+        yield Range(start, end, starts_mid_document, ends_mid_document, seam, next_seam)
         start, starts_mid_document, seam = end, ends_mid_document, next_seam
 
 

@@ -41,7 +41,7 @@ def mend_seams(
     """
     held: EncodedBlock | None = None
     for block in blocks:
-        if not block.seam:
+        if not block.starts_at_seam:
             if held is not None:
                 yield held
             held = block
@@ -52,11 +52,11 @@ def mend_seams(
         assert held is not None, "a stream can't begin with a seam"
         left_start = int(held.eots[-1]) + 1 if len(held.eots) else 0
         right_end = int(block.eots[0]) if len(block.eots) else len(block.tokens)
-        whole = left_start > 0 or not held.seam  # the left side begins where a piece begins
+        whole = left_start > 0 or not held.starts_at_seam  # the left side begins where a piece begins
         left, right = held.tokens[left_start:], block.tokens[:right_end]
         if not len(left) or not len(right):  # one side was quarantined: there is nothing to repair
             yield replace(held, end=None)
-            held = replace(block, start=None, seam=False)
+            held = replace(block, start=None, starts_at_seam=False)
             continue
         mend = get_mender().mend(left, right, left_is_whole=whole)
         keep = len(held.tokens) - mend.left_tokens
@@ -64,6 +64,6 @@ def mend_seams(
         yield replace(held, tokens=held.tokens[:keep], end=None)  # its last EOT is before `left`
         joined = np.concatenate([mend.middle, block.tokens[mend.right_tokens :]])
         moved = block.eots + (len(mend.middle) - mend.right_tokens)  # all of them come after `right`
-        held = replace(block, tokens=joined, eots=moved, start=None, seam=not whole)
+        held = replace(block, tokens=joined, eots=moved, start=None, starts_at_seam=not whole)
     if held is not None:
         yield held

@@ -106,7 +106,8 @@ class Encoder:
             end=chunk.end,
             tokens=block,
             eots=eots,
-            seam=chunk.seam,
+            starts_at_seam=chunk.starts_at_seam,
+            ends_at_seam=chunk.ends_at_seam,
             counts=chunk.counts + Counts(token_count_mismatches=len(wrong)),
             problems=(*chunk.problems, *wrong),
         )

@@ -87,7 +87,7 @@ def test_the_stitcher_moves_them_at_seams(tmp_path: Path, eot_first: bool, batch
     source = type(source)(source.files, {k: type(f)(settings) for k, f in source.formats.items()}, settings)
     encoder = runs.encoder(eot_first=eot_first)
     encoded = list(InlineExecutor(source, encoder).encode(source.batches(runs.START)))
-    assert any(block.seam for block in encoded)
+    assert any(block.starts_at_seam for block in encoded)
     blocks = list(stitch(encoded, partial(make_mender, GPT2), runs.START))
     for block in blocks:
         check(block)

@@ -32,9 +32,9 @@ def test_a_run_cut_at_seams_is_the_run() -> None:
     parts = [text[:40], text[40:61], text[61:62], text[62:]]
     blocks = [
         encoded(parts[0], eot=True, start=Cursor(0, 0), end=Cursor(0, 40, starts_mid_document=True)),
-        encoded(parts[1], start=None, end=Cursor(0, 61, starts_mid_document=True), seam=True),
-        encoded(parts[2], start=None, end=Cursor(0, 62, starts_mid_document=True), seam=True),
-        encoded(parts[3], start=None, end=Cursor(0, 101), seam=True),
+        encoded(parts[1], start=None, end=Cursor(0, 61, starts_mid_document=True), starts_at_seam=True),
+        encoded(parts[2], start=None, end=Cursor(0, 62, starts_mid_document=True), starts_at_seam=True),
+        encoded(parts[3], start=None, end=Cursor(0, 101), starts_at_seam=True),
     ]
     found = stitched(*blocks)
     tokens = [token for block in found for token in block.tokens.tolist()]
@@ -52,7 +52,7 @@ def test_a_seam_touches_only_its_own_document() -> None:
     behind = np.array([*reference.encode("bbbb"), *EOT, 3, 4], np.uint16)
     end = Cursor(0, 9, starts_mid_document=True)
     left = EncodedBlock(Cursor(0, 0), end, before, GPT2.find_eots(before))
-    right = EncodedBlock(None, Cursor(0, 20), behind, GPT2.find_eots(behind), seam=True)
+    right = EncodedBlock(None, Cursor(0, 20), behind, GPT2.find_eots(behind), starts_at_seam=True)
     tokens = [token for block in stitched(left, right) for token in block.tokens.tolist()]
     assert tokens == [*EOT, 1, 2, *EOT, *reference.encode("bbbbbbb"), *EOT, 3, 4]
 
