@@ -83,6 +83,10 @@ class OutputError(ShardError):
     hint = "Check --out."
 
 
+class OutOfNumbersError(OutputError):
+    """The numbers in the names of a folder's shards have too few digits for the next one."""
+
+
 class DiskFullError(OutputError):
     """No space is left for the shard being written."""
 

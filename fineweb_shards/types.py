@@ -1,7 +1,10 @@
 """Define the values that pass between the stages of a run. They hold data only; the stages do the work.
 
-Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► ShardSlice ──► ShardRecord
-source    worker reads  worker encodes   stitcher       packer         writer, manifest
+Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► ShardSlice ──► Placement ──► ShardRecord
+source    worker reads  worker encodes   stitcher       packer         output        manifest
+
+The tokens themselves stay with the worker that made them (`KeptTokens`), until it writes them where a
+placement says.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.integer[Any]]  # ids, as wide as the vocabulary or the file they come from makes them
 Places = NDArray[np.int64]  # positions in an array of tokens, ascending
+Ranges = NDArray[np.int64]  # rows (begin, end) of positions in an array of tokens, ascending
 Dtype = np.dtype[np.integer[Any]]
 Split = Literal["val", "train"]
 SPLITS: tuple[Split, Split] = ("val", "train")
@@ -149,12 +153,24 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The tokens of a block that stay with the worker that made them. Elsewhere their number is known."""
+
+    batch: int  # its number in the order of the stream
+    block: int  # its number in the batch
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedBlock:
-    """The tokens of one chunk, with EOTs, as a worker sends them to the parent."""
+    """The tokens of one chunk, with EOTs. The worker keeps them, unless the block has a seam at an end."""
 
     start: Cursor | None
     end: Cursor | None
-    tokens: Tokens
+    tokens: Tokens | KeptTokens
     eots: Places  # where `tokens` has its EOTs: noted by the encoder, so that no later stage searches
     starts_at_seam: bool = False
     ends_at_seam: bool = False
@@ -163,9 +179,10 @@ class EncodedBlock:
     quarantined: tuple[Quarantined, ...] = ()
 
     @property
-    def size_bytes(self) -> int:
-        """The memory that its arrays take."""
-        return self.tokens.nbytes + self.eots.nbytes
+    def array(self) -> Tokens:
+        """The tokens of a block that has them: where it was encoded, and at seams."""
+        assert not isinstance(self.tokens, KeptTokens), "its tokens stay with the worker that made them"
+        return self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,25 +191,35 @@ class TokenBlock:
 
     start: Cursor
     end: Cursor
-    tokens: Tokens
+    tokens: Tokens | KeptTokens
     eots: Places
     counts: Counts = Counts()
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSlice:
-    """Tokens to append to a file, and the place in the stream that follows them.
+    """The tokens of a block to append to a file, and the place in the stream that follows them.
 
     At a `checkpoint` the slices handed out so far, of both splits, hold everything before `end`.
     """
 
-    tokens: Tokens
-    documents: int  # number of EOTs in `tokens`
+    ranges: Ranges  # positions in the block's tokens
+    tokens: int  # number of tokens in the ranges
+    documents: int  # number of EOTs in the ranges
     counts: Counts
     end: Cursor
     split: Split = "train"
     checkpoint: bool = False  # record in the manifest what is written so far
     fills_shard: bool = False  # this slice is the last of its file
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where tokens of a block belong: the ranges, one after the other, from byte `offset` of a file on."""
+
+    path: str
+    offset: int
+    ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,50 @@
-"""Define the interface of an executor: it takes batches and yields their blocks in the same order.
+"""Define the two interfaces of the data plane: who encodes batches, and who writes and reads files of tokens.
 
-Where the work is done is up to the implementation; `local/` uses worker processes on this machine. The rules
-that all executors share (order, window, retries, quarantine) are in schedule.py.
+The control plane (run/, stream/, store/) decides what belongs where and in which order, and handles lengths,
+borders and cursors only. The data plane holds the tokens. Where its work is done is up to the implementation:
+`local/` uses worker processes on this machine, in_process.py this process. The rules that all executors share
+(order, window, retries, quarantine) are in schedule.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Self, TypeVar
 
-from fineweb_shards.types import Batch, EncodedBlock
+from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Tokens
+
+Result = TypeVar("Result")
 
 
-class Executor(ABC):
+class DataPlane(ABC):
+    """Writes tokens into files, and does other work on files, while the caller goes on.
+
+    A failure (a disk that stays full, an I/O error) is raised by whichever method is called next.
+    """
+
+    @abstractmethod
+    def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+        """Write ranges of a block's tokens where they belong; each placement has a future. After that the
+        tokens are gone: a block is placed once, with all its placements, even if it has none."""
+
+    @abstractmethod
+    def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
+        """Call a module's function, perhaps in another process, and more than once if a worker dies."""
+
+    @abstractmethod
+    def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
+        """Wait until something is done, and return its result; TimeoutError if it takes too long. Only this
+        waits: a future's own `result` would block the thread that has to do the work."""
+
+    @property
+    @abstractmethod
+    def workers(self) -> int:
+        """The number of workers that exist now."""
+
+
+class Executor(DataPlane):
     """Tokenizes for one run. As a context manager it starts its workers on entry and ends them on exit."""
 
     def __enter__(self) -> Self:
@@ -23,13 +54,9 @@ class Executor(ABC):
         """End every worker, even in the middle of its work."""
 
     @abstractmethod
-    def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
-        """Yield the blocks of all batches, in the batches' order."""
-
-    @property
-    @abstractmethod
-    def workers(self) -> int:
-        """The number of workers that exist now."""
+    def encode(self, batches: Iterator[Batch]) -> Generator[EncodedBlock]:
+        """Yield the blocks of all batches, in the batches' order. Each has to be placed, unless it brings its
+        tokens. If the generator is closed, batches that were not yielded yet are dropped."""
 
     @property
     @abstractmethod

@@ -8,10 +8,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from fineweb_shards.events import Observer
 from fineweb_shards.executors.one_by_one import encode_one_by_one, holds_any
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.token_writer import TokenWriter
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.sources.base import Source
+from fineweb_shards.system.disk import Disk
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.selftest import check_engine
@@ -27,13 +32,19 @@ class WorkerSpec:
 
     source: Source
     engine: str
-    eot_first: bool
     seed: int
+    shard_format: ShardFormat  # of the files to write
+    folder: Path  # the output folder
+    max_outage_seconds: int  # how long to wait for space on a full disk
 
     @property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary to encode with, without the bytes of its tokens: the worker loads them itself."""
-        return self.source.settings.vocabulary
+        return self.shard_format.vocabulary
+
+    def make_writer(self, observer: Observer) -> TokenWriter:
+        """Return the writer of a process that has tokens."""
+        return TokenWriter(self.shard_format, Disk(self.folder, self.max_outage_seconds, observer))
 
     def make_encoder(self) -> Encoder:
         """Return the worker's encoder after it has passed the self-test."""
@@ -41,15 +52,17 @@ class WorkerSpec:
         reference = TiktokenEngine(vocabulary)
         engine_class = resolve_engine(self.engine)
         engine = reference if engine_class is TiktokenEngine else engine_class(vocabulary)
-        encoder = Encoder(engine, reference, eot_first=self.eot_first, seed=self.seed)
+        eot_first = self.shard_format.layout.eot_first
+        encoder = Encoder(engine, reference, eot_first=eot_first, seed=self.seed)
         check_engine(encoder, engine.name, reference)
         return encoder
 
 
 def encode_batch(
     source: Source, encoder: Encoder, order: WorkOrder, announce: Callable[[Quarantined], None]
-) -> Iterator[EncodedBlock]:
-    """Yield a block for each chunk of a batch. `announce` gets each document that is encoded on its own."""
+) -> Iterator[tuple[int, EncodedBlock]]:
+    """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce`
+    gets each document that is encoded on its own."""
     name = source.files[order.batch.file].name
     for number, chunk in enumerate(source.chunks(order.batch)):
         if number < order.first_block:
@@ -60,4 +73,4 @@ def encode_batch(
                 block = encoder.encode(chunk, name)
         if block is None:
             block = encode_one_by_one(chunk, name, encoder, order, announce, source.settings.batch_bytes)
-        yield block
+        yield number, block

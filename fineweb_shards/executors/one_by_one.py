@@ -65,7 +65,7 @@ def encode_one_by_one(
         except UnencodableError as error:
             quarantined.append(replace(document, cause=str(error)))
             blocks.append(encoder.encode(_emptied(part), where))
-    whole = join_spans([nothing, *(Span(block.tokens, block.eots) for block in blocks)])
+    whole = join_spans([nothing, *(Span(block.array, block.eots) for block in blocks)])
     return EncodedBlock(
         start=chunk.start,
         end=chunk.end,

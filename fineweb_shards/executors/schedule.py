@@ -1,8 +1,10 @@
 """Decide which worker gets which batch, and put the blocks in order: the rules that all executors share.
 
 - Batches are given out in order, finish in any order, and their blocks come out in order.
-- The bytes in flight are bounded: a new batch starts only while the others hold less than the window.
-- If a worker is gone, others do its batches again, except for the blocks that have already arrived.
+- The tokens of a block stay with the worker that made them, until that worker has written them.
+- The bytes in flight are bounded: a new batch starts only while those that are not written yet hold less than
+  the window.
+- If a worker is gone, others do its batches again, from the first block that is not written.
 - If a batch crashes workers, the document responsible is found (task.py) and quarantined. A copy of it later
   in the stream must be left out, too, or the output would depend on how far other workers had come:
   therefore all later batches start over.
@@ -16,12 +18,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.exit_cause import Death
-from fineweb_shards.executors.task import Task, WorkOrder
-from fineweb_shards.types import Batch, EncodedBlock, Quarantined
+from fineweb_shards.executors.task import Task, WorkOrder, WriteOrder
+from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Quarantined
 
 # If more documents than this crash their workers, the documents are not the cause, and the run stops.
 MAXIMUM_QUARANTINED = 100
@@ -31,8 +34,17 @@ Worker = TypeVar("Worker", bound=Hashable)
 ReplaceUnreadable = Callable[[Task, Death], EncodedBlock | WorkerError]
 
 
+@dataclass
+class _Load:
+    """What one worker has to do."""
+
+    tasks: deque[Task] = field(default_factory=deque)  # it is encoding the first of them
+    kept: int = 0  # blocks whose tokens it has
+    ordered: int = 0  # of these, how many it was told to write
+
+
 class Schedule(Generic[Worker]):
-    """All batches that are listed and not yet output. `quarantined`: documents left out by earlier runs."""
+    """All batches that are listed and not yet written. `quarantined`: documents left out by earlier runs."""
 
     def __init__(
         self,
@@ -44,9 +56,12 @@ class Schedule(Generic[Worker]):
         self._window_bytes = window_bytes
         self._queued_batches = queued_batches  # the most that one worker may have
         self._replace_unreadable = replace_unreadable
-        self._tasks: deque[Task] = deque()  # in order; the first is output next
-        self._pending: deque[Task] = deque()  # in order; not done, and no worker has them
-        self._held: dict[Worker, deque[Task]] = {}  # each worker's batches; it is encoding the first of them
+        self._tasks: deque[Task] = deque()  # in order, not yet output; the first is output next
+        self._pending: deque[Task] = deque()  # in order; to be encoded, and no worker has them
+        self._unfinished: dict[int, tuple[Task, Worker | None]] = {}  # by number: with the worker that has it
+        self._loads: dict[Worker, _Load] = {}
+        self._alone: set[Task] = set()  # to be tried while no other worker has work
+        self.in_flight_bytes = 0  # the size of all batches that are not yet written
         self._batches = 0  # added so far
         self._new_quarantined = 0  # documents quarantined in this run
         self._skip_digests: dict[int, frozenset[str]] = {}  # digests of quarantined documents, by file number
@@ -59,23 +74,18 @@ class Schedule(Generic[Worker]):
         return not self._tasks
 
     @property
-    def in_flight_bytes(self) -> int:
-        """The size of all batches that are not yet output."""
-        return sum(task.batch.size_bytes for task in self._tasks)
-
-    @property
     def tries_alone(self) -> bool:
         """Whether a batch has to be tried while no other worker has work: one worker is then enough."""
-        return any(task.alone and not task.done for task in self._tasks)
+        return any(not task.done for task in self._alone)
 
     # Giving out batches
 
     @property
     def needs_batch(self) -> bool:
         """Whether a new batch, if there is one, could be given to a worker now."""
-        if self._pending or any(task.alone for task in self._held_tasks()):
+        if self._pending or self._is_alone():
             return False
-        return not self._tasks or self.in_flight_bytes < self._window_bytes
+        return not self._unfinished or self.in_flight_bytes < self._window_bytes
 
     def add(self, batch: Batch) -> None:
         """Add the next batch of the stream."""
@@ -83,61 +93,106 @@ class Schedule(Generic[Worker]):
         self._batches += 1
         self._tasks.append(task)
         self._pending.append(task)
+        self._unfinished[task.number] = task, None
+        self.in_flight_bytes += batch.size_bytes
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
         """Return the worker with the fewest batches; None if even that one has as many as allowed."""
-        worker = min(workers, key=self._count_held, default=None)
-        return worker if worker is not None and self._count_held(worker) < self._queued_batches else None
+        worker = min(workers, key=self._count_tasks, default=None)
+        return worker if worker is not None and self._count_tasks(worker) < self._queued_batches else None
 
     def give_next(self, worker: Worker) -> WorkOrder | None:
         """Give a worker the next batch that no worker has; None if there is none, or if it has to wait."""
         if not self._pending or self._must_wait(self._pending[0]):
             return None
         task = self._pending.popleft()
-        self._held.setdefault(worker, deque()).append(task)
+        self._load(worker).tasks.append(task)
+        self._unfinished[task.number] = task, worker
         return task.order(self._skip_digests.get(task.batch.file, frozenset()))
 
     def has_work(self, worker: Worker) -> bool:
-        """Return whether a worker has a batch that is not done."""
-        return self._count_held(worker) > 0
+        """Return whether a worker has a batch to encode, or a block to write."""
+        load = self._loads.get(worker)
+        return load is not None and bool(load.tasks or load.ordered)
 
-    def _count_held(self, worker: Worker) -> int:
-        return len(self._held.get(worker, ()))
+    def keeps_any(self, worker: Worker) -> bool:
+        """Return whether a worker has work, or tokens that will have to be written."""
+        return self.has_work(worker) or (worker in self._loads and self._loads[worker].kept > 0)
 
-    def _held_tasks(self) -> Iterator[Task]:
-        return (task for held in self._held.values() for task in held)
+    def _load(self, worker: Worker) -> _Load:
+        return self._loads.setdefault(worker, _Load())
+
+    def _count_tasks(self, worker: Worker) -> int:
+        load = self._loads.get(worker)
+        return len(load.tasks) if load else 0
+
+    def _is_alone(self) -> bool:
+        """Return whether a worker has a batch that must be tried alone."""
+        return any(task in load.tasks for task in self._alone for load in self._loads.values())
 
     def _must_wait(self, task: Task) -> bool:
         """Return whether a batch has to wait because it, or another one, must be tried alone."""
-        if task.alone:  # only once it is the first, so that its blocks can be output
-            return any(True for _ in self._held_tasks()) or task is not self._tasks[0]
-        return any(held.alone for held in self._held_tasks())
+        if task in self._alone:  # only once it is the first, so that its blocks can be output
+            is_behind = bool(self._tasks) and self._tasks[0].number < task.number
+            return is_behind or any(load.tasks for load in self._loads.values())
+        return self._is_alone()
 
     # Messages of workers
 
-    def may_receive(self, worker: Worker) -> bool:
-        """Return whether to receive from a worker.
-
-        If many blocks wait for their turn, only the worker that has the first batch is heard.
-        """
-        held = self._held.get(worker)
-        if not held or self._tasks[0] in held:
-            return True
-        waiting = sum(block.size_bytes for task in self._tasks for block in task.blocks)
-        return waiting < self._window_bytes
-
     def announce(self, worker: Worker, document: Quarantined) -> None:
         """Note the document that a worker is about to encode: if the worker dies, this one is suspected."""
-        self._held[worker][0].trying = document
+        self._loads[worker].tasks[0].trying = document
 
-    def receive_block(self, worker: Worker, block: EncodedBlock) -> None:
-        """Keep the next block of the batch that a worker is encoding."""
-        self._held[worker][0].receive_block(block)
+    def receive_block(self, worker: Worker, index: int, block: EncodedBlock) -> WriteOrder | None:
+        """Keep the next block of the batch that a worker is encoding; `index` is its number in the batch.
+
+        Returns the order to write its tokens, if they were lost after it was known where they belong.
+        """
+        load = self._loads[worker]
+        task = load.tasks[0]
+        if task.abandoned and index not in task.kept:
+            return None
+        order = task.receive_block(index, block)
+        if index in task.kept:
+            load.kept += 1
+            load.ordered += order is not None
+        return order
 
     def finish(self, worker: Worker, error: ShardError | None = None) -> None:
-        """Note that a worker has finished its batch or, with an `error`, that the batch can't be done."""
-        task = self._held[worker].popleft()
+        """Note that a worker has encoded its batch or, with an `error`, that the batch can't be done."""
+        task = self._loads[worker].tasks.popleft()
         task.done, task.error = True, error
+        self._drop_if_finished(task)
+
+    def place(self, tokens: KeptTokens, placements: Iterable[Placement]) -> tuple[WriteOrder, Worker | None]:
+        """Return the order to write a block, and the worker that has its tokens now. If they are lost, there
+        is none, and `receive_block` returns the order when they have been made again."""
+        task, worker = self._unfinished[tokens.batch]
+        kept = task.kept[tokens.block]
+        kept.order = WriteOrder(tokens.batch, tokens.block, tuple(placements))
+        if worker is None or not kept.present:
+            return kept.order, None
+        self._loads[worker].ordered += 1
+        return kept.order, worker
+
+    def note_written(self, batch: int, block: int) -> None:
+        """Note that the next placement of a block is written: it will not have to be written again."""
+        self._unfinished[batch][0].kept[block].drop_placement()
+
+    def note_dropped(self, worker: Worker, batch: int, block: int) -> None:
+        """Note that a worker has written all of a block, and dropped its tokens."""
+        task, _ = self._unfinished.get(batch, (None, None))
+        if task is None or task.kept.pop(block, None) is None:
+            return  # it had been written before, and was only made again because of its neighbours
+        self._loads[worker].kept -= 1
+        self._loads[worker].ordered -= 1
+        self._drop_if_finished(task)
+
+    def _drop_if_finished(self, task: Task) -> None:
+        was_output = not self._tasks or self._tasks[0].number > task.number
+        if task.is_finished and was_output and self._unfinished.pop(task.number, None) is not None:
+            self._alone.discard(task)
+            self.in_flight_bytes -= task.batch.size_bytes
 
     # Output
 
@@ -156,24 +211,49 @@ class Schedule(Generic[Worker]):
             yield task.take_block()
         if task.done:
             self._tasks.popleft()
+            self._drop_if_finished(task)
             if task.error is not None:
                 raise task.error
+
+    def abandon_output(self) -> None:
+        """Give up all batches that were not output: the stream ends before them. Blocks of which it is known
+        where they belong will still be written."""
+        for task in self._tasks:
+            task.abandoned = True
+            task.blocks.clear()
+            task.kept = {index: kept for index, kept in task.kept.items() if kept.order is not None}
+        dropped = [task for task in self._tasks if not task.kept]
+        self._tasks.clear()
+        for task in dropped:
+            task.done = True
+            self._drop_if_finished(task)
+        self._pending = deque(task for task in self._pending if task.kept)
 
     # Removed and dead workers
 
     def remove_worker(self, worker: Worker) -> None:
         """Take back the batches of a worker that is gone, for other workers; its death is not counted."""
-        self._do_again(self._held.pop(worker, ()))
+        self._loads.pop(worker, None)
+        held = [task for task, holder in self._unfinished.values() if holder == worker]
+        lost = [task for task in held if task.kept or not task.done]
+        for task in lost:
+            task.lose_tokens()
+        for task in held:
+            self._unfinished[task.number] = task, None
+        self._do_again(lost)
 
     def note_death(self, worker: Worker, death: Death) -> bool:
         """Take back a dead worker's batches, and decide what to do about the one that it died on.
 
         If this returns True, the batches of all workers were taken back, and the caller has to end them all.
         """
-        held = self._held.get(worker)
-        task = held[0] if held else None
+        load = self._loads.get(worker)
+        task = load.tasks[0] if load and load.tasks else None
+        for other, holder in self._unfinished.values():
+            if holder == worker and other is not task:
+                other.note_loss(death)
         self.remove_worker(worker)
-        if task is None:
+        if task is None or task.abandoned:
             return False
         was_alone = task.alone
         if (quarantined := task.note_death(death)) is not None:
@@ -182,12 +262,13 @@ class Schedule(Generic[Worker]):
         if task.is_unreadable:
             self._give_up(task, death)
         elif task.alone and not was_alone:
+            self._alone.add(task)
             self._take_all_back()
             return True
         return False
 
     def _take_all_back(self) -> None:
-        for worker in list(self._held):
+        for worker in list(self._loads):
             self.remove_worker(worker)
 
     def _do_again(self, tasks: Iterable[Task]) -> None:
@@ -201,6 +282,7 @@ class Schedule(Generic[Worker]):
                 f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}."
             )
         self._skip(document)
+        task.skip_digests = self._skip_digests[document.file]
         self._take_all_back()
         later = [other for other in self._tasks if other.number > task.number]
         for other in later:
@@ -217,6 +299,6 @@ class Schedule(Generic[Worker]):
         task.done = True
         instead = self._replace_unreadable(task, death)
         if isinstance(instead, EncodedBlock):
-            task.blocks.append(instead)
+            task.receive_block(task.received, instead)
         else:
             task.error = instead

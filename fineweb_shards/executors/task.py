@@ -1,4 +1,7 @@
-"""Track one batch: the blocks that have arrived, and the workers that died on it.
+"""Track one batch: the blocks that were encoded, those that a worker still keeps, and the workers that died.
+
+The tokens of a block stay with its worker until they are written. If the worker dies before, the batch is
+encoded again from the first block that is missing, and gives the same tokens.
 
 After three deaths the documents of the batch are encoded one by one (one_by_one.py). From then on it matters
 how workers die (exit_cause.py) on the document that was announced last:
@@ -18,10 +21,11 @@ from dataclasses import dataclass, field, replace
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.exit_cause import Death, DeathKind
-from fineweb_shards.types import Batch, EncodedBlock, Quarantined
+from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one
 MAXIMUM_KILLS = 30  # from outside on one batch, without a block of it in between
+MAXIMUM_LOSSES = 30  # of workers with encoded blocks of one batch that they had not written
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +33,45 @@ class WorkOrder:
     """An order for a worker: encode this batch, in this way."""
 
     batch: Batch
-    first_block: int = 0  # the blocks before it have already arrived
+    number: int = 0  # of the batch, in the order of the stream
+    first_block: int = 0  # the blocks before it are not needed any more
     skip_digests: frozenset[str] = frozenset()  # SHA-256 of the texts of quarantined documents
     one_by_one: bool = False  # encode one document at a time, because one of them crashes workers
     use_fallback_for: frozenset[str] = frozenset()  # digests of documents for the other engine
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOrder:
+    """An order for the worker that keeps a block's tokens: write them where they belong, then drop them."""
+
+    batch: int
+    block: int
+    placements: tuple[Placement, ...] = ()
+
+
+@dataclass
+class KeptBlock:
+    """A block whose tokens are not written yet."""
+
+    present: bool = True  # a worker has the tokens; False: they have to be made again
+    order: WriteOrder | None = None  # None: it is not known yet where they belong
+
+    def drop_placement(self) -> None:
+        """Take the first placement out of the order: it is written."""
+        assert self.order is not None
+        self.order = replace(self.order, placements=self.order.placements[1:])
+
+
 @dataclass(eq=False)
 class Task:
-    """A batch, its blocks that have arrived, and the deaths of workers that encoded it."""
+    """A batch, its blocks, and the deaths of workers that encoded it."""
 
     batch: Batch
     number: int = 0  # in the order of the stream
-    blocks: deque[EncodedBlock] = field(default_factory=deque)
-    received: int = 0  # number of blocks that have arrived
+    blocks: deque[EncodedBlock] = field(default_factory=deque)  # encoded, not yet output
+    lengths: list[int] = field(default_factory=list)  # in tokens, of all blocks that were encoded
+    kept: dict[int, KeptBlock] = field(default_factory=dict)  # by the number of the block
+    skip_digests: frozenset[str] | None = None  # None: no worker has got it yet
     done: bool = False
     error: ShardError | None = None
     quarantined: list[Quarantined] = field(default_factory=list)  # not yet passed on with a block
@@ -51,28 +80,83 @@ class Task:
     alone: bool = False  # no other worker may have work while it is tried
     stuck: bool = False  # a worker got stuck while it read the batch
     one_by_one: bool = False  # encode one document at a time
+    abandoned: bool = False  # nobody needs its other blocks
     _kills: int = 0
+    _losses: int = 0
     _deaths_while_reading: int = 0
     _use_fallback_for: set[str] = field(default_factory=set)
 
+    @property
+    def received(self) -> int:
+        """The number of blocks that were encoded, so far."""
+        return len(self.lengths)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all blocks were output and written."""
+        return self.done and not self.blocks and not self.kept
+
     def order(self, skip_digests: frozenset[str]) -> WorkOrder:
-        """Return the order for the worker that gets this batch now."""
+        """Return the order for the worker that gets this batch now. `skip_digests` are for the first order:
+        a batch that is encoded again has to give the same tokens."""
         self.trying = None
+        self.done = False
+        if self.skip_digests is None:
+            self.skip_digests = skip_digests
         return WorkOrder(
-            self.batch, self.received, skip_digests, self.one_by_one, frozenset(self._use_fallback_for)
+            self.batch,
+            self.number,
+            min(self.kept, default=self.received),
+            self.skip_digests,
+            self.one_by_one,
+            frozenset(self._use_fallback_for),
         )
 
     def start_over(self) -> None:
-        """Forget the blocks that have arrived, and that the batch was done."""
+        """Forget all blocks, and that the batch was done. None of them was output."""
         self.blocks.clear()
-        self.received, self.done, self.error = 0, False, None
+        self.lengths.clear()
+        self.kept.clear()
+        self.done, self.error, self.skip_digests = False, None, None
 
-    def receive_block(self, block: EncodedBlock) -> None:
-        """Keep a block until its turn. Its worker has got past the document that it announced last."""
+    def lose_tokens(self) -> None:
+        """Note that the worker that keeps the tokens is gone."""
+        for kept in self.kept.values():
+            kept.present = False
+
+    def receive_block(self, index: int, block: EncodedBlock) -> WriteOrder | None:
+        """Keep a block until its turn; return the order to write it, if that is known already.
+
+        The worker has got past the document that it announced last.
+        """
         self.trying = None
-        self.received += 1
         self._kills = 0
-        self.blocks.append(block)
+        again = index < self.received
+        if again:
+            self._replace(index, block)
+        else:
+            self.lengths.append(len(block.tokens))
+            self.blocks.append(block)
+        if not isinstance(block.tokens, KeptTokens):
+            return None
+        if again and index not in self.kept:
+            return WriteOrder(self.number, index)  # it is written already
+        kept = self.kept.setdefault(index, KeptBlock())
+        kept.present = True
+        return kept.order
+
+    def _replace(self, index: int, block: EncodedBlock) -> None:
+        """Take a block that was encoded again in place of the lost one."""
+        waiting = index - (self.received - len(self.blocks))  # its place among those not yet output
+        if waiting >= 0:
+            self.blocks[waiting] = block
+            self.lengths[index] = len(block.tokens)
+        elif len(block.tokens) != self.lengths[index]:
+            raise WorkerError(
+                f"The batch at position {self.batch.position} gave {len(block.tokens):,} tokens when it was "
+                f"encoded again, and {self.lengths[index]:,} before.",
+                "Everything finished is kept; the same command goes on.",
+            )
 
     def take_block(self) -> EncodedBlock:
         """Return the next block, with the documents that were quarantined before it."""
@@ -85,6 +169,7 @@ class Task:
     def note_death(self, death: Death) -> Quarantined | None:
         """Count a worker that died on this batch. Return the document to quarantine, if any."""
         self.deaths += 1
+        self.note_loss(death)
         document, self.trying = self.trying, None
         if not self.one_by_one:
             self.one_by_one = self.deaths >= MAXIMUM_DEATHS
@@ -98,6 +183,16 @@ class Task:
         else:
             return self._suspect(document, death)
         return None
+
+    def note_loss(self, death: Death) -> None:
+        """Count a worker that died with blocks of this batch; raise WorkerError after too many."""
+        self._losses += bool(self.kept)
+        if self._losses >= MAXIMUM_LOSSES:
+            raise WorkerError(
+                f"{self._losses} workers died before they had written the tokens of the batch at position "
+                f"{self.batch.position}; the last one {death.description}.",
+                "Find out what ends them; the same command goes on.",
+            )
 
     def _suspect(self, document: Quarantined, death: Death) -> Quarantined | None:
         """Give a document to the other engine; if that was already tried, quarantine and return it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fineweb_shards.errors import OutputError
+from fineweb_shards.errors import OutOfNumbersError
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, ShardRecord, Split
@@ -51,11 +51,11 @@ class Numbering:
         return {self.name(split, done[split]) for split in SPLITS}
 
     def check_width(self, split: Split, tokens: int) -> None:
-        """Raise OutputError if the next file's number needs more digits than the folder's numbers have."""
+        """Raise OutOfNumbersError if the next file's number needs more digits than the folder's have."""
         index = self.index(split, tokens)
         if self.digits and index >= 10**self.digits:
             digits = show_number_of(self.digits, "digit")
-            raise OutputError(
+            raise OutOfNumbersError(
                 f"The numbers in this folder's names have {digits}, and shard {index:,} would need one more: "
                 "names would no longer sort as the stream does.",
                 "Choose a larger --shard-tokens and another --out. Everything finished is kept.",

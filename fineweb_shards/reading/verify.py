@@ -6,7 +6,6 @@ compared as bytes, never parsed.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +20,10 @@ from fineweb_shards.store.lost_files import may_be_longer
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import require_manifest
 from fineweb_shards.store.megatron_index import check_index, with_indices
+from fineweb_shards.store.segment import find_damage, read_contents
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of
-
-_READ_BYTES = 2**19  # larger buffers are returned to the kernel each time, and cost page faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,24 +127,11 @@ def _check_size(
 
 def _check_tokens(shard_format: ShardFormat, record: ShardRecord, data: BinaryIO) -> str | None:
     """Return what is wrong with a segment's hash, token ids or number of documents, or None."""
-    vocabulary = shard_format.vocabulary
-    data.seek(record.offset)
-    header = data.read(max(0, shard_format.header_bytes - record.offset))
-    digest, documents, highest = hashlib.sha256(header), 0, 0
-    left = record.bytes - len(header)
-    while left and (block := data.read(min(left, _READ_BYTES))):
-        left -= len(block)
-        digest.update(block)
-        tokens = shard_format.from_bytes(block)
-        documents += len(vocabulary.find_eots(tokens))
-        highest = max(highest, int(tokens.max(initial=0)))
-    if digest.hexdigest() != record.sha256:
-        return f"{record.name}: SHA-256{_place(record)} is {digest.hexdigest()}, should be {record.sha256}"
-    if highest >= vocabulary.size:
-        return f"{record.name}: token {highest} is outside the vocabulary"
-    if documents != record.documents:
-        return f"{record.name}: {show_number_of(documents, 'document')}, should be {record.documents:,}"
-    return None
+    contents = read_contents(data, shard_format, record.offset, record.bytes)
+    if contents.sha256 != record.sha256:
+        return f"{record.name}: SHA-256{_place(record)} is {contents.sha256}, should be {record.sha256}"
+    damage = find_damage(contents, shard_format, record.documents)
+    return f"{record.name}: {damage}" if damage else None
 
 
 def _place(record: ShardRecord) -> str:

@@ -1,6 +1,8 @@
 """`build`: run all stages, as drawn in docs/architecture.md:
 
-source ──► executor ──► stitcher ──► packer ──► shard writer ──► manifest
+source ──► executor ──► stitcher ──► packer ──► output ──► manifest
+              ▲                                    │
+              └── where tokens belong, what to seal ┘
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -39,7 +41,7 @@ from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import EncodedBlock, Quarantined, ShardSlice, TokenBlock
+from fineweb_shards.types import Cursor, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import current_invocation
@@ -97,7 +99,14 @@ def build(
 def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, command: str) -> Outcome:
     """Make the shards that are not in the manifest yet."""
     begin = time.monotonic()
-    spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
+    spec = WorkerSpec(
+        job.source,
+        job.engine.name,
+        job.config.seed,
+        job.output.shard_format,
+        job.folder,
+        job.config.max_outage,
+    )
     guard = MemoryGuard(job.budget.worker_bytes)
     history = load_history(job.folder)
     history.begin_run(manifest.tokens, job.budget.memory_bytes)
@@ -182,10 +191,22 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
     quarantined = list(manifest.quarantined)
-    encoded = report_problems(executor.encode(job.source.batches(start)), job, quarantined, disk, progress)
-    slices = pack(packer, stitch(encoded, partial(make_mender, job.vocabulary), start))
     totals = RunTotals(executor, quarantined, manifest, progress)
-    return write_shards(job, manifest, slices, totals, disk, progress)
+
+    def on_record(records: Sequence[ShardRecord], end: Cursor) -> None:
+        progress.finish_shards(records)
+        job.source.release_before(end.file)
+
+    with (
+        contextlib.closing(executor.encode(job.source.batches(start))) as encoded,
+        Output(job.output, manifest, executor, disk, add_totals=totals.add_to, on_record=on_record) as output,
+    ):
+        told = report_problems(encoded, job, quarantined, disk, progress)
+        blocks = stitch(told, partial(make_mender, job.vocabulary), start)
+        place_blocks(job, blocks, packer, output, disk, progress)
+        manifest = output.finish()
+    job.source.release_before(len(job.source.files))
+    return manifest
 
 
 def report_problems(
@@ -202,16 +223,6 @@ def report_problems(
         if block.quarantined:
             disk.attempt(lambda: write_quarantine(job.folder, quarantined, names))
         yield block
-
-
-def pack(packer: Packer, blocks: Iterable[TokenBlock]) -> Iterator[ShardSlice]:
-    """Cut the stream into slices of shards, up to its end or to --max-tokens."""
-    if packer.ended:
-        return
-    for block in blocks:
-        yield from packer.pack(block)
-        if packer.ended:
-            return
 
 
 class RunTotals:
@@ -237,34 +248,29 @@ class RunTotals:
         )
 
 
-def write_shards(
-    job: Job,
-    manifest: Manifest,
-    slices: Iterator[ShardSlice],
-    run_totals: RunTotals,
-    disk: Disk,
-    progress: Progress,
-) -> Manifest:
-    """Write slices to shards, add each finished one to the manifest, and return the final manifest."""
+def place_blocks(
+    job: Job, blocks: Iterable[TokenBlock], packer: Packer, output: Output, disk: Disk, progress: Progress
+) -> None:
+    """Cut the stream into slices of shards and have them written, up to its end or to --max-tokens."""
     begins_shard = True
     size_bytes = job.output.shard_format.size_bytes
-    with Output(job.output, manifest, disk, run_totals.add_to) as output:
+
+    def watched(slices: Iterator[ShardSlice]) -> Iterator[ShardSlice]:
+        """Pass slices on; wait for space before each shard, and note the progress."""
+        nonlocal begins_shard
         for part in slices:
             if begins_shard:  # only here, where another shard is certain to be written
-                left = progress.expected_left()
-                wait_for_room(disk, left, job.config.shard_tokens, size_bytes)
+                wait_for_room(disk, progress.expected_left(), job.config.shard_tokens, size_bytes)
             begins_shard = part.checkpoint
-            known = len(output.manifest.shards)
-            progress.advance(len(part.tokens), known, part.end)
-            output.add(part)
-            if part.checkpoint:
-                progress.finish_shards(output.manifest.shards[known:])
-                job.source.release_before(part.end.file)
-        known = len(output.manifest.shards)
-        manifest = output.finish()
-    progress.finish_shards(manifest.shards[known:])
-    job.source.release_before(len(job.source.files))
-    return manifest
+            progress.advance(part.tokens, output.segments, part.end)
+            yield part
+
+    if packer.ended:
+        return
+    for block in blocks:
+        output.add(block.tokens, watched(packer.pack(block)))
+        if packer.ended:
+            return
 
 
 def wait_for_room(disk: Disk, left: int | None, shard_tokens: int, size_bytes: Callable[[int], int]) -> None:

@@ -2,11 +2,12 @@
 
 The stream with EOT before each document and the one with EOT after it differ only at their two ends:
 `EOT S` and `S EOT`. So the stream is read in its order, shifted by one token if the position of EOT
-changes, and goes through the same packer, writer and manifest as a build.
+changes, and goes through the same packer, output and manifest as a build.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -19,6 +20,8 @@ from tqdm import tqdm
 import fineweb_shards
 from fineweb_shards.errors import DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
+from fineweb_shards.executors.in_process import InProcessPlane
+from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.token_stream import read_stream
@@ -170,11 +173,12 @@ def _copy(
         skip_tokens=manifest.end.skip_tokens,
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
-    with Output(spec, manifest, disk) as output:
+    writer = TokenWriter(spec.shard_format, disk)
+    with contextlib.closing(writer), Output(spec, manifest, InProcessPlane(writer), disk) as output:
         for block in _blocks(source, manifest.end.position, eot_first=spec.layout.eot_first):
-            for part in packer.pack(block):  # which drops tokens behind the limit
-                advance(len(part.tokens))
-                output.add(part)
+            slices = list(packer.pack(block))  # without tokens behind the limit
+            output.add(block.tokens, slices)
+            advance(sum(part.tokens for part in slices))
         return output.finish()
 
 

@@ -1,29 +1,54 @@
-"""Write slices to the output folder: to the open file of each split, and at checkpoints to the manifest.
+"""Say where in the output folder tokens belong, name files that are whole, and save the manifest.
 
-A checkpoint syncs what is written of both splits, then records it in the manifest with one cursor. So after a
-crash both continue from the same place in the stream, and what was written after it is cut off.
+The data plane (executors/base.py) writes the tokens. A checkpoint waits until everything before it is
+written, has its segments sealed (read back, hashed, synced) by the data plane, names the files that are
+whole, and records it all in the manifest with one cursor. Several checkpoints may be sealed at once; they are
+named and recorded in order. So after a crash both splits continue from the same place in the stream, and what
+was written after it is cut off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
+from fineweb_shards.errors import DiskFullError, OutputError, ShardError
+from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.files import growing_path, list_files
+from fineweb_shards.store.growing_file import GrowingFile
 from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.store.megatron_index import write_index
-from fineweb_shards.store.writer import ShardWriter
+from fineweb_shards.store.segment import Segment, seal_segment
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.types import SPLITS, Counts, ShardRecord, ShardSlice, Split
+from fineweb_shards.system.durable import output_error, publish, sync_folder
+from fineweb_shards.types import (
+    SPLITS,
+    Counts,
+    Cursor,
+    KeptTokens,
+    Placement,
+    ShardRecord,
+    ShardSlice,
+    Split,
+    Tokens,
+)
 from fineweb_shards.vocabulary import Vocabulary
+
+# Beyond one for each worker: so that no worker waits while files are hashed and synced, and not much more is
+# unfinished at once than is being written.
+_SPARE_CHECKPOINTS = 2
+_LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,56 +74,102 @@ def open_folder(folder: Path, manifest: Manifest) -> None:
     save_manifest(manifest, folder)
 
 
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """Segments to record together, once the first `after` placements are written and the segments sealed."""
+
+    segments: tuple[Segment, ...]
+    after: int
+    end: Cursor
+    counts: Counts
+    seals: list[Future[str]]  # their SHA-256; empty until all is written
+
+
 class Output:
-    """Writes slices in their order. Everything that `manifest` records is durable."""
+    """Places blocks in their order. Everything that `manifest` records is durable. `on_record` is called with
+    the new records of each checkpoint, and its place in the stream."""
 
     def __init__(
         self,
         spec: OutputSpec,
         manifest: Manifest,
+        plane: DataPlane,
         disk: Disk,
+        *,
         add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        on_record: Callable[[Sequence[ShardRecord], Cursor], None] = lambda records, end: None,
     ) -> None:
         self.manifest = manifest
         self._spec = spec
+        self._plane = plane
         self._disk = disk
         self._add_totals = add_totals  # adds seconds, memory and the like to a manifest before it is saved
-        self._writers: dict[Split, ShardWriter] = {}
+        self._on_record = on_record
+        self._tokens = {split: tokens_of(manifest.shards, split) for split in SPLITS}  # placed so far
+        self._files: dict[Split, GrowingFile] = {}  # to which the next tokens belong
+        self._unnamed: list[GrowingFile] = []  # these, and those that are full but not named yet
+        self._writes: deque[Future[None]] = deque()  # of placements, in order, that may not be written yet
+        self._written = 0  # placements
+        self._checkpoints: deque[_Checkpoint] = deque()  # that are not in the manifest yet
         self._counts = Counts()  # since the last checkpoint
         self._end = manifest.end
 
     def __enter__(self) -> Output:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        for writer in self._writers.values():
-            writer.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Unless the disk is at fault, record what is finished, however the run ends; then remove files that
+        the manifest does not name."""
+        if isinstance(error, DiskFullError):
+            self._give_up_unwritten()
+        if isinstance(error, ShardError) and type(error) is not OutputError:
+            # Not for long, and the first error is the one to tell.
+            with contextlib.suppress(ShardError, TimeoutError):
+                self._settle(0, longest_seconds=_LONGEST_LAST_SECONDS)
+        for file in self._unnamed:
+            if not file.is_recorded:
+                file.discard()
 
-    def add(self, part: ShardSlice) -> None:
-        """Write a slice; at a checkpoint, save the manifest."""
-        self._counts += part.counts
-        self._end = part.end
-        if len(part.tokens):
-            self._writer(part.split).write(part.tokens, part.documents)
-        if part.checkpoint:
-            self._record(self._commit({part.split} if part.fills_shard else set()))
-            self._save(self.manifest)
+    @property
+    def segments(self) -> int:
+        """The number of segments so far, those included that are not in the manifest yet."""
+        return len(self.manifest.shards) + sum(len(one.segments) for one in self._checkpoints)
+
+    def add(self, tokens: Tokens | KeptTokens, slices: Iterable[ShardSlice]) -> None:
+        """Place a block, given the slices that it is cut into."""
+        placements: list[Placement] = []
+        before = self._written + len(self._writes)
+        try:
+            for part in slices:
+                self._counts += part.counts
+                self._end = part.end
+                if part.tokens:
+                    placements.append(self._file(part.split).place(part))
+                    self._tokens[part.split] += part.tokens
+                if part.checkpoint:
+                    after = before + len(placements)
+                    self._begin_checkpoint(after, {part.split} if part.fills_shard else set())
+        finally:  # what is placed may have filled a shard, even if there is no room for the next one
+            self._writes.extend(self._plane.place(tokens, placements))
+        self._settle(_SPARE_CHECKPOINTS + self._plane.workers)
 
     def finish(self) -> Manifest:
         """Give every file its final name, and save the manifest as complete."""
+        self._settle(0)
         self._reopen_growing()
-        dropped = self._writers.pop("train", None) if self._spec.drop_short else None
+        dropped = self._files.pop("train", None) if self._spec.drop_short else None
         if dropped is not None:
             records = self.manifest.shards
             kept = tuple(record for record in records if record.name != dropped.final.name)
             counts = (record.counts for record in records if record.name == dropped.final.name)
             self._counts = sum(counts, self._counts)  # kept, because the input was read all the same
             self.manifest = replace(self.manifest, shards=kept)
-        self._record(self._commit(set(SPLITS)))
+        if self._files:
+            self._begin_checkpoint(self._written + len(self._writes), set(SPLITS))
+        self._settle(0)
         if self._spec.layout.has_index:
             for file in list_files(self.manifest.shards):
-                path = self._spec.folder / file.name
-                self._disk.attempt(partial(write_index, path, file.documents, self._spec.shard_format))
+                self._write_index(self._spec.folder / file.name, file.documents)
         manifest = self.manifest
         totals = {
             "shards": manifest.shard_count,
@@ -109,58 +180,141 @@ class Output:
         }
         self._save(replace(manifest, complete=True, totals=totals))
         if dropped is not None:  # only now: until here the saved manifest may have named a part of it
-            dropped.close()
             dropped.discard()
         return self.manifest
+
+    def _write_index(self, path: Path, documents: int) -> None:
+        """Have Megatron's index written; while the disk is full, wait and try again."""
+        shard_format = self._spec.shard_format
+        self._disk.attempt(
+            lambda: self._plane.wait(self._plane.run(write_index, path, documents, shard_format))
+        )
+
+    def _give_up_unwritten(self) -> None:
+        """Free the space of files that are not whole, so that those that are can be recorded."""
+        written = itertools.takewhile(lambda one: one.done() and not one.exception(), self._writes)
+        self._writes = deque(written)
+        done = self._written + len(self._writes)
+        self._checkpoints = deque(one for one in self._checkpoints if one.after <= done)
+        whole = {segment.path for checkpoint in self._checkpoints for segment in checkpoint.segments}
+        for file in self._unnamed:
+            if not file.is_recorded and file.path not in whole:
+                file.discard()
+
+    # Checkpoints
+
+    def _begin_checkpoint(self, after: int, whole: set[Split]) -> None:
+        """End the segments of all files, which the first `after` placements have filled; the files of `whole`
+        splits are finished with it."""
+        segments = []
+        for split in SPLITS:
+            file = self._files.get(split)
+            if file is not None and (file.has_open_segment or split in whole):
+                segments.append(file.end_segment(whole=split in whole))
+            if split in whole:
+                self._files.pop(split, None)
+        counts = Counts()
+        if any(segment.tokens for segment in segments):
+            counts, self._counts = self._counts, Counts()
+        self._checkpoints.append(_Checkpoint(tuple(segments), after, self._end, counts, []))
+
+    def _settle(self, most: int, longest_seconds: float | None = None) -> None:
+        """Seal and record what is ready; wait until at most so many checkpoints are left."""
+        self._advance()
+        while len(self._checkpoints) > most:
+            first = self._checkpoints[0]
+            if first.seals:
+                for seal in first.seals:
+                    self._plane.wait(seal, longest_seconds)
+            else:
+                self._plane.wait(self._writes[0], longest_seconds)
+            self._advance()
+
+    def _advance(self) -> None:
+        """Do what can be done without waiting: have segments sealed, record those that are."""
+        while self._writes and self._writes[0].done():
+            self._writes.popleft().result()
+            self._written += 1
+        for checkpoint in self._checkpoints:
+            if not checkpoint.seals and checkpoint.after <= self._written:
+                shard_format = self._spec.shard_format
+                checkpoint.seals.extend(
+                    self._plane.run(seal_segment, segment, shard_format) for segment in checkpoint.segments
+                )
+        while self._checkpoints and self._is_sealed(self._checkpoints[0]):
+            self._record(self._checkpoints.popleft())
+
+    def _is_sealed(self, checkpoint: _Checkpoint) -> bool:
+        return bool(checkpoint.seals) and all(seal.done() for seal in checkpoint.seals)
+
+    def _record(self, checkpoint: _Checkpoint) -> None:
+        """Name the files that are whole, and save the manifest with the new segments."""
+        records = []
+        for segment, seal in zip(checkpoint.segments, checkpoint.seals, strict=True):
+            sha256 = seal.result()
+            self._name(segment)
+            if segment.tokens:
+                records.append(_make_record(segment, sha256, checkpoint.end))
+        if records:
+            records[-1] = replace(records[-1], counts=checkpoint.counts)
+            self.manifest = self.manifest.append(*records)
+        self._save(self.manifest)
+        names = {record.name for record in records}
+        for file in self._unnamed:
+            file.is_recorded = file.is_recorded or file.final.name in names
+        self._on_record(records, checkpoint.end)
+
+    def _name(self, segment: Segment) -> None:
+        """Rename a file that is whole, durably; of one that grows on, make sure that it is in its folder."""
+        try:
+            if segment.whole:
+                publish(segment.path, segment.final)
+                self._unnamed = [file for file in self._unnamed if file.final != segment.final]
+            else:
+                sync_folder(segment.path.parent)  # the manifest will rely on the file being there
+        except OSError as error:
+            raise output_error(segment.final, error) from error
 
     def _save(self, manifest: Manifest) -> None:
         """Add the totals to a manifest and save it durably."""
         self.manifest = self._add_totals(manifest)
         self._disk.attempt(lambda: save_manifest(self.manifest, self._spec.folder))
 
-    def _record(self, records: list[ShardRecord]) -> None:
-        """Append a checkpoint's records to the manifest; the last one gets the counts."""
-        if records:
-            records[-1] = replace(records[-1], counts=self._counts)
-            self._counts = Counts()
-            self.manifest = self.manifest.append(*records)
+    # Files
 
-    def _commit(self, whole: set[Split]) -> list[ShardRecord]:
-        """Sync the new tokens of all open files; rename those of `whole` splits. Return the records."""
-        records = []
-        for split in SPLITS:
-            writer = self._writers.get(split)
-            if writer is None:
-                continue
-            if writer.has_unrecorded_tokens or split in whole:
-                record = writer.commit(self._end, whole=split in whole)
-                records += [record] if record.tokens else []
-            if split in whole:
-                self._writers.pop(split).close()
-        return records
-
-    def _writer(self, split: Split) -> ShardWriter:
-        """Return the open writer of a split; open one if there is none."""
-        if split not in self._writers:
-            spec = self._spec
-            tokens = tokens_of(self.manifest.shards, split)
+    def _file(self, split: Split) -> GrowingFile:
+        """Return the file to which the next tokens of a split belong; create it if there is none."""
+        if split not in self._files:
+            spec, tokens = self._spec, self._tokens[split]
             numbering = Numbering(spec.layout, spec.shard_tokens, spec.split_rule, self.manifest.digits)
             numbering.check_width(split, tokens)
-            writer = ShardWriter(
-                spec.folder,
+            self._files[split] = GrowingFile(
+                spec.folder / numbering.name(split, tokens),
                 spec.shard_format,
                 split,
-                numbering.index(split, tokens),
                 spec.shard_tokens,
                 self._disk,
-                kept_tokens=numbering.begin(tokens),
-                digits=numbering.digits,
+                recorded_tokens=numbering.begin(tokens),
             )
-            self._writers[split] = writer.__enter__()
-        return self._writers[split]
+            self._unnamed.append(self._files[split])
+        return self._files[split]
 
     def _reopen_growing(self) -> None:
         """Open files that still grow, so that they are finished even if this run has added nothing."""
         for file in list_files(self.manifest.shards):
             if growing_path(self._spec.folder / file.name).is_file():
-                self._writer(file.split)
+                self._file(file.split)
+
+
+def _make_record(segment: Segment, sha256: str, end: Cursor) -> ShardRecord:
+    return ShardRecord(
+        name=segment.final.name,
+        split=segment.split,
+        offset=segment.offset,
+        tokens=segment.tokens,
+        documents=segment.documents,
+        bytes=segment.bytes,
+        sha256=sha256,
+        end=end,
+        counts=Counts(),
+    )

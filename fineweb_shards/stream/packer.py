@@ -1,5 +1,7 @@
 """Cut token blocks, in the order of the stream, into slices of shards for the two splits. No I/O.
 
+Only lengths and the positions of EOTs are needed for it: the tokens themselves may be elsewhere.
+
 A *checkpoint* is a place in the stream at which the manifest is saved: wherever a segment of `shard_tokens`
 tokens is full, in either split. Both splits have then been packed up to the same place in the stream, so
 that one cursor is valid for both.
@@ -11,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fineweb_shards.stream.borders import Span, count_between
+from fineweb_shards.stream.borders import count_between
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import SPLITS, Counts, ShardSlice, Split, TokenBlock, Tokens
+from fineweb_shards.types import SPLITS, Counts, Places, Ranges, ShardSlice, Split, TokenBlock
+
+_NO_RANGES: Ranges = np.empty((0, 2), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,11 @@ class PackedTotals:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Tokens for one split, and the number of EOTs in them."""
+    """Ranges of a block for one split, and the number of tokens and EOTs in them."""
 
     split: Split
-    tokens: Tokens
+    ranges: Ranges
+    tokens: int
     documents: int
 
 
@@ -86,7 +90,7 @@ class Packer:
         position = min(self._skip_tokens, len(block.tokens))
         self._skip_tokens -= position
         if position == len(block.tokens):  # no new tokens, but perhaps new counts
-            yield ShardSlice(block.tokens[:0], 0, block.counts, block.end)
+            yield ShardSlice(_NO_RANGES, 0, 0, block.counts, block.end)
         while position < len(block.tokens) and not self.ended:
             piece = self._next_piece(block, position)
             position += piece.length
@@ -95,10 +99,11 @@ class Packer:
                 self._left_tokens -= piece.length
             end = block.end if position == len(block.tokens) else block.start.after(position)
             for number, part in enumerate(piece.parts, 1):
-                self._tokens[part.split] += len(part.tokens)
+                self._tokens[part.split] += part.tokens
                 last = number == len(piece.parts)
                 counted = last and position == len(block.tokens)
                 yield ShardSlice(
+                    part.ranges,
                     part.tokens,
                     part.documents,
                     block.counts if counted else Counts(),
@@ -127,38 +132,39 @@ class Packer:
         if not rule.val_ratio:
             split: Split = "val" if self._tokens["val"] < rule.val_tokens else "train"
             return self._one_split(split, block, start, stop)
-        span = Span(block.tokens, block.eots).cut(start, stop)
-        ranges = rule.ranges(span.eots, len(span), self._documents, eot_first=self._eot_first)
-        return (
-            self._both_splits(span, ranges) if len(ranges) else self._one_split("train", block, start, stop)
-        )
+        first, last = np.searchsorted(block.eots, (start, stop))
+        eots = block.eots[first:last] - start
+        chosen = rule.ranges(eots, stop - start, self._documents, eot_first=self._eot_first)
+        if not len(chosen):
+            return self._one_split("train", block, start, stop)
+        return self._both_splits(start, stop - start, eots, chosen)
 
     def _one_split(self, split: Split, block: TokenBlock, start: int, stop: int) -> _Piece:
         """Return the next piece if all its tokens belong to one split."""
         room = self._room(split)
         end = min(stop, start + room)
-        part = _Part(split, block.tokens[start:end], count_between(block.eots, start, end))
+        ranges = np.array([[start, end]], np.int64)
+        part = _Part(split, ranges, end - start, count_between(block.eots, start, end))
         return _Piece(end - start, (part,), full=end - start == room)
 
-    def _both_splits(self, span: Span, ranges: NDArray[np.int64]) -> _Piece:
-        """Return the next piece of `span`: `ranges` are for validation, everything else for training."""
-        length, full = self._first_full(len(span), ranges)
-        bounds = ranges.ravel().clip(max=length)
-        # Alternately for training and for validation.
-        pieces = np.split(span.tokens[:length], bounds)
-        before = np.searchsorted(span.eots, bounds)  # number of EOTs before each bound
+    def _both_splits(self, start: int, tokens: int, eots: Places, chosen: Ranges) -> _Piece:
+        """Return the next piece of the `tokens` tokens from `start` on: the `chosen` ranges are for
+        validation, everything else for training. EOTs and ranges count from `start`."""
+        length, full = self._first_full(tokens, chosen)
+        bounds = chosen.ravel().clip(max=length)
+        before = np.searchsorted(eots, bounds)  # number of EOTs before each bound
         val_documents = int((before[1::2] - before[::2]).sum())
-        train_documents = count_between(span.eots, 0, length) - val_documents
-        parts: dict[Split, _Part] = {
-            "val": _Part("val", np.concatenate(pieces[1::2]), val_documents),
-            "train": _Part("train", np.concatenate(pieces[::2]), train_documents),
+        train_documents = count_between(eots, 0, length) - val_documents
+        # What the bounds divide is alternately for training and for validation.
+        others = np.concatenate([[0], bounds, [length]]).reshape(-1, 2)
+        parts = {
+            "val": _part("val", start, bounds.reshape(-1, 2), val_documents),
+            "train": _part("train", start, others, train_documents),
         }
         order = sorted(SPLITS, key=lambda split: split == full)
-        return _Piece(
-            length, tuple(parts[split] for split in order if len(parts[split].tokens)), full is not None
-        )
+        return _Piece(length, tuple(parts[split] for split in order if parts[split].tokens), full is not None)
 
-    def _first_full(self, tokens: int, ranges: NDArray[np.int64]) -> tuple[int, Split | None]:
+    def _first_full(self, tokens: int, ranges: Ranges) -> tuple[int, Split | None]:
         """Return how many of `tokens` tokens fit until a segment is full, and the split of that segment."""
         starts, ends = ranges.T
         val_until = np.cumsum(ends - starts)  # validation tokens up to the end of each range
@@ -174,3 +180,9 @@ class Packer:
             if place <= length:
                 length, full = place, "train"
         return length, full
+
+
+def _part(split: Split, start: int, ranges: Ranges, documents: int) -> _Part:
+    """Return the part of a split: the ranges that are not empty, moved by `start`."""
+    lengths = ranges[:, 1] - ranges[:, 0]
+    return _Part(split, ranges[lengths > 0] + start, int(lengths.sum()), documents)

@@ -2,7 +2,7 @@
 
 Two things are only known once the blocks are in order: the tokens around a seam (a document that was cut
 inside a token), and the cursor of a block that starts where reading can't start, which is the last cursor
-plus a number of tokens.
+plus a number of tokens. Only blocks with a seam have their tokens here; of all others the length is enough.
 """
 
 from __future__ import annotations
@@ -36,34 +36,38 @@ def mend_seams(
 ) -> Iterator[EncodedBlock]:
     """Yield the blocks with the tokens at every seam repaired.
 
-    A block that may end inside a document is held back, because the next may begin with a seam. Every other
-    block is yielded at once, so that it is not lost if the next one raises an error.
+    A block that ends at a seam is held back until the next one is there. Every other block is yielded at
+    once, so that it is not lost if the next one raises an error.
     """
     held: EncodedBlock | None = None
     for block in blocks:
-        if not block.starts_at_seam:
-            if held is not None:
-                yield held
-            held = block
-            if block.end is not None and not block.end.starts_mid_document:
-                yield held
-                held = None
-            continue
-        assert held is not None, "a stream can't begin with a seam"
-        left_start = int(held.eots[-1]) + 1 if len(held.eots) else 0
-        right_end = int(block.eots[0]) if len(block.eots) else len(block.tokens)
-        whole = left_start > 0 or not held.starts_at_seam  # the left side begins where a piece begins
-        left, right = held.tokens[left_start:], block.tokens[:right_end]
-        if not len(left) or not len(right):  # one side was quarantined: there is nothing to repair
-            yield replace(held, end=None)
-            held = replace(block, start=None, starts_at_seam=False)
-            continue
-        mend = get_mender().mend(left, right, left_is_whole=whole)
-        keep = len(held.tokens) - mend.left_tokens
-        whole = whole and keep == left_start
-        yield replace(held, tokens=held.tokens[:keep], end=None)  # its last EOT is before `left`
-        joined = np.concatenate([mend.middle, block.tokens[mend.right_tokens :]])
-        moved = block.eots + (len(mend.middle) - mend.right_tokens)  # all of them come after `right`
-        held = replace(block, tokens=joined, eots=moved, start=None, starts_at_seam=not whole)
+        if block.starts_at_seam:
+            assert held is not None, "a stream can't begin with a seam"
+            left, block = _mend(held, block, get_mender)
+            yield left
+        held = block if block.ends_at_seam else None
+        if held is None:
+            yield block
     if held is not None:
         yield held
+
+
+def _mend(
+    held: EncodedBlock, block: EncodedBlock, get_mender: Callable[[], SeamMender]
+) -> tuple[EncodedBlock, EncodedBlock]:
+    """Return the two blocks at a seam with their tokens repaired; those in doubt are in the second one."""
+    left_start = int(held.eots[-1]) + 1 if len(held.eots) else 0
+    right_end = int(block.eots[0]) if len(block.eots) else len(block.tokens)
+    whole = left_start > 0 or not held.starts_at_seam  # the left side begins where a piece begins
+    left, right = held.array[left_start:], block.array[:right_end]
+    if not len(left) or not len(right):  # one side was quarantined: there is nothing to repair
+        return replace(held, end=None), replace(block, start=None, starts_at_seam=False)
+    mend = get_mender().mend(left, right, left_is_whole=whole)
+    keep = len(held.tokens) - mend.left_tokens
+    joined = np.concatenate([mend.middle, block.array[mend.right_tokens :]])
+    moved = block.eots + (len(mend.middle) - mend.right_tokens)  # all of them come after `right`
+    whole = whole and keep == left_start
+    return (
+        replace(held, tokens=held.array[:keep], end=None),  # its last EOT is before `left`
+        replace(block, tokens=joined, eots=moved, start=None, starts_at_seam=not whole),
+    )

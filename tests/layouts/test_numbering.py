@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from inputs import write_text
 from layout_reference import Wanted
 
 from fineweb_shards.errors import OutputError
+from fineweb_shards.events import Observer
+from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.numbering import Numbering, choose_digits
 from fineweb_shards.layouts.plain import Plain
 from fineweb_shards.run.build import run
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.log import EventLog
@@ -53,8 +57,9 @@ def test_an_estimate_may_be_wrong_by_half() -> None:
 def build_with(out: Path, path: Path, digits: int) -> None:
     """A build of shards of one token whose plan has decided on so many digits."""
     job = runs.job_of(out, path, shard_tokens=1, layout="plain")
-    executor = InlineExecutor(job.source, runs.encoder(eot_first=False))
-    with FolderLock(out):
+    writer = TokenWriter(job.output.shard_format, Disk(out, 0, Observer()))
+    executor = InlineExecutor(job.source, runs.encoder(eot_first=False), writer)
+    with FolderLock(out), contextlib.closing(writer):
         manifest = open_manifest(job, same_source=False)
         manifest = replace(manifest, digits=manifest.digits or digits)
         run(job, manifest, executor, Progress(EventLog(out)))

@@ -1,27 +1,31 @@
-"""Test doubles: an executor without processes, and files that fail on a script."""
+"""Test doubles: an executor without processes, and calls that fail on a script."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import Executor
+from fineweb_shards.executors.base import Executor, Result
 from fineweb_shards.executors.encode_batch import encode_batch
+from fineweb_shards.executors.in_process import InProcessPlane, completed
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.tokenizers.encoder import Encoder
-from fineweb_shards.types import Batch, EncodedBlock
+from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Tokens
 
 
 class InlineExecutor(Executor):
-    """Encodes in this process: the same work as a worker's, without starting any."""
+    """Does everything at once in this process: the same work as a worker's, without starting any."""
 
-    def __init__(self, source: Source, encoder: Encoder) -> None:
+    def __init__(self, source: Source, encoder: Encoder, writer: TokenWriter | None = None) -> None:
         self._source = source
         self._encoder = encoder
+        self._writer = writer
 
     @property
     def workers(self) -> int:
@@ -35,12 +39,26 @@ class InlineExecutor(Executor):
     def peak_bytes(self) -> int:
         return 0
 
-    def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
+    def encode(self, batches: Iterator[Batch]) -> Generator[EncodedBlock]:
         try:
             for batch in batches:
-                yield from encode_batch(self._source, self._encoder, WorkOrder(batch), lambda document: None)
+                for _, block in encode_batch(self._source, self._encoder, WorkOrder(batch), lambda one: None):
+                    yield block
         finally:
             self._source.close()
+
+    def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+        assert not isinstance(tokens, KeptTokens)
+        if not placements:
+            return []
+        assert self._writer is not None
+        return InProcessPlane(self._writer).place(tokens, placements)
+
+    def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
+        return completed(function(*arguments))
+
+    def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
+        return future.result(timeout=0)
 
 
 class Listener(Observer):

@@ -36,7 +36,8 @@ class InlineWorkers(InlineExecutor):
         quarantined: Iterable[object] = (),
         observer: Observer | None = None,
     ) -> None:
-        super().__init__(spec.source, runs.encoder(spec.engine, eot_first=spec.eot_first))
+        encoder = runs.encoder(spec.engine, eot_first=spec.shard_format.layout.eot_first)
+        super().__init__(spec.source, encoder, spec.make_writer(observer or Observer()))
 
 
 def run_command(*words: Path | str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,18 +11,25 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import reference
 from doubles import InlineExecutor
 
 from fineweb_shards.events import Observer
+from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.token_writer import TokenWriter
+from fineweb_shards.layouts import get_layout
+from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.run.build import run
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.export import export as export_shards
 from fineweb_shards.run.export import open_export_source
 from fineweb_shards.run.job import Job, make_job
 from fineweb_shards.run.resume import open_manifest
+from fineweb_shards.sources.base import Source
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.stitcher import stitch
+from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, make_mender
@@ -46,6 +54,11 @@ def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
     return make_job(Config(input=tuple(map(str, inputs)), out=str(out), **settings))
 
 
+def spec_of(source: Source, engine: str = "tiktoken") -> WorkerSpec:
+    """What workers need to know that only encode."""
+    return WorkerSpec(source, engine, 0, ShardFormat(get_layout("build-nanogpt"), GPT2), Path(), 0)
+
+
 def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
     """A build without worker processes; everything else is the real thing."""
     job = job_of(out, *inputs, **settings)
@@ -54,10 +67,10 @@ def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
         manifest = open_manifest(job, same_source=False)
         if manifest.complete:
             return manifest
-        executor = InlineExecutor(
-            job.source, encoder(settings.get("engine", "auto"), eot_first=job.layout.eot_first)
-        )
-        return run(job, manifest, executor, progress)
+        writer = TokenWriter(job.output.shard_format, Disk(job.folder, job.config.max_outage, progress))
+        encode = encoder(settings.get("engine", "auto"), eot_first=job.layout.eot_first)
+        with contextlib.closing(writer):
+            return run(job, manifest, InlineExecutor(job.source, encode, writer), progress)
 
 
 def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Counts]:
@@ -65,7 +78,7 @@ def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Coun
     job = job_of(Path("unused"), *inputs, **settings)
     executor = InlineExecutor(job.source, encoder())
     blocks = list(stitch(executor.encode(job.source.batches(START)), partial(make_mender, GPT2), START))
-    tokens = [token for block in blocks for token in block.tokens.tolist()]
+    tokens = [token for block in blocks for token in np.asarray(block.tokens).tolist()]
     return tokens, sum((block.counts for block in blocks), Counts())
 
 

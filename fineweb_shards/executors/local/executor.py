@@ -4,31 +4,41 @@ A worker that dies is replaced, and its batches are done again: `multiprocessing
 (cpython#66587, #96062), and `ProcessPoolExecutor` would lose the whole pool. Every worker has a pipe of its
 own, because the lock of a shared queue is never released if its holder dies (cpython#88304).
 
-Everything happens in the caller's thread, inside `encode`: while the caller is busy writing, nothing is
-received, workers block on their pipes, and memory does not grow. While the machine is short of memory
-(memory_guard.py), no work is given out; if that is not enough, workers are ended until it has passed. Only
-the watchdog has a thread of its own. Which worker gets what is decided in schedule.py.
+Everything happens in the caller's thread, inside `encode` and `wait`. No token passes through here: workers
+keep them, and are told where to write them. While the caller is busy, workers finish what they have; the
+window bounds it. While the machine is short of memory (memory_guard.py), no work is given out; if that is not
+enough, workers are ended until it has passed. Only the watchdog has a thread of its own. Which worker gets
+what is decided in schedule.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
-from multiprocessing import connection
 from typing import Self
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import Executor
+from fineweb_shards.executors.base import Executor, Result
 from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.in_process import InProcessPlane
+from fineweb_shards.executors.local.errands import Errands
 from fineweb_shards.executors.local.messages import (
     Alive,
+    Broken,
     Done,
+    Dropped,
+    Encoded,
     Failed,
     Message,
+    Order,
     Ready,
+    Returned,
     Trying,
     Waiting,
-    receive,
+    Written,
 )
 from fineweb_shards.executors.local.pool import WorkerPool
 from fineweb_shards.executors.local.process import WorkerProcess
@@ -38,12 +48,10 @@ from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.unreadable_batch import replace_unreadable
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
-from fineweb_shards.types import Batch, EncodedBlock, Quarantined
+from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Quarantined, Tokens
 
-# A worker gets its next batch before it has finished the last, so that it never waits for an order. A batch
-# that contains its text is only sent to an idle worker: otherwise both could block on a full pipe.
-_QUEUED_REFERENCES = 2
-_QUEUED_TEXTS = 1
+# A worker gets its next batch before it has finished the last, so that it never waits for an order.
+_QUEUED_BATCHES = 2
 
 
 class LocalExecutor(Executor):
@@ -63,12 +71,18 @@ class LocalExecutor(Executor):
         self._guard = guard
         self._observer = observer or Observer()
         self._pool = WorkerPool(spec, guard, self._observer)
-        self._watchdog = Watchdog(lambda: self._awaited, self._observer)
-        self._awaited: list[WorkerProcess] = []  # watched by the watchdog; empty while the caller is busy
-        by_value = any(file.by_value for file in spec.source.files)
-        queued = _QUEUED_TEXTS if by_value else _QUEUED_REFERENCES
+        self._watchdog = Watchdog(self._get_watched, self._observer)
+        self._listening = False  # the executor waits for messages; False: the caller is busy
+        self._blocked_by: WorkerProcess | None = None  # ... or for one worker, in the middle of a message
         unreadable = partial(replace_unreadable, spec.source)
-        self._schedule: Schedule[WorkerProcess] = Schedule(window_bytes, queued, unreadable, quarantined)
+        self._schedule: Schedule[WorkerProcess] = Schedule(
+            window_bytes, _QUEUED_BATCHES, unreadable, quarantined
+        )
+        self._errands: Errands[WorkerProcess] = Errands()
+        self._writes: dict[tuple[int, int], deque[Future[None]]] = {}  # by batch and block
+        self._writer = spec.make_writer(self._observer)
+        self._here = InProcessPlane(self._writer)  # for tokens at seams, which come here
+        self._producer: Producer | None = None
 
     def __enter__(self) -> Self:
         self._pool.fill(self._count)
@@ -78,6 +92,7 @@ class LocalExecutor(Executor):
     def __exit__(self, *exception: object) -> None:
         self._watchdog.__exit__()
         self._pool.stop()
+        self._writer.close()
 
     @property
     def workers(self) -> int:
@@ -95,120 +110,186 @@ class LocalExecutor(Executor):
     def _workers(self) -> list[WorkerProcess]:
         return self._pool.workers
 
-    def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
-        producer = Producer(batches, ahead=2 * self._count)
+    def encode(self, batches: Iterator[Batch]) -> Generator[EncodedBlock]:
+        producer = self._producer = Producer(batches, ahead=2 * self._count)
+        self._pool.mailbox.add(producer.wakeup)
         try:
             while True:
-                self._apply_memory_advice()
-                needs_batch = self._dispatch(producer)
+                self._give_out()
                 if self._schedule.has_output:
-                    self._awaited = []
                     yield from self._schedule.take_output()
                 elif self._schedule.is_empty and producer.ended:
                     if producer.failure is not None:
                         raise producer.failure
                     return
                 else:
-                    self._wait([producer.wakeup] if needs_batch else [])
+                    self._listen()
         finally:
-            self._awaited = []
+            self._schedule.abandon_output()
+            self._pool.mailbox.remove(producer.wakeup)
+            self._producer = None
             producer.stop()
+
+    def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+        if not isinstance(tokens, KeptTokens):
+            return self._here.place(tokens, placements)
+        order, worker = self._schedule.place(tokens, placements)
+        futures: list[Future[None]] = [Future() for _ in placements]
+        self._writes[tokens.batch, tokens.block] = deque(futures)
+        if worker is not None:
+            self._send(worker, order)
+        return futures
+
+    def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
+        future: Future[Result] = self._errands.add(function, arguments)
+        self._give_out_errands()
+        return future
+
+    def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
+        until = None if longest_seconds is None else time.monotonic() + longest_seconds
+        while not future.done():
+            if until is not None and time.monotonic() > until:
+                raise TimeoutError
+            self._give_out()
+            self._listen()
+        return future.result()
+
+    def _give_out(self) -> None:
+        """Replace workers that are gone, and give out what there is to do."""
+        self._apply_memory_advice()
+        self._give_out_errands()
+        self._give_out_work()
 
     def _apply_memory_advice(self) -> None:
         """End workers as the memory guard says; start missing workers if memory allows it."""
-        for worker in self._pool.apply_memory_advice(self._schedule.has_work):
+        for worker in self._pool.apply_memory_advice(self._is_needed):
             self._end(worker)
         self._pool.fill(1 if self._schedule.tries_alone else self._count)
 
-    def _dispatch(self, producer: Producer) -> bool:
-        """Give batches to all workers that may have more. Return whether to wait for the next batch."""
+    def _is_needed(self, worker: WorkerProcess) -> bool:
+        return self._schedule.keeps_any(worker) or self._errands.count(worker) > 0
+
+    def _give_out_errands(self) -> None:
+        for worker, errand in self._errands.give_out(worker for worker in self._workers if worker.ready):
+            self._send(worker, errand)
+
+    def _give_out_work(self) -> None:
+        """Give batches to all workers that may have more."""
         while not self._pool.paused and (
             (worker := self._schedule.least_busy(self._pool.available)) is not None
         ):
-            if self._schedule.needs_batch and not producer.ended:
+            producer = self._producer
+            if self._schedule.needs_batch and producer is not None and not producer.ended:
                 batch = producer.take()
                 if batch is None:
-                    return not producer.ended
+                    return
                 self._schedule.add(batch)
             order = self._schedule.give_next(worker)
             if order is None:
-                return False
+                return
             self._send(worker, order)
-        return False
 
-    def _send(self, worker: WorkerProcess, order: WorkOrder) -> None:
-        if order.one_by_one:
+    def _send(self, worker: WorkerProcess, order: Order) -> None:
+        if isinstance(order, WorkOrder) and order.one_by_one:
             worker.note_order()
-        self._awaited = [worker]  # `send` blocks if the worker does not receive
+        self._blocked_by = worker  # `send` blocks if the worker does not receive
         try:
             worker.pipe.send(order)
-        except OSError:  # it has died; _wait will notice, and handle it
+        except OSError:  # it has died; its end will be noticed, and handled
             return
+        finally:
+            self._blocked_by = None
 
-    def _wait(self, wakeups: list[connection.Connection]) -> None:
-        """Wait for messages and deaths of workers, and handle them.
+    def _listen(self) -> None:
+        """Wait for messages and deaths of workers, for the next batch, or for the guard's next look."""
+        self._listening = True
+        happened = self._pool.mailbox.wait(LOOK_EVERY_SECONDS)
+        self._listening = False
+        for waitable in happened:
+            worker = self._pool.senders.get(waitable)
+            if self._producer is not None and waitable is self._producer.wakeup:
+                self._producer.wakeup.recv_bytes()  # the batch itself is taken by _give_out_work
+            elif worker is None:
+                continue  # it was ended because of an earlier event
+            elif waitable is worker.pipe:
+                self._receive(worker)
+            elif not worker.pipe.poll():  # messages that it sent before its death are received first
+                self._handle_death(worker)
 
-        A readable connection in `wakeups` ends the wait, too, and so does the next look of the memory guard.
-        """
-        pipes = {worker.pipe: worker for worker in self._workers if self._schedule.may_receive(worker)}
-        deaths = {worker.sentinel: worker for worker in self._workers}
-        self._awaited = [worker for worker in pipes.values() if self._should_respond(worker)]
-        for happened in connection.wait([*pipes, *deaths, *wakeups], timeout=LOOK_EVERY_SECONDS):
-            if isinstance(happened, connection.Connection) and happened in pipes:
-                if pipes[happened] in self._workers:  # it was not ended by an earlier event of this wait
-                    self._receive(pipes[happened])
-            elif isinstance(happened, int) and deaths[happened] in self._workers:
-                worker = deaths[happened]
-                # Messages that it sent before its death are received first.
-                if worker.pipe not in pipes or not worker.pipe.poll():
-                    self._handle_death(worker)
+    def _get_watched(self) -> list[WorkerProcess]:
+        """Return the workers that should respond now. Called in the watchdog's thread."""
+        blocked_by = self._blocked_by
+        if blocked_by is not None or not self._listening:
+            return [blocked_by] if blocked_by is not None else []
+        return [worker for worker in self._workers[:] if self._should_respond(worker)]
 
     def _should_respond(self, worker: WorkerProcess) -> bool:
-        """Return whether a worker has work, or is still starting, and does not wait for the network."""
-        return (self._schedule.has_work(worker) or not worker.ready) and worker.waiting is None
+        """Return whether a worker has work, or is still starting, and waits for neither network nor disk."""
+        has_work = self._schedule.has_work(worker) or self._errands.count(worker) > 0
+        return (has_work or not worker.ready) and not worker.waits
 
     def _receive(self, worker: WorkerProcess) -> None:
-        self._awaited = [worker]  # `receive` blocks if the worker stops in the middle of a message
+        self._blocked_by = worker  # `recv` blocks if the worker stops in the middle of a message
         try:
-            message = receive(worker.pipe)
+            message: Message = worker.pipe.recv()
         except (EOFError, OSError):
             self._handle_death(worker)
             return
         finally:
-            self._awaited = []  # handling the message may take long
+            self._blocked_by = None
         worker.messages += 1
         self._handle_message(worker, message)
 
     def _handle_message(self, worker: WorkerProcess, message: Message) -> None:
         match message:
-            case EncodedBlock():
-                self._schedule.receive_block(worker, message)
+            case Encoded():
+                order = self._schedule.receive_block(worker, message.index, message.block)
+                if order is not None:
+                    self._send(worker, order)
+            case Written():
+                self._schedule.note_written(message.batch, message.block)
+                self._writes[message.batch, message.block].popleft().set_result(None)
+            case Dropped():
+                self._schedule.note_dropped(worker, message.batch, message.block)
+                self._writes.pop((message.batch, message.block), None)
             case Done():
                 self._schedule.finish(worker)
                 self._observer.add_fetched(message.fetched_bytes)
+            case Returned():
+                self._errands.finish(message)
             case Failed():
                 if not worker.ready:
                     raise message.error
                 self._schedule.finish(worker, message.error)
+            case Broken():
+                self._writes[message.batch, message.block][0].set_exception(message.error)
+                raise message.error
             case Trying():
                 self._schedule.announce(worker, message.document)
             case Ready():
                 worker.ready = True
                 self._pool.note_ready()
             case Waiting():
-                worker.waiting = message.reason
-                self._pool.report_network_wait()
+                self._note_wait(worker, message)
             case Event():
                 self._observer.tell(message)
             case Alive():
                 pass
 
+    def _note_wait(self, worker: WorkerProcess, message: Waiting) -> None:
+        if message.reason is None:
+            worker.waits.pop(message.cause, None)
+        else:
+            worker.waits[message.cause] = message.reason
+        self._pool.report_wait(message.cause)
+
     def _handle_death(self, worker: WorkerProcess) -> None:
-        """Report a dead worker and take back its batches. `encode` starts its replacement."""
+        """Report a dead worker and take back its work. `_give_out` starts its replacement."""
         death = worker.explain_end()
         if not worker.ready:
             self._pool.note_early_death(death)
         self._observer.tell(Event("worker", f"worker {worker.pid} {death.description}; replaced"))
+        self._errands.remove_worker(worker, death)
         end_all = self._schedule.note_death(worker, death)
         self._end(worker)
         if end_all:
@@ -216,8 +297,9 @@ class LocalExecutor(Executor):
                 self._end(other)
 
     def _end(self, worker: WorkerProcess) -> None:
-        """End a worker, and take back its batches for other workers."""
+        """End a worker, and take back its work for other workers."""
         self._pool.remove(worker)
         self._schedule.remove_worker(worker)
-        if worker.waiting is not None:
-            self._pool.report_network_wait()
+        self._errands.remove_worker(worker)
+        for cause in list(worker.waits):
+            self._pool.report_wait(cause)

@@ -1,22 +1,35 @@
-"""Define the messages from a worker to its executor, and send and receive them through a pipe.
+"""Define the messages between a worker and its executor.
 
-In the other direction go work orders (task.py).
+No message contains tokens, except those of a block with a seam.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import connection
-
-import numpy as np
+from typing import Any
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.types import EncodedBlock, Quarantined
 
 _ALIVE_EVERY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """An order for any worker: call a module's function."""
+
+    number: int
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+Order = WorkOrder | WriteOrder | Errand  # to a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +45,16 @@ class Trying:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoded:
+    """The worker has encoded a block of its batch, and keeps its tokens."""
+
+    index: int  # of the block, in its batch
+    block: EncodedBlock
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
-    """The worker has sent all blocks of its batch."""
+    """The worker has encoded all blocks of its batch."""
 
     fetched_bytes: int = 0  # over the network, since the previous Done
 
@@ -46,9 +67,44 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """The worker waits for the network, for this reason; None: no longer."""
+class Written:
+    """The worker has written the next placement of a block."""
 
+    batch: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The worker has written all of a block, and dropped its tokens."""
+
+    batch: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The worker has done an errand: what the function returned, or the error that it raised."""
+
+    number: int
+    result: Any = None
+    error: ShardError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The worker could not write a block. The run has to stop."""
+
+    batch: int
+    block: int
+    error: ShardError
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The worker waits for the network or the disk (`cause`), for this reason; None: no longer."""
+
+    cause: str
     reason: str | None
 
 
@@ -57,11 +113,13 @@ class Alive:
     """The worker is receiving bytes from the network, but slowly."""
 
 
-Message = Alive | Ready | Trying | Done | Failed | Waiting | Event | EncodedBlock
+Message = (
+    Alive | Ready | Trying | Encoded | Done | Failed | Written | Dropped | Returned | Broken | Waiting | Event
+)
 
 
 class Outbox(Observer):
-    """Sends messages to the parent. Threads share it: a lock keeps the two parts of a block together."""
+    """Sends messages to the parent. Threads share it."""
 
     def __init__(self, pipe: connection.Connection) -> None:
         self._pipe = pipe
@@ -71,22 +129,14 @@ class Outbox(Observer):
         self._last_alive = time.monotonic()
 
     def send(self, message: Message) -> None:
-        """Send a message. The tokens of a block follow as raw bytes, which is faster than pickling them."""
-        if not isinstance(message, EncodedBlock):
-            with self._lock:
-                self._pipe.send(message)
-            return
-        # Prepared first: if it failed between the two parts, the next message would be taken for tokens.
-        data = message.tokens.data.cast("B") if len(message.tokens) else b""
         with self._lock:
-            self._pipe.send(replace(message, tokens=message.tokens[:0]))  # empty, but with the dtype
-            self._pipe.send_bytes(data)
+            self._pipe.send(message)
 
     def tell(self, event: Event) -> None:
         self.send(event)
 
     def set_wait(self, cause: str, reason: str | None) -> None:
-        self.send(Waiting(reason))
+        self.send(Waiting(cause, reason))
 
     def add_fetched(self, size_bytes: int) -> None:
         """Count bytes received from the network; `send_done` reports the sum, which saves messages.
@@ -107,11 +157,3 @@ class Outbox(Observer):
         with self._fetched_lock:
             done, self._fetched_bytes = Done(self._fetched_bytes), 0
         self.send(done)
-
-
-def receive(pipe: connection.Connection) -> Message:
-    """Read the next message that an outbox has sent from the other end of the pipe."""
-    message: Message = pipe.recv()
-    if isinstance(message, EncodedBlock):
-        return replace(message, tokens=np.frombuffer(pipe.recv_bytes(), message.tokens.dtype))
-    return message

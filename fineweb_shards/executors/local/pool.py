@@ -12,6 +12,7 @@ from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.exit_cause import Death, DeathKind
+from fineweb_shards.executors.local.mailbox import Mailbox
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS
 from fineweb_shards.system.memory_guard import Advice, MemoryGuard
@@ -23,6 +24,8 @@ class WorkerPool:
 
     def __init__(self, spec: WorkerSpec, guard: MemoryGuard, observer: Observer) -> None:
         self.workers: list[WorkerProcess] = []
+        self.mailbox = Mailbox()
+        self.senders: dict[object, WorkerProcess] = {}  # by pipe, and by sentinel
         self.paused = False  # memory is short
         self._observer = observer
         self._spec = spec
@@ -32,10 +35,15 @@ class WorkerPool:
     def fill(self, count: int) -> None:
         """Start workers until there are `count`, unless memory is short."""
         while len(self.workers) < count and not self.paused:
-            self.workers.append(WorkerProcess(self._spec))
+            worker = WorkerProcess(self._spec)
+            self.workers.append(worker)
+            self.senders |= {worker.pipe: worker, worker.sentinel: worker}
+            self.mailbox.add(worker.pipe, worker.sentinel)
 
     def remove(self, worker: WorkerProcess) -> None:
         """Kill a worker and remove it from the pool."""
+        self.mailbox.remove(worker.pipe, worker.sentinel)
+        del self.senders[worker.pipe], self.senders[worker.sentinel]
         worker.kill()
         worker.join()
         self.workers.remove(worker)
@@ -46,16 +54,18 @@ class WorkerPool:
             worker.kill()
         for worker in self.workers:
             worker.join()
+        self.mailbox.close()
 
     @property
     def available(self) -> list[WorkerProcess]:
         """The workers that may be given work."""
         return [worker for worker in self.workers if worker.ready and not worker.leaving]
 
-    def apply_memory_advice(self, has_work: Callable[[WorkerProcess], bool]) -> Iterator[WorkerProcess]:
+    def apply_memory_advice(self, is_needed: Callable[[WorkerProcess], bool]) -> Iterator[WorkerProcess]:
         """Pause or continue as the memory guard says; yield the workers that the caller has to end.
 
-        A worker that has grown beyond its share gets no more work, and is yielded once it has none.
+        A worker that has grown beyond its share gets no more batches, and is yielded once nothing of it is
+        needed.
         """
         was_paused = self.paused
         advice = self._guard.look([worker.pid for worker in self.workers])
@@ -69,7 +79,7 @@ class WorkerPool:
             yield self._retire(self._largest(), "memory stays short")
         elif advice is Advice.RENEW:
             self._largest().leaving = True
-        for worker in [one for one in self.workers if one.leaving and not has_work(one)]:
+        for worker in [one for one in self.workers if one.leaving and not is_needed(one)]:
             yield self._retire(worker, "it had grown beyond its share of the memory budget")
 
     def note_ready(self) -> None:
@@ -85,10 +95,10 @@ class WorkerPool:
         if self._early_crashes >= MAXIMUM_DEATHS or self._early_kills >= MAXIMUM_KILLS:
             raise WorkerError(f"Workers die before they are ready: the last one {death.description}.")
 
-    def report_network_wait(self) -> None:
-        """Tell the observer that a worker waits for the network, or that none does any longer."""
-        waits = [worker.waiting for worker in self.workers if worker.waiting is not None]
-        self._observer.set_wait("network", waits[0] if waits else None)
+    def report_wait(self, cause: str) -> None:
+        """Tell the observer that a worker waits for the network or the disk, or that none does any longer."""
+        waits = [worker.waits[cause] for worker in self.workers if cause in worker.waits]
+        self._observer.set_wait(cause, waits[0] if waits else None)
 
     def _largest(self) -> WorkerProcess:
         return max(self.workers, key=lambda worker: self._guard.size_bytes(worker.pid))

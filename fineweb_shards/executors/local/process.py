@@ -21,7 +21,7 @@ class WorkerProcess:
     def __init__(self, spec: WorkerSpec) -> None:
         self.ready = False
         self.leaving = False  # it gets no more work, and is ended when it has none
-        self.waiting: str | None = None  # why it waits for the network; None: it does not
+        self.waits: dict[str, str] = {}  # why it waits for the network or the disk: cause to reason
         self.messages = 0  # number of messages received from it
         self._killed_as: Death | None = None  # set if the watchdog killed it
         self._oom_kills_before = oom_kills()

@@ -12,7 +12,7 @@ from fineweb_shards.types import Batch
 
 
 class Producer:
-    """Keeps up to `ahead` batches ready. `wakeup` becomes readable when a batch, or the end, has arrived."""
+    """Keeps up to `ahead` batches ready. `wakeup` has a byte to receive for each batch, and for the end."""
 
     def __init__(self, batches: Iterator[Batch], ahead: int) -> None:
         self._batches = batches
@@ -27,8 +27,6 @@ class Producer:
 
     def take(self) -> Batch | None:
         """Return the next batch, or None if there is none yet, or none any more (`ended`)."""
-        while self.wakeup.poll():
-            self.wakeup.recv_bytes()
         alive = self._thread.is_alive()  # asked first: if it has ended, its last item is in the queue
         try:
             item = self._queue.get_nowait()

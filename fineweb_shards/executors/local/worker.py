@@ -1,7 +1,9 @@
-"""Run one worker process: receive orders, encode their batches, send the blocks back.
+"""Run one worker process: encode batches, keep their tokens, write them where the parent says.
 
-It has no state except caches, so that killing it costs only the batches it has. A thread ends the process
-when the parent ends, for whatever reason.
+Four threads: one receives orders, the main thread encodes, one writes, one does errands (such as hashing and
+syncing a finished file). So none of them waits for another's disk or network. The process has no state except
+caches and the tokens it has not written yet, so that killing it costs only the batches it has. A last thread
+ends the process when the parent ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from multiprocessing import connection, parent_process
 
@@ -19,46 +22,155 @@ from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
 from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
 from fineweb_shards.executors.exit_cause import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
-from fineweb_shards.executors.local.messages import Failed, Outbox, Ready, Trying
-from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.local.messages import (
+    Broken,
+    Dropped,
+    Encoded,
+    Errand,
+    Failed,
+    Order,
+    Outbox,
+    Ready,
+    Returned,
+    Trying,
+    Written,
+)
+from fineweb_shards.executors.task import WorkOrder, WriteOrder
+from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.machine import lower_priority, offer_to_oom_killer
-from fineweb_shards.types import Batch
+from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
 
 
 def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
-    """Encode batches as ordered until the parent closes the pipe. This is the process's main function."""
+    """Do what the parent orders until it closes the pipe. This is the process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by process.py
     lower_priority()
     offer_to_oom_killer()
     outbox = Outbox(pipe)
-    in_thread = partial(_run_thread, outbox)
-    threading.Thread(target=in_thread, args=(_die_with_parent,), daemon=True).start()
+    _start_thread(outbox, _die_with_parent)
     source = spec.source.reopened(outbox)
     try:
         encoder = spec.make_encoder()
     except ShardError as error:
         outbox.send(Failed(error))
         return
+    worker = Worker(pipe, spec, source, encoder, outbox)
+    for action in (worker.receive_orders, worker.write_blocks, worker.do_errands):
+        _start_thread(outbox, action)
     outbox.send(Ready())
-    inbox: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
-    receiver = partial(_receive_orders, pipe, source, inbox, outbox)
-    threading.Thread(target=in_thread, args=(receiver,), daemon=True).start()
-    while (order := inbox.get()) is not None:
+    worker.encode_batches()
+
+
+class Worker:
+    """The work of one process: a method for each thread, with queues between them."""
+
+    def __init__(
+        self, pipe: connection.Connection, spec: WorkerSpec, source: Source, encoder: Encoder, outbox: Outbox
+    ) -> None:
+        self._pipe = pipe
+        self._source = source
+        self._encoder = encoder
+        self._outbox = outbox
+        self._writer: TokenWriter = spec.make_writer(outbox)
+        self._tokens: dict[tuple[int, int], Tokens] = {}  # by batch and block: encoded, not yet written
+        self._batches: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[WriteOrder] = queue.SimpleQueue()
+        self._errands: queue.SimpleQueue[Errand] = queue.SimpleQueue()
+        self._reported: set[str] = set()
+
+    def receive_orders(self) -> None:
+        """Receive orders as they arrive, so that the next batch is fetched while this one is encoded."""
+        while True:
+            try:
+                order: Order = self._pipe.recv()
+            except (EOFError, OSError):
+                self._batches.put(None)
+                return
+            match order:
+                case WriteOrder():
+                    self._writes.put(order)
+                case Errand():
+                    self._errands.put(order)
+                case WorkOrder():
+                    self._prefetch(order.batch)  # before it is queued: reading must not start before it
+                    self._batches.put(order)
+
+    def encode_batches(self) -> None:
+        """Encode batches, tell the parent of their blocks, and keep the tokens."""
+        while (order := self._batches.get()) is not None:
+            try:
+                for index, block in encode_batch(self._source, self._encoder, order, self._announce):
+                    self._outbox.send(Encoded(index, self._keep(order.number, index, block)))
+                self._outbox.send_done()
+            except MemoryError:
+                os._exit(OUT_OF_MEMORY_EXIT_CODE)
+            except ShardError as error:
+                self._outbox.send(Failed(error))
+            except (BrokenPipeError, ConnectionResetError):
+                return  # the parent is gone
+            except Exception as error:
+                self._outbox.send(Failed(self._unexpected(order.batch, error)))
+
+    def write_blocks(self) -> None:
+        """Write the tokens of blocks where the parent says, and drop them."""
+        while True:
+            order = self._writes.get()
+            tokens = self._tokens[order.batch, order.block]
+            try:
+                for placement in order.placements:
+                    self._writer.write(tokens, placement)
+                    self._outbox.send(Written(order.batch, order.block))
+            except ShardError as error:
+                self._outbox.send(Broken(order.batch, order.block, error))
+            else:
+                del self._tokens[order.batch, order.block]
+                self._outbox.send(Dropped(order.batch, order.block))
+
+    def do_errands(self) -> None:
+        """Call the functions that the parent wants called."""
+        while True:
+            errand = self._errands.get()
+            try:
+                returned = Returned(errand.number, errand.function(*errand.arguments))
+            except ShardError as error:
+                returned = Returned(errand.number, error=error)
+            self._outbox.send(returned)
+
+    def _keep(self, batch: int, index: int, block: EncodedBlock) -> EncodedBlock:
+        """Keep the tokens of a block, and return it without them; at a seam, return it as it is, because the
+        parent has to repair the tokens there."""
+        tokens = block.array
+        if block.starts_at_seam or block.ends_at_seam or not len(tokens):
+            return block
+        self._tokens[batch, index] = tokens
+        return replace(block, tokens=KeptTokens(batch, index, len(tokens)))
+
+    def _prefetch(self, batch: Batch) -> None:
         try:
-            for block in encode_batch(source, encoder, order, lambda one: outbox.send(Trying(one))):
-                outbox.send(block)
-            outbox.send_done()
+            self._source.prefetch(batch)
         except MemoryError:
-            os._exit(OUT_OF_MEMORY_EXIT_CODE)
-        except ShardError as error:
-            outbox.send(Failed(error))
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the parent is gone
-        except Exception as error:
-            outbox.send(Failed(_unexpected(spec, order.batch, error)))
+            raise
+        except Exception as error:  # only reported: the batch may still be readable; if not, reading it fails
+            if repr(error) not in self._reported:
+                self._reported.add(repr(error))
+                name = self._source.files[batch.file].name
+                self._outbox.tell(Event("worker", f"{name}: could not be fetched ahead: {_describe(error)}"))
+
+    def _announce(self, document: Quarantined) -> None:
+        self._outbox.send(Trying(document))
+
+    def _unexpected(self, batch: Batch, error: Exception) -> ShardError:
+        """Return the error for an exception that is no ShardError, with its traceback."""
+        name = self._source.files[batch.file].name
+        return ShardError(f"A worker failed on {name} at position {batch.position}: {_describe(error)}")
+
+
+def _start_thread(outbox: Outbox, action: Callable[[], None]) -> None:
+    threading.Thread(target=partial(_run_thread, outbox, action), daemon=True).start()
 
 
 def _run_thread(outbox: Outbox, action: Callable[[], None]) -> None:
@@ -73,31 +185,6 @@ def _run_thread(outbox: Outbox, action: Callable[[], None]) -> None:
             os._exit(OUT_OF_MEMORY_EXIT_CODE if out_of_memory else THREAD_FAILED_EXIT_CODE)
 
 
-def _receive_orders(
-    pipe: connection.Connection, source: Source, inbox: queue.SimpleQueue[WorkOrder | None], outbox: Outbox
-) -> None:
-    """Receive orders as they arrive, so that the next batch is fetched while this one is encoded."""
-    reported = set()
-    while True:
-        try:
-            order: WorkOrder = pipe.recv()
-        except (EOFError, OSError):
-            inbox.put(None)
-            return
-        try:
-            source.prefetch(order.batch)  # before the order is queued: reading must not start before it
-        except MemoryError:
-            raise
-        except (
-            Exception
-        ) as error:  # only reported: the batch may still be readable, and if not, reading it fails
-            if repr(error) not in reported:
-                reported.add(repr(error))
-                name = source.files[order.batch.file].name
-                outbox.tell(Event("worker", f"{name}: could not be fetched ahead: {_describe(error)}"))
-        inbox.put(order)
-
-
 def _die_with_parent() -> None:
     """Wait until the parent process has ended, then end this one."""
     parent = parent_process()
@@ -108,9 +195,3 @@ def _die_with_parent() -> None:
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)).rstrip()
-
-
-def _unexpected(spec: WorkerSpec, batch: Batch, error: Exception) -> ShardError:
-    """Return the error for an exception that is no ShardError, with its traceback."""
-    name = spec.source.files[batch.file].name
-    return ShardError(f"A worker failed on {name} at position {batch.position}: {_describe(error)}")
