@@ -4,7 +4,7 @@ Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► 
 source    worker reads  worker encodes   stitcher       packer         output        manifest
 
 The tokens themselves stay with the worker that made them (`KeptTokens`), until it writes them where a
-placement says.
+placement says. Values that travel between processes have no slots, which would make pickling slow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Split = Literal["val", "train"]
 SPLITS: tuple[Split, Split] = ("val", "train")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cursor:
     """A place in the token stream: start a batch at (file, position) and drop `skip_tokens` tokens.
 
@@ -43,7 +43,7 @@ class Cursor:
         return Cursor(self.file, self.position, self.skip_tokens + tokens, self.starts_mid_document)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Counts:
     """Counts about the documents of a block that its tokens do not show; `+` adds two of them."""
 
@@ -65,7 +65,7 @@ class Counts:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """A unit of work: where a worker finds some documents, or, in `payload`, the bytes of the documents."""
 
@@ -152,7 +152,7 @@ class Quarantined:
     piece_of_bytes: int = 0  # if a piece of a long document: the batch size it was cut with
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KeptTokens:
     """The tokens of a block that stay with the worker that made them. Elsewhere their number is known."""
 
@@ -164,7 +164,7 @@ class KeptTokens:
         return self.length
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EncodedBlock:
     """The tokens of one chunk, with EOTs. The worker keeps them, unless the block has a seam at an end."""
 
@@ -213,7 +213,7 @@ class ShardSlice:
     fills_shard: bool = False  # this slice is the last of its file
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
     """Where tokens of a block belong: the ranges, one after the other, from byte `offset` of a file on."""
 

@@ -81,6 +81,11 @@ class Schedule(Generic[Worker]):
     # Giving out batches
 
     @property
+    def has_pending(self) -> bool:
+        """Whether there is a batch that no worker has."""
+        return bool(self._pending)
+
+    @property
     def needs_batch(self) -> bool:
         """Whether a new batch, if there is one, could be given to a worker now."""
         if self._pending or self._is_alone():
@@ -98,8 +103,15 @@ class Schedule(Generic[Worker]):
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
         """Return the worker with the fewest batches; None if even that one has as many as allowed."""
-        worker = min(workers, key=self._count_tasks, default=None)
-        return worker if worker is not None and self._count_tasks(worker) < self._queued_batches else None
+        found, fewest = None, self._queued_batches
+        for worker in workers:
+            load = self._loads.get(worker)
+            tasks = len(load.tasks) if load else 0
+            if not tasks:
+                return worker
+            if tasks < fewest:
+                found, fewest = worker, tasks
+        return found
 
     def give_next(self, worker: Worker) -> WorkOrder | None:
         """Give a worker the next batch that no worker has; None if there is none, or if it has to wait."""
@@ -121,10 +133,6 @@ class Schedule(Generic[Worker]):
 
     def _load(self, worker: Worker) -> _Load:
         return self._loads.setdefault(worker, _Load())
-
-    def _count_tasks(self, worker: Worker) -> int:
-        load = self._loads.get(worker)
-        return len(load.tasks) if load else 0
 
     def _is_alone(self) -> bool:
         """Return whether a worker has a batch that must be tried alone."""

@@ -28,7 +28,7 @@ MAXIMUM_KILLS = 30  # from outside on one batch, without a block of it in betwee
 MAXIMUM_LOSSES = 30  # of workers with encoded blocks of one batch that they had not written
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkOrder:
     """An order for a worker: encode this batch, in this way."""
 
@@ -40,7 +40,7 @@ class WorkOrder:
     use_fallback_for: frozenset[str] = frozenset()  # digests of documents for the other engine
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WriteOrder:
     """An order for the worker that keeps a block's tokens: write them where they belong, then drop them."""
 

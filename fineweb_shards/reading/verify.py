@@ -7,7 +7,7 @@ compared as bytes, never parsed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,15 +35,25 @@ class Verdict:
     unfinished: list[str]  # files that a killed run named but did not record; they are made again
 
 
-def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _: None) -> Verdict:
-    """Check all shards, indices and names; `report` is called for each record that was checked."""
+def verify_folder(
+    folder: Path,
+    report: Callable[[ShardRecord], None] = lambda _: None,
+    sealed: Collection[ShardRecord] = (),
+) -> Verdict:
+    """Check all shards, indices and names; `report` is called for each record that was checked.
+
+    `sealed` are records that this run has made: those segments were read back when they were sealed
+    (store/segment.py), so that only lengths and headers are left to check.
+    """
     manifest = require_manifest(folder)
     shard_format = manifest.shard_format
     files = {file.name: file for file in list_files(manifest.shards)}
 
     def check(record: ShardRecord) -> str | None:
         may_grow = not manifest.complete and may_be_longer(manifest, files[record.name])
-        damage = check_segment(folder, shard_format, files[record.name], record, may_grow=may_grow)
+        damage = check_segment(
+            folder, shard_format, files[record.name], record, may_grow=may_grow, sealed=record in sealed
+        )
         report(record)
         return damage
 
@@ -59,10 +69,13 @@ def verify_folder(folder: Path, report: Callable[[ShardRecord], None] = lambda _
 
 
 def check_folder(
-    folder: Path, warn: Callable[[str], None], report: Callable[[ShardRecord], None] = lambda _: None
+    folder: Path,
+    warn: Callable[[str], None],
+    report: Callable[[ShardRecord], None] = lambda _: None,
+    sealed: Collection[ShardRecord] = (),
 ) -> Verdict:
     """Verify a folder. If files are damaged, `warn` of each and raise DamageError."""
-    verdict = verify_folder(folder, report)
+    verdict = verify_folder(folder, report, sealed)
     for damage in verdict.damages:
         warn(damage)
     if verdict.damages:
@@ -95,10 +108,12 @@ def check_segment(
     record: ShardRecord,
     *,
     may_grow: bool = False,
+    sealed: bool = False,
 ) -> str | None:
     """Return what is wrong with one segment of a file, or None.
 
-    `may_grow` says that the file, even under its final name, may contain more than the manifest records.
+    `may_grow` says that the file, even under its final name, may contain more than the manifest records;
+    `sealed`, that its contents have been checked.
     """
     path = find_file(folder, file.name)
     if path is None:
@@ -107,7 +122,7 @@ def check_segment(
         with open(path, "rb") as data:
             named = path == folder / file.name
             damage = _check_size(shard_format, file, data, named=named, may_grow=may_grow or not named)
-            return damage or _check_tokens(shard_format, record, data)
+            return damage if damage or sealed else _check_tokens(shard_format, record, data)
     except OSError as error:
         return f"{file.name}: {error.strerror}"
 

@@ -124,7 +124,8 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
         seconds = time.monotonic() - begin
         if job.config.verify and result.shards != manifest.shards:
             progress.verifying = True
-            check_folder(job.folder, screen.warn, progress.verify_shard)
+            sealed = {*result.shards} - {*manifest.shards}
+            check_folder(job.folder, screen.warn, progress.verify_shard, sealed)
     new_tokens = result.tokens - manifest.tokens
     shards = show_number_of(result.shard_count, "shard")
     log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ STALL_RELIEF_PERCENT = 5.0
 RETIRE_AFTER_SECONDS = 10.0
 # A worker that exceeds its share of the budget is replaced, but not more often than this.
 RENEW_EVERY_SECONDS = 30.0
+# The kernel walks all pages of a process to measure it, which takes milliseconds.
+MEASURED_AT_ONCE = 9
 
 
 class Advice(enum.Enum):
@@ -70,6 +73,7 @@ class MemoryGuard:
         self.peak_bytes = 0
         self.shortage: str | None = None  # while memory is short, and no work may be given out: what is short
         self._sizes: dict[int, int] = {}
+        self._first = 0  # who is measured first at the next look
         self._worker_bytes = worker_bytes
         self._read = read
         self._measure = measure
@@ -103,7 +107,13 @@ class MemoryGuard:
         return self._sizes.get(worker, 0)
 
     def _measure_processes(self, workers: Sequence[int]) -> None:
-        self._sizes = {pid: self._measure(pid) or 0 for pid in (os.getpid(), *workers)}
+        """Measure this process and its workers; of many workers, only some each time."""
+        measured = deque((os.getpid(), *workers))
+        measured.rotate(-self._first)
+        now = list(measured)[:MEASURED_AT_ONCE]
+        self._first = (self._first + len(now)) % len(measured)
+        sizes = {pid: self._measure(pid) or 0 for pid in now}
+        self._sizes = {pid: sizes.get(pid, self._sizes.get(pid, 0)) for pid in measured}
         self.used_bytes = sum(self._sizes.values())
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 

@@ -29,7 +29,6 @@ from fineweb_shards.executors.local.messages import (
     Alive,
     Broken,
     Done,
-    Dropped,
     Encoded,
     Failed,
     Message,
@@ -175,19 +174,22 @@ class LocalExecutor(Executor):
 
     def _give_out_work(self) -> None:
         """Give batches to all workers that may have more."""
-        while not self._pool.paused and (
-            (worker := self._schedule.least_busy(self._pool.available)) is not None
-        ):
-            producer = self._producer
-            if self._schedule.needs_batch and producer is not None and not producer.ended:
-                batch = producer.take()
-                if batch is None:
-                    return
-                self._schedule.add(batch)
-            order = self._schedule.give_next(worker)
+        schedule = self._schedule
+        while not self._pool.paused and (schedule.has_pending or schedule.needs_batch):
+            worker = schedule.least_busy(self._pool.available)
+            if worker is None or not (schedule.has_pending or self._take_batch()):
+                return
+            order = schedule.give_next(worker)
             if order is None:
                 return
             self._send(worker, order)
+
+    def _take_batch(self) -> bool:
+        """Add the next batch of the listing to the schedule, if there is one now."""
+        batch = None if self._producer is None or self._producer.ended else self._producer.take()
+        if batch is not None:
+            self._schedule.add(batch)
+        return batch is not None
 
     def _send(self, worker: WorkerProcess, order: Order) -> None:
         if isinstance(order, WorkOrder) and order.one_by_one:
@@ -247,11 +249,7 @@ class LocalExecutor(Executor):
                 if order is not None:
                     self._send(worker, order)
             case Written():
-                self._schedule.note_written(message.batch, message.block)
-                self._writes[message.batch, message.block].popleft().set_result(None)
-            case Dropped():
-                self._schedule.note_dropped(worker, message.batch, message.block)
-                self._writes.pop((message.batch, message.block), None)
+                self._note_written(worker, message)
             case Done():
                 self._schedule.finish(worker)
                 self._observer.add_fetched(message.fetched_bytes)
@@ -275,6 +273,15 @@ class LocalExecutor(Executor):
                 self._observer.tell(message)
             case Alive():
                 pass
+
+    def _note_written(self, worker: WorkerProcess, message: Written) -> None:
+        batch, block = message.batch, message.block
+        if message.placements:
+            self._schedule.note_written(batch, block)
+            self._writes[batch, block].popleft().set_result(None)
+        if message.dropped:
+            self._schedule.note_dropped(worker, batch, block)
+            self._writes.pop((batch, block), None)
 
     def _note_wait(self, worker: WorkerProcess, message: Waiting) -> None:
         if message.reason is None:

@@ -1,6 +1,7 @@
 """Define the messages between a worker and its executor.
 
-No message contains tokens, except those of a block with a seam.
+No message contains tokens, except those of a block with a seam. Values that travel have no slots: pickling
+them would take four times as long.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fineweb_shards.types import EncodedBlock, Quarantined
 _ALIVE_EVERY_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Errand:
     """An order for any worker: call a module's function."""
 
@@ -32,19 +33,19 @@ class Errand:
 Order = WorkOrder | WriteOrder | Errand  # to a worker
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
     """The worker has loaded its engine, which has passed the self-test."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trying:
     """The worker is about to encode this document; if it dies now, the document is suspected."""
 
     document: Quarantined
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Encoded:
     """The worker has encoded a block of its batch, and keeps its tokens."""
 
@@ -52,37 +53,31 @@ class Encoded:
     block: EncodedBlock
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Done:
     """The worker has encoded all blocks of its batch."""
 
     fetched_bytes: int = 0  # over the network, since the previous Done
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Failed:
     """The worker can't do its batch, and no other worker could."""
 
     error: ShardError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Written:
-    """The worker has written the next placement of a block."""
+    """The worker has written the next placement of a block, if it has any."""
 
     batch: int
     block: int
+    placements: int  # 1, or 0 if the block belongs nowhere
+    dropped: bool  # it was the last one: the worker has dropped the tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """The worker has written all of a block, and dropped its tokens."""
-
-    batch: int
-    block: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Returned:
     """The worker has done an errand: what the function returned, or the error that it raised."""
 
@@ -91,7 +86,7 @@ class Returned:
     error: ShardError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Broken:
     """The worker could not write a block. The run has to stop."""
 
@@ -100,7 +95,7 @@ class Broken:
     error: ShardError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Waiting:
     """The worker waits for the network or the disk (`cause`), for this reason; None: no longer."""
 
@@ -108,14 +103,12 @@ class Waiting:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Alive:
     """The worker is receiving bytes from the network, but slowly."""
 
 
-Message = (
-    Alive | Ready | Trying | Encoded | Done | Failed | Written | Dropped | Returned | Broken | Waiting | Event
-)
+Message = Alive | Ready | Trying | Encoded | Done | Failed | Written | Returned | Broken | Waiting | Event
 
 
 class Outbox(Observer):

@@ -24,7 +24,6 @@ from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
 from fineweb_shards.executors.exit_cause import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
 from fineweb_shards.executors.local.messages import (
     Broken,
-    Dropped,
     Encoded,
     Errand,
     Failed,
@@ -119,16 +118,21 @@ class Worker:
         """Write the tokens of blocks where the parent says, and drop them."""
         while True:
             order = self._writes.get()
-            tokens = self._tokens[order.batch, order.block]
             try:
-                for placement in order.placements:
-                    self._writer.write(tokens, placement)
-                    self._outbox.send(Written(order.batch, order.block))
+                self._write_block(order)
             except ShardError as error:
                 self._outbox.send(Broken(order.batch, order.block, error))
-            else:
-                del self._tokens[order.batch, order.block]
-                self._outbox.send(Dropped(order.batch, order.block))
+
+    def _write_block(self, order: WriteOrder) -> None:
+        tokens = self._tokens[order.batch, order.block]
+        *others, last = order.placements or (None,)
+        for placement in others:
+            self._writer.write(tokens, placement)
+            self._outbox.send(Written(order.batch, order.block, placements=1, dropped=False))
+        if last is not None:
+            self._writer.write(tokens, last)
+        del self._tokens[order.batch, order.block]
+        self._outbox.send(Written(order.batch, order.block, placements=int(last is not None), dropped=True))
 
     def do_errands(self) -> None:
         """Call the functions that the parent wants called."""
