@@ -8,7 +8,6 @@ document borders (text.py, jsonl.py) works for both.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Protocol
 
 import pyarrow as pa
@@ -24,8 +23,8 @@ from fineweb_shards.sources.decompression import (
     open_unpacker,
 )
 from fineweb_shards.sources.pipes import open_pipe
+from fineweb_shards.sources.read_ahead import READ_BYTES, ReadAhead
 
-_READ_BYTES = 2**20
 _EXPANSION_BYTES = 4 * 2**20
 
 
@@ -74,9 +73,9 @@ class FileView:
 class StreamView:
     """A stream, read on demand. Keeps the bytes from the offset of the last `forget` on."""
 
-    def __init__(self, file: InputFile) -> None:
+    def __init__(self, file: InputFile, stream: ReadAhead | None = None) -> None:
         self._file = file
-        self._read, self._close = _open_stream(file)
+        self._stream = stream or open_stream(file)
         self._start = 0  # offset of the first byte kept
         self._kept = bytearray()
         self._ended = False
@@ -92,14 +91,15 @@ class StreamView:
             raise ValueError(f"offset {offset} has been forgotten")
         while not self._ended and self._start + len(self._kept) < offset + size:
             try:
-                data = self._read(_READ_BYTES)
+                data = self._stream.read()
             except (DamagedStreamError, OSError) as error:
                 self._fail(error)
                 data = b""
             self._ended = not data
             self._kept += data
         begin = offset - self._start
-        return bytes(self._kept[begin : begin + size])
+        with memoryview(self._kept) as kept:  # to copy it once only
+            return bytes(kept[begin : begin + size])
 
     def is_cut_off_at(self, offset: int) -> bool:
         """Tell whether damage ends the text at `offset`, so that its last document is not whole."""
@@ -119,7 +119,7 @@ class StreamView:
 
     def skip_to(self, offset: int) -> None:
         """Read up to `offset` and drop what is before it."""
-        while self._start < offset and (data := self.read_at(self._start, _READ_BYTES)):
+        while self._start < offset and (data := self.read_at(self._start, READ_BYTES)):
             self.forget(min(self._start + len(data), offset))
 
     def forget(self, offset: int) -> None:
@@ -128,12 +128,13 @@ class StreamView:
         self._start = offset
 
     def close(self) -> None:
-        self._close()
+        self._stream.close()
 
 
-def open_view(file: InputFile) -> FileView | StreamView:
-    """Open the view for a file: a StreamView if it can only be read front to back."""
-    return StreamView(file) if file.by_value else FileView(file)
+def open_view(file: InputFile, stream: ReadAhead | None = None) -> FileView | StreamView:
+    """Open the view for a file: a StreamView if it can only be read front to back. `stream` is such a file's
+    if it is being read already."""
+    return StreamView(file, stream) if file.by_value else FileView(file)
 
 
 def expansion_of(file: InputFile) -> float:
@@ -146,19 +147,19 @@ def expansion_of(file: InputFile) -> float:
         )
         try:
             text_bytes = 0
-            while text_bytes < _EXPANSION_BYTES and (text := stream.read(_READ_BYTES)):
+            while text_bytes < _EXPANSION_BYTES and (text := stream.read(READ_BYTES)):
                 text_bytes += len(text)
         except (DamagedStreamError, OSError, pa.ArrowException):
             return 1.0  # the damage is reported when the file is read
         return text_bytes / max(1, packed.tell())
 
 
-def _open_stream(file: InputFile) -> tuple[Callable[[int], bytes], Callable[[], None]]:
-    """Open a stream; return its functions to read and to close."""
+def open_stream(file: InputFile) -> ReadAhead:
+    """Begin to read a stream."""
     if file.is_pipe:
-        return open_pipe(file.path).read, lambda: None
+        return ReadAhead(open_pipe(file.path).read, lambda: None)
     try:
         unpacker = open_unpacker(file.path, file.compression or "")
     except OSError as error:
         raise read_error(file, error) from error
-    return unpacker.read, unpacker.close
+    return ReadAhead(unpacker.read, unpacker.close)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, decode_text, utf8_bytes
-from fineweb_shards.sources.byte_view import FileView, StreamView, open_view
+from fineweb_shards.sources.byte_view import FileView, StreamView
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
@@ -36,7 +36,7 @@ class JsonLinesFormat(TextFormat):
     """Documents that are the value of a key, one JSON object per line."""
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
-        view = open_view(file)
+        view = self.open_stream_view(file)
         try:
             head = view.read_at(0, SAMPLE_BYTES)
             check_is_text(file, head)

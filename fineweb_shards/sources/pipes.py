@@ -6,12 +6,14 @@ whether the input is the same stream again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from functools import cache
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.sources.base import STANDARD_INPUT
+from fineweb_shards.sources.read_ahead import READ_BYTES
 
 _HEAD_BYTES = 64 * 1024
 
@@ -57,11 +59,21 @@ def open_pipe(path: str) -> Pipe:
 def _open(path: str) -> int:
     if path != STANDARD_INPUT:
         try:
-            return os.open(path, os.O_RDONLY)  # blocks until another process writes to it
+            return _enlarge(os.open(path, os.O_RDONLY))  # blocks until another process writes to it
         except OSError as error:
             raise InputError(f"--input {path}: {error.strerror}.", "Check its permissions.") from error
     if sys.stdin is None:  # Python was started with standard input closed
         raise InputError(
             "--input -: standard input is closed.", "Send it something: … | fineweb-shards build --input - …"
         )
-    return 0
+    return _enlarge(0)
+
+
+def _enlarge(descriptor: int) -> int:
+    """Let a pipe hold a whole block: with its usual 64 kB the two sides would wait for each other all the
+    time."""
+    with contextlib.suppress(ImportError, AttributeError, OSError):  # not Linux, not allowed, or no pipe
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, READ_BYTES)
+    return descriptor

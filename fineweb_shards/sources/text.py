@@ -12,13 +12,15 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text
-from fineweb_shards.sources.byte_view import ByteView, FileView, StreamView, open_view
+from fineweb_shards.sources.byte_view import ByteView, FileView, StreamView, open_stream, open_view
+from fineweb_shards.sources.read_ahead import ReadAhead
 from fineweb_shards.sources.separators import Literal, Separator, make_separator
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
@@ -49,9 +51,21 @@ class TextFormat(Format):
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
         self._view: tuple[str, FileView | StreamView] | None = None
+        self._streams: dict[str, ReadAhead] = {}  # compressed files that are being unpacked, by path
+
+    def expect(self, files: Sequence[InputFile]) -> None:
+        """Begin to unpack compressed files that will be read next."""
+        for file in files:
+            if file.compression and file.problem is None and file.path not in self._streams:
+                with contextlib.suppress(BadFileError):  # which is raised when the file's turn comes
+                    self._streams[file.path] = open_stream(file)
+
+    def open_stream_view(self, file: InputFile) -> FileView | StreamView:
+        """Open a file to cut it into batches."""
+        return open_view(file, self._streams.pop(file.path, None))
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
-        view = open_view(file)
+        view = self.open_stream_view(file)
         try:
             check_is_text(file, view.read_at(0, SAMPLE_BYTES))
             name = self.find_separator(file, view)
@@ -106,6 +120,8 @@ class TextFormat(Format):
         return data
 
     def close(self) -> None:
+        while self._streams:
+            self._streams.popitem()[1].close()
         if self._view is not None:
             self._view[1].close()
             self._view = None
