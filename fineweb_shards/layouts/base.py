@@ -30,7 +30,7 @@ class SizedFile(Protocol):
 
 
 class Layout(ABC):
-    """The description of a layout. It has no state; `store/writer.py` writes the files."""
+    """The description of a layout. It has no state; `store/` makes the files."""
 
     name: ClassVar[str]
     eot_first: ClassVar[bool]  # EOT comes before (True) or after (False) each document

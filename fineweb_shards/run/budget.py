@@ -17,8 +17,11 @@ PARENT_BYTES = 192 * 2**20
 # A batch takes its text as bytes and as str, and its tokens twice in transit and once in the parent.
 _COPIES = 4
 MAXIMUM_WINDOW_BYTES = 192 * 2**20
+_BATCHES_PER_WORKER = 4  # of many workers: two to encode, two that wait for their turn to be written
+# The default budget is a quarter of what is available, and no more than is of use.
+BUDGET_SHARE = 4
 MAXIMUM_BUDGET_BYTES = 4 * 2**30
-BUDGET_SHARE = 4  # the default budget is a quarter of what is available
+BUDGET_BYTES_PER_CORE = 320 * 2**20  # beyond that
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,15 @@ def plan_budget(workers: int | None, max_memory: int | None, batch_bytes: int) -
             "Give more with --max-memory, close other programs, or use a smaller --batch-bytes.",
         )
     window = (memory - PARENT_BYTES - fitting * WORKER_BYTES) // _COPIES
-    return Budget(fitting, memory, min(window, max(MAXIMUM_WINDOW_BYTES, least_window)), workers)
+    useful = max(MAXIMUM_WINDOW_BYTES, least_window, fitting * _BATCHES_PER_WORKER * batch_bytes)
+    return Budget(fitting, memory, min(window, useful), workers)
 
 
 def _memory_budget_bytes(max_memory: int | None) -> int:
     """Return the requested budget, checked to exist, or by default a share of what is available."""
     if max_memory is None:
-        return min(available_memory_bytes() // BUDGET_SHARE, MAXIMUM_BUDGET_BYTES)
+        useful = max(MAXIMUM_BUDGET_BYTES, usable_cores() * BUDGET_BYTES_PER_CORE)
+        return min(available_memory_bytes() // BUDGET_SHARE, useful)
     smallest = min(memory_limits(), key=lambda limit: limit.total_bytes)
     if max_memory > smallest.total_bytes:
         raise UsageError(

@@ -130,7 +130,7 @@ class Config:
     )  # fmt: skip
     max_memory: int | None = _setting(
         None, "memory for all processes together, such as 2GiB (default: a quarter of what is "
-        "available, at most 4 GiB)", parse=parse_bytes, metavar="SIZE",
+        "available, at most 4 GiB, with many cores 320 MiB for each)", parse=parse_bytes, metavar="SIZE",
     )  # fmt: skip
     batch_bytes: int = _setting(
         4 * 2**20, "text handed to a worker at a time", parse=parse_bytes, metavar="SIZE"
