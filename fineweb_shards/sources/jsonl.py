@@ -15,6 +15,7 @@ from fineweb_shards.sources.base import InputFile, decode_text, utf8_bytes
 from fineweb_shards.sources.byte_view import FileView, StreamView, open_view
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
+from fineweb_shards.texts import Texts
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
 # Longer lines would have to be parsed in pieces; such a document belongs in a text file.
@@ -103,7 +104,7 @@ class JsonLinesFormat(TextFormat):
                 counts += Counts(bad_parts=1)
             offset += len(line) + 1
         yield TextChunk(
-            documents,
+            Texts.from_strings(documents),
             Cursor(batch.file, batch.position),
             Cursor(batch.file, end),
             counts=counts + Counts(text_bytes),
