@@ -34,7 +34,7 @@ class Texts:
     @classmethod
     def from_strings(cls, strings: Iterable[str]) -> Texts:
         """Hold strings as UTF-8; a lone surrogate becomes U+FFFD, as in tiktoken."""
-        return cls.from_pieces([_encode_utf8(string) for string in strings])
+        return cls.from_pieces([encode_utf8(string) for string in strings])
 
     @classmethod
     def from_pieces(cls, pieces: list[bytes]) -> Texts:
@@ -90,7 +90,8 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _encode_utf8(text: str) -> bytes:
+def encode_utf8(text: str) -> bytes:
+    """Return the text as valid UTF-8: a lone surrogate becomes U+FFFD."""
     try:
         return text.encode()
     except UnicodeEncodeError:

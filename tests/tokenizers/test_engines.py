@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import reference
 import runs
@@ -14,9 +15,15 @@ from fineweb_shards.texts import Texts, replace_surrogates
 from fineweb_shards.tokenizers import ENGINES, resolve_engine
 from fineweb_shards.tokenizers.base import Engine, Ids
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
-from fineweb_shards.tokenizers.selftest import check_engine, hostile_strings
+from fineweb_shards.tokenizers.selftest import (
+    EXPECTED_SHA256,
+    check_engine,
+    digest_tokens,
+    hostile_strings,
+)
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Cursor, TextChunk
+from fineweb_shards.vocabulary import GPT2
 
 NAMES = list(ENGINES)
 
@@ -103,6 +110,48 @@ class Panicking(Engine):
 
     def encode(self, texts: Texts) -> list[Ids]:
         raise Panic("panicked")
+
+
+@pytest.mark.promise(26)
+def test_the_self_test_expects_what_tiktoken_makes() -> None:
+    """The hash that the self-test compares with is that of tiktoken's own tokens."""
+    tokens = [np.array(reference.encode(text), np.uint32) for text in hostile_strings()]
+    assert digest_tokens(tokens) == EXPECTED_SHA256[GPT2]
+
+
+def test_self_test_passes_without_loading_tiktoken() -> None:
+    """A right engine is let through by the hash alone: the reference is not even built."""
+    for name in NAMES:
+        vocabulary_reference = TiktokenEngine()
+        check_engine(runs.encoder(name), name, vocabulary_reference)
+        assert "encoding" not in vars(vocabulary_reference)
+
+
+def test_self_test_finds_a_border_in_the_wrong_place() -> None:
+    """The same ids, divided otherwise among the documents, are refused too."""
+
+    class Shifted(Wrong):
+        def encode(self, texts: Texts) -> list[Ids]:
+            ids = self._right.encode(texts)
+            return [*ids[:-2], np.append(ids[-2], ids[-1][:1]), ids[-1][1:]]
+
+    with pytest.raises(ExactnessError, match="self-test"):
+        check_engine(
+            Encoder(Shifted("no such text"), TiktokenEngine(), eot_first=True, seed=0), "x", TiktokenEngine()
+        )
+
+
+@pytest.mark.parametrize("wrong", [50256, 50257, 65536 + 7, 2**32 - 1])
+def test_an_id_that_no_text_has_is_refused(wrong: int) -> None:
+    """Also if it would become a good one where ids are narrowed to 16 bits; EOT is none of them."""
+
+    class Large(Wrong):
+        def encode(self, texts: Texts) -> list[Ids]:
+            return [*self._right.encode(texts)[:-1], np.array([5, wrong, 6], np.uint32)]
+
+    encoder = Encoder(Large("no such text"), TiktokenEngine(), eot_first=True, seed=0)
+    with pytest.raises(ExactnessError, match=f"made token {wrong}, which no text can have"):
+        encoder.encode(TextChunk(Texts.from_strings(["one", "two"]), Cursor(0, 0), None), "a.txt")
 
 
 def test_self_test_finds_a_wrong_engine() -> None:
