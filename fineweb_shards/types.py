@@ -16,6 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fineweb_shards.texts import Texts
+
 Tokens = NDArray[np.integer[Any]]  # ids, as wide as the vocabulary or the file they come from makes them
 Places = NDArray[np.int64]  # positions in an array of tokens, ascending
 Ranges = NDArray[np.int64]  # rows (begin, end) of positions in an array of tokens, ascending
@@ -92,7 +94,7 @@ class TextChunk:
     for `end`. The stitcher expresses such a place as a number of tokens after the last cursor.
     """
 
-    documents: list[str]
+    documents: Texts
     start: Cursor | None
     end: Cursor | None
     starts_mid_document: bool = False  # the first "document" is the rest of one that began earlier

@@ -54,7 +54,7 @@ def test_the_loader_of_the_readme(tmp_path: Path) -> None:
 
 def test_the_loader_needs_numpy_only() -> None:
     """Training code that imports it loads no tokenizer, no Arrow, no hub client and no torch."""
-    heavy = ("tiktoken", "fastokens", "pyarrow", "datasets", "huggingface_hub", "torch")
+    heavy = ("tiktoken", "fastokens", "gigatoken", "pyarrow", "datasets", "huggingface_hub", "torch")
     code = f"import sys, fineweb_shards.loader; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "[]\n"

@@ -43,6 +43,7 @@ SOURCE = '''
 import json
 
 from fineweb_shards.sources.base import Format
+from fineweb_shards.texts import Texts
 from fineweb_shards.types import Batch, Cursor, TextChunk
 
 
@@ -56,7 +57,8 @@ class ToyFormat(Format):
     def chunks(self, file, batch):
         with open(file.path) as data:
             texts = json.load(data)
-        yield TextChunk(texts, Cursor(batch.file, batch.position), Cursor(batch.file, batch.end))
+        start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
+        yield TextChunk(Texts.from_strings(texts), start, end)
 
     def close(self):
         pass
@@ -168,7 +170,7 @@ def test_an_engine(package: Path, tmp_path: Path) -> None:
     )
     entries = (package / "tokenizers" / "__init__.py").read_text()
     changed = entries.replace(
-        "(FastokensEngine, TiktokenEngine)", "(FastokensEngine, TiktokenEngine, ToyEngine)"
+        "FastokensEngine, TiktokenEngine)", "FastokensEngine, TiktokenEngine, ToyEngine)"
     )
     (package / "tokenizers" / "__init__.py").write_text(changed)
     source = tmp_path / "a.jsonl"

@@ -21,7 +21,6 @@ from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.selftest import check_engine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import EncodedBlock, Quarantined
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -48,10 +47,9 @@ class WorkerSpec:
 
     def make_encoder(self) -> Encoder:
         """Return the worker's encoder after it has passed the self-test."""
-        vocabulary = load_token_bytes(self.vocabulary)
-        reference = TiktokenEngine(vocabulary)
+        reference = TiktokenEngine(self.vocabulary)
         engine_class = resolve_engine(self.engine)
-        engine = reference if engine_class is TiktokenEngine else engine_class(vocabulary)
+        engine = reference if engine_class is TiktokenEngine else engine_class(self.vocabulary)
         eot_first = self.shard_format.layout.eot_first
         encoder = Encoder(engine, reference, eot_first=eot_first, seed=self.seed)
         check_engine(encoder, engine.name, reference)

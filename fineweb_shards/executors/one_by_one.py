@@ -15,6 +15,7 @@ import numpy as np
 
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.stream.borders import NO_PLACES, Span, join_spans
+from fineweb_shards.texts import NO_TEXTS, Texts
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.types import Counts, EncodedBlock, Quarantined, TextChunk, id_of, row_of
 
@@ -96,7 +97,7 @@ def _single(chunk: TextChunk, i: int) -> TextChunk:
     first, last = i == 0, i == len(chunk.documents) - 1
     origins = [origin for origin in chunk.origins if 0 <= i - origin.first < origin.count]
     return TextChunk(
-        [chunk.documents[i]],
+        chunk.documents.only(i),
         None,
         None,
         starts_mid_document=chunk.starts_mid_document and first,
@@ -117,7 +118,7 @@ def _single(chunk: TextChunk, i: int) -> TextChunk:
 
 def _emptied(part: TextChunk) -> TextChunk:
     """Return what is encoded instead of a quarantined document: nothing, or an empty text for a piece."""
-    documents = [""] if part.starts_mid_document or part.ends_mid_document else []
+    documents = Texts.from_strings([""]) if part.starts_mid_document or part.ends_mid_document else NO_TEXTS
     return replace(part, documents=documents, origins=(), counts=Counts(quarantined_documents=1))
 
 

@@ -6,7 +6,7 @@ Only the beginning of what is read is kept: all of it would not fit the parent's
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -14,6 +14,7 @@ from fineweb_shards.errors import BadFileError
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.separator_preview import SeparatorPreview
 from fineweb_shards.sources.base import InputFile, Source, utf8_bytes
+from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.types import Cursor, TextChunk
 
@@ -111,7 +112,7 @@ def _files_to_sample(files: list[InputFile]) -> int:
     return min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
 
 
-def _beginnings(documents: list[str], limit: int) -> Iterator[str]:
+def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
     """Yield the first documents, up to `limit` characters in all; of a long one only the beginning."""
     for text in documents:
         if limit <= 0:
@@ -129,7 +130,7 @@ def measure_sample(engine: Engine, texts: list[str], seconds: float) -> Measured
     begin = time.monotonic()
     marks = [(begin, 0)]
     for part in _parts(texts):
-        tokens += len(engine.encode(part)[0]) + len(part)
+        tokens += sum(map(len, engine.encode(Texts.from_strings(part)))) + len(part)
         documents += len(part)
         text_bytes += sum(map(utf8_bytes, part))
         marks.append((time.monotonic(), tokens))

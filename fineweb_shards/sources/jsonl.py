@@ -10,11 +10,14 @@ import json
 import shlex
 from collections.abc import Iterator
 
+import orjson
+
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import InputFile, decode_text, utf8_bytes
+from fineweb_shards.sources.base import InputFile, decode_text
 from fineweb_shards.sources.byte_view import FileView, StreamView
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
+from fineweb_shards.texts import Texts, encode_utf8
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
 # Longer lines would have to be parsed in pieces; such a document belongs in a text file.
@@ -76,9 +79,9 @@ class JsonLinesFormat(TextFormat):
         lines = data.split(b"\n")
         if batch.broken_off:
             lines.pop()
-        documents: list[str] = []
+        documents: list[bytes] = []
         ids: list[str | None] = []
-        counts, text_bytes = Counts(), 0
+        counts = Counts()
         problems: list[str] = []
         failure: BadFileError | None = None
         offset, end = batch.position, batch.end
@@ -94,7 +97,6 @@ class JsonLinesFormat(TextFormat):
                     if text is not None:
                         documents.append(text)
                         ids.append(name)
-                        text_bytes += utf8_bytes(text)
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     failure, end = error, self.place_of(batch, number, offset)
@@ -102,11 +104,12 @@ class JsonLinesFormat(TextFormat):
                 problems.append(self._leave_out(error))
                 counts += Counts(bad_parts=1)
             offset += len(line) + 1
+        texts = Texts.from_pieces(documents)
         yield TextChunk(
-            documents,
+            texts,
             Cursor(batch.file, batch.position),
             Cursor(batch.file, end),
-            counts=counts + Counts(text_bytes),
+            counts=counts + Counts(texts.size_bytes),
             problems=tuple(problems),
             origins=(Origin(0, len(ids), ids=ids),),
         )
@@ -117,8 +120,26 @@ class JsonLinesFormat(TextFormat):
         """Return the position, in this format's unit, of a line of a batch that begins at byte `offset`."""
         return offset
 
-    def _parse_line(self, file: InputFile, line: bytes, offset: int) -> tuple[str | None, str | None, int]:
-        """Return the text of a line (None if it is null), its id, and the number of replaced characters."""
+    def _parse_line(self, file: InputFile, line: bytes, offset: int) -> tuple[bytes | None, str | None, int]:
+        """Return the text of a line (None if it is null), its id, and the number of replaced characters.
+
+        orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it
+        knows neither NaN nor half a character), and about every line without a text.
+        """
+        try:
+            row = orjson.loads(line)
+            text = row[self.settings.text_column]
+            if isinstance(text, str):
+                name = row.get("id")
+                return text.encode(), name if isinstance(name, str) else None, 0
+        except (ValueError, LookupError, TypeError):
+            pass
+        return self._parse_slowly(file, line, offset)
+
+    def _parse_slowly(
+        self, file: InputFile, line: bytes, offset: int
+    ) -> tuple[bytes | None, str | None, int]:
+        """Do the same with Python's parser; raise BadFileError if the line has no text."""
         place = f"{file.path}: the line at byte {offset:,}"
         source, replaced = decode_text(line)
         try:
@@ -142,7 +163,7 @@ class JsonLinesFormat(TextFormat):
                 f"{place}: {column!r} is not a text but a {type(text).__name__.strip('_').lower()}."
             )
         name = row.get("id")
-        return text, name if isinstance(name, str) else None, replaced
+        return None if text is None else encode_utf8(text), name if isinstance(name, str) else None, replaced
 
 
 def _find_line_end(view: FileView | StreamView, offset: int, limit: int) -> int | None:

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fineweb_shards.errors import BadFileError
@@ -22,6 +21,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, read_error
 from fineweb_shards.sources.footer import Footer, read_footer, translated_pyarrow_errors
 from fineweb_shards.sources.rows import append_chunk, split_rows, unwrap
+from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 # Rows are decoded a slice at a time and encoded a chunk at a time: both fit a worker's share of memory,
@@ -78,7 +78,7 @@ class ParquetFormat(Format):
         cursor, and those only at the border of a row group."""
         footer = self.footer(file)
         begins = batch.rows is None or batch.rows[0] == 0
-        chunk = TextChunk([], Cursor(batch.file, batch.position) if begins else None, None)
+        chunk = TextChunk(NO_TEXTS, Cursor(batch.file, batch.position) if begins else None, None)
         if footer.note and begins and batch.position == 0:
             chunk = replace(chunk, problems=(footer.note,))
         for group in range(batch.position, batch.end):
@@ -87,11 +87,11 @@ class ParquetFormat(Format):
                     size_bytes = chunk.counts.text_bytes + part.counts.text_bytes
                     if chunk.documents and size_bytes > _CHUNK_BYTES:
                         yield chunk
-                        chunk = TextChunk([], None, None)
+                        chunk = TextChunk(NO_TEXTS, None, None)
                     chunk = append_chunk(chunk, part)
                     if part.ends_mid_document:  # the rest of the document begins the next chunk
                         yield chunk
-                        chunk = TextChunk([], None, None)
+                        chunk = TextChunk(NO_TEXTS, None, None)
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     raise
@@ -147,6 +147,8 @@ class ParquetFormat(Format):
             return None
         if not pa.types.is_integer(schema.field("token_count").type):
             return None
+        import pyarrow.compute as pc  # here: only the parent needs it, and it takes 40 ms
+
         total = 0
         try:
             with translated_pyarrow_errors(f"{file.path}: the column token_count can't be read"):

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fineweb_shards.sources.base import decode_text
+from fineweb_shards.sources.base import decode_texts
+from fineweb_shards.texts import NO_TEXTS, TextBuffer, Texts
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Counts, Origin, TextChunk
 from fineweb_shards.vocabulary import GPT2
@@ -22,6 +22,7 @@ TOKEN_COUNT_VOCABULARY = GPT2
 _LONG_CELL_BYTES = 4 * 2**20
 _CUT_WINDOW_BYTES = 64 * 1024
 _LARGEST_INT64 = 2**63 - 1
+_NO_PLACES = np.empty(0, np.int64)
 
 
 def is_text(kind: Any) -> bool:
@@ -53,6 +54,8 @@ def unwrap(column: Any) -> Any:
     if pa.types.is_dictionary(kind):
         return unwrap(column.dictionary).take(column.indices)  # `take` checks the indices
     if pa.types.is_run_end_encoded(kind):
+        import pyarrow.compute as pc  # here: seldom needed, and it takes 40 ms
+
         values = unwrap(column.values)
         return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(column.run_ends, values))[
             column.offset : column.offset + len(column)
@@ -68,7 +71,11 @@ def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
     The text is the first column; `first_row` is the number of the slice's first row in the file.
     """
     column = rows.column(0)
-    size_bytes = pc.sum(pc.binary_length(column)).as_py() or 0
+    cells, skipped = cells_of(column), column.null_count
+    kept = _validity_of(column) if skipped else None
+    if kept is not None:
+        cells = TextBuffer(cells.data, cells.starts[kept], cells.ends[kept])
+    size_bytes = int((cells.ends - cells.starts).sum())
     if size_bytes > 2 * _LONG_CELL_BYTES:
         # It has a very long cell, or many long ones: go row by row, to copy only one at a time.
         for row in range(len(column)):
@@ -77,45 +84,73 @@ def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
     other_columns = dict(zip(rows.schema.names[1:], rows.columns[1:], strict=True))
     ids = other_columns.get("id")
     tokens = _stated_tokens(other_columns["token_count"]) if other_columns else None
-    skipped, places = column.null_count, np.arange(first_row, first_row + len(rows))
-    if skipped:
-        valid = column.is_valid()
-        column, kept = column.filter(valid), valid.to_numpy(zero_copy_only=False)
-        ids = None if ids is None else ids.filter(valid)
+    places = np.arange(first_row, first_row + len(rows))
+    if kept is not None:
+        ids = None if ids is None else ids.filter(column.is_valid())
         tokens, places = None if tokens is None else tokens[kept], places[kept]
-    texts, replaced = _to_texts(column)
+    texts, replaced = _to_texts(column, cells)
     origin = Origin(0, len(texts), places, ids, tokens)
     counts = Counts(size_bytes, skipped, replaced)
     yield TextChunk(texts, None, None, counts=counts, origins=(origin,))
 
 
+def cells_of(column: Any) -> TextBuffer:
+    """Return where the cells of an unwrapped column are in its buffer; they need not be valid UTF-8."""
+    large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    _, borders, data = column.buffers()
+    first, count = column.offset, len(column)
+    if borders is None or not count:
+        return TextBuffer(b"", _NO_PLACES, _NO_PLACES)
+    places = np.frombuffer(borders, np.int64 if large else np.int32, first + count + 1)
+    wide = places[first:].astype(np.int64)
+    return TextBuffer(b"" if data is None else memoryview(data), wide[:-1], wide[1:])
+
+
 def _stated_tokens(column: Any) -> NDArray[np.int64]:
     """Convert a column of integers of any width to int64; nulls become -1."""
-    if not column.null_count and not pa.types.is_uint64(column.type):
-        whole: NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-        return whole
-    stated: NDArray[np.int64] = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    if not len(column):
+        return _NO_PLACES
+    # From the buffer: pyarrow's `to_numpy` imports pandas, which takes a worker 0.3 s and 50 MB.
+    dtype = np.dtype(str(column.type))  # int8 … uint64 have the same names in both
+    stated = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
     if pa.types.is_uint64(column.type):
-        stated[stated < 0] = _LARGEST_INT64
-    stated[column.is_null().to_numpy(zero_copy_only=False)] = -1
-    return stated
+        stated = np.minimum(stated, np.uint64(_LARGEST_INT64))
+    stated = stated.astype(np.int64)
+    return np.where(_validity_of(column), stated, -1) if column.null_count else stated
 
 
-def _to_texts(column: Any) -> tuple[list[str], int]:
-    """Return the texts of a column without nulls, and the number of characters that were replaced."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        try:
-            return column.to_pylist(), 0
-        except UnicodeDecodeError:  # some writers don't check that a string is valid UTF-8
-            column = column.cast(pa.large_binary())
-    decoded = [decode_text(data) for data in column.to_pylist()]
-    return [text for text, _ in decoded], sum(replaced for _, replaced in decoded)
+def _validity_of(column: Any) -> NDArray[np.bool_]:
+    """Tell for each cell of a column that has nulls whether it is none."""
+    bits = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")
+    valid: NDArray[np.bool_] = bits[column.offset : column.offset + len(column)] != 0
+    return valid
+
+
+def _to_texts(column: Any, cells: TextBuffer) -> tuple[Texts, int]:
+    """Return the texts of a column's cells, and the number of characters that were replaced."""
+    if _is_valid(column):
+        return Texts(cells), 0
+    pairs = zip(cells.starts.tolist(), cells.ends.tolist(), strict=True)
+    return decode_texts(bytes(cells.data[start:end]) for start, end in pairs)
+
+
+def _is_valid(column: Any) -> bool:
+    """Tell whether all cells are valid UTF-8; some writers don't check that a string is."""
+    if pa.types.is_binary(column.type):
+        column = column.view(pa.string())
+    elif pa.types.is_large_binary(column.type):
+        column = column.view(pa.large_string())
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _split_cell(cell: Any, row: int) -> Iterator[TextChunk]:
     """Yield one cell as chunks of at most `_LONG_CELL_BYTES`, cut where tokens can be joined again."""
     if not cell.is_valid:
-        yield TextChunk([], None, None, counts=Counts(skipped_documents=1))
+        yield TextChunk(NO_TEXTS, None, None, counts=Counts(skipped_documents=1))
         return
     data = memoryview(cell.as_buffer())
     position, starts_mid_document, seam = 0, False, False
@@ -129,9 +164,9 @@ def _split_cell(cell: Any, row: int) -> Iterator[TextChunk]:
             cut = find_cut(window, CONTEXT_BYTES, len(window) - CONTEXT_BYTES)
             assert cut is not None, "there is always a place to cut in a kilobyte"
             end, next_seam, last = low - CONTEXT_BYTES + cut.position, cut.seam, False
-        text, replaced = decode_text(bytes(data[position:end]))
+        texts, replaced = decode_texts([bytes(data[position:end])])
         yield TextChunk(
-            [text],
+            texts,
             None,
             None,
             starts_mid_document=starts_mid_document,
@@ -151,7 +186,7 @@ def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:
     empty = not chunk.documents
     return replace(
         chunk,
-        documents=chunk.documents + part.documents if chunk.documents else part.documents,
+        documents=chunk.documents + part.documents,
         starts_mid_document=part.starts_mid_document if empty else chunk.starts_mid_document,
         starts_at_seam=part.starts_at_seam if empty else chunk.starts_at_seam,
         ends_at_seam=part.ends_at_seam,

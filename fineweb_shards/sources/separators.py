@@ -7,7 +7,21 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from fineweb_shards.types import Places
+
+_LF, _CR = b"\n\r"
+
+
+class Spans(NamedTuple):
+    """Where documents begin and end."""
+
+    starts: Places
+    ends: Places
 
 
 class Separator(ABC):
@@ -20,8 +34,11 @@ class Separator(ABC):
         """Return the first border in the window that is after its `lookback` bytes; None if there is none."""
 
     @abstractmethod
-    def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
-        """Split a range that starts at a border, or in the middle of a document, into its documents."""
+    def split(self, data: bytes, starts_mid_document: bool) -> Spans:
+        """Return where the documents are in a range that starts at a border, or in the middle of one.
+
+        There is always one more than there are separators.
+        """
 
 
 class Line(Separator):
@@ -30,9 +47,12 @@ class Line(Separator):
     def find_border(self, window: bytes) -> int | None:
         return window.find(b"\n") + 1 or None
 
-    def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
-        *lines, last = data.split(b"\n")
-        return [*(line.removesuffix(b"\r") for line in lines), last]
+    def split(self, data: bytes, starts_mid_document: bool) -> Spans:
+        found = np.frombuffer(data, np.uint8)
+        ends = np.flatnonzero(found == _LF)
+        # An empty line has the line end of the one before, or the last byte of all, in front of it.
+        with_cr = (found[ends - 1] == _CR) & (ends > 0) if len(ends) else np.empty(0, np.bool_)
+        return Spans(np.append(0, ends + 1), np.append(ends - with_cr, len(data)))
 
 
 class BlankLine(Separator):
@@ -47,11 +67,11 @@ class BlankLine(Separator):
         match = self._BORDER.search(window)
         return match.end() if match else None
 
-    def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
+    def split(self, data: bytes, starts_mid_document: bool) -> Spans:
         # A border may be in the middle of several empty lines: then the range begins with the rest of them.
-        if not starts_mid_document and (leading := self._LEADING.match(data)):
-            data = data[leading.end() :]
-        return self._BLANK.split(data)
+        leading = None if starts_mid_document else self._LEADING.match(data)
+        first = leading.end() if leading else 0
+        return _between((match.span() for match in self._BLANK.finditer(data, first)), first, len(data))
 
 
 class Literal(Separator):
@@ -63,6 +83,7 @@ class Literal(Separator):
         self._looks_ahead = parts[-1].endswith(b"\r")
         ahead = rb"(?!\n)" if self._looks_ahead else b""
         self._pattern = re.compile(rb"\r?\n".join(re.escape(part) for part in parts) + ahead)
+        self._plain = parts[0] if len(parts) == 1 and not self._looks_ahead else b""
         self._longest = len(b"\r\n".join(parts))
         self.lookback = 2 * self._longest
         self.overlaps_itself = any(text.startswith(text[i:]) for i in range(1, len(text)))
@@ -91,8 +112,16 @@ class Literal(Separator):
         """Tell whether a match is certain: not if it depends on a next byte that is outside the window."""
         return not self._looks_ahead or match.end() < len(window)
 
-    def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
-        return self._pattern.split(data)
+    def split(self, data: bytes, starts_mid_document: bool) -> Spans:
+        found = self._find_plain(data) if self._plain else (m.span() for m in self._pattern.finditer(data))
+        return _between(found, 0, len(data))
+
+    def _find_plain(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Yield what the pattern would find, five times as fast, if the separator has no line end."""
+        place = data.find(self._plain)
+        while place >= 0:
+            yield place, place + len(self._plain)
+            place = data.find(self._plain, place + len(self._plain))
 
 
 class WholeFile(Separator):
@@ -101,8 +130,14 @@ class WholeFile(Separator):
     def find_border(self, window: bytes) -> int | None:
         return None
 
-    def split(self, data: bytes, starts_mid_document: bool) -> list[bytes]:
-        return [data]
+    def split(self, data: bytes, starts_mid_document: bool) -> Spans:
+        return _between((), 0, len(data))
+
+
+def _between(separators: Iterable[tuple[int, int]], first: int, size: int) -> Spans:
+    """Return what is between separators, from `first` up to the end of `size` bytes."""
+    borders = np.array([(0, first), *separators, (size, size)], np.int64)
+    return Spans(borders[:-1, 1], borders[1:, 0])
 
 
 def make_separator(name: str) -> Separator:

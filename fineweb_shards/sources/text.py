@@ -18,13 +18,14 @@ from dataclasses import dataclass
 
 from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.events import Observer
-from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_text
+from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_texts, is_utf8
 from fineweb_shards.sources.byte_view import ByteView, FileView, StreamView, open_stream, open_view
 from fineweb_shards.sources.read_ahead import ReadAhead
 from fineweb_shards.sources.separators import Literal, Separator, make_separator
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
+from fineweb_shards.texts import TextBuffer, Texts
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
-from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
+from fineweb_shards.types import Batch, Counts, Cursor, Places, TextChunk
 
 END_OF_TEXT = "<|endoftext|>"
 _DETECT_BYTES = 2**20
@@ -83,21 +84,15 @@ class TextFormat(Format):
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         data = self.read_range(file, batch)
-        pieces = make_separator(batch.separator).split(data, batch.starts_mid_document)
-        if batch.broken_off:
-            pieces.pop()
-        documents, replaced, text_bytes = [], 0, 0
-        for i, piece in enumerate(pieces):
-            # Empty documents are dropped, but not the empty rest of one that began in an earlier batch.
-            if piece or (i == 0 and batch.starts_mid_document):
-                piece = piece.replace(b"\r\n", b"\n")
-                text, bad = decode_text(piece)
-                documents.append(text)
-                text_bytes += len(piece)
-                replaced += bad
+        starts, ends = make_separator(batch.separator).split(data, batch.starts_mid_document)
+        wanted = starts < ends
+        # Empty documents are dropped, but not the empty rest of one that began in an earlier batch.
+        wanted[0] |= batch.starts_mid_document
+        wanted[-1] &= not batch.broken_off
+        texts, text_bytes, replaced = _make_texts(data, starts[wanted], ends[wanted])
         start = Cursor(batch.file, batch.position, starts_mid_document=batch.starts_mid_document)
         yield TextChunk(
-            documents,
+            texts,
             None if batch.starts_at_seam else start,
             Cursor(batch.file, batch.end, starts_mid_document=batch.ends_mid_document),
             starts_mid_document=batch.starts_mid_document,
@@ -131,6 +126,17 @@ class TextFormat(Format):
         if self.settings.separator != "auto":
             return self.settings.separator
         return END_OF_TEXT if END_OF_TEXT.encode() in view.read_at(0, _DETECT_BYTES) else "blank"
+
+
+def _make_texts(data: bytes, starts: Places, ends: Places) -> tuple[Texts, int, int]:
+    """Return documents as valid UTF-8 without CRLF, their size before invalid bytes were replaced, and how
+    many characters replace them. Usually nothing has to be changed, and nothing is copied."""
+    found = Texts(TextBuffer(data, starts, ends))
+    if b"\r\n" not in data and is_utf8(data):
+        return found, found.size_bytes, 0
+    pieces = [piece.replace(b"\r\n", b"\n") for piece in found.iter_bytes()]
+    texts, replaced = decode_texts(pieces)
+    return texts, sum(map(len, pieces)), replaced
 
 
 class DamageLookahead:
@@ -167,8 +173,8 @@ class DamageLookahead:
         if not view.is_cut_off_at(end):
             self._whole_until = end
             return None
-        pieces = self._separator.split(view.read_at(start, end - start), True)
-        return None if len(pieces) > 1 else view
+        documents = self._separator.split(view.read_at(start, end - start), True)
+        return None if len(documents.starts) > 1 else view
 
 
 def batches_of(

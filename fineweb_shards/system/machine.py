@@ -101,6 +101,18 @@ def process_memory_bytes(pid: int) -> int | None:
         return None
 
 
+def own_memory_bytes() -> int:
+    """Return this process's memory, on Linux without files and shared memory; 0 if unknown."""
+    for line in _read_lines(Path("/proc/self/statm")):
+        resident, shared = map(int, line.split()[1:3])
+        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    if sys.platform == "linux":
+        return 0
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
 def process_life(pid: int) -> tuple[str, float] | None:
     """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty on macOS
     and Windows) and the processor time of all its threads in seconds; None if unknown."""

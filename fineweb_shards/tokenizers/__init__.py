@@ -1,6 +1,6 @@
 """Encode text as GPT-2 tokens, exactly as tiktoken does, and decode it. Each engine has a file of its own.
 
-May import: the root.
+May import: the root, `system`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,13 @@ from __future__ import annotations
 from fineweb_shards.errors import UsageError
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
+from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 
 # `auto` takes the first of them that is installed.
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (FastokensEngine, TiktokenEngine)}
+ENGINES: dict[str, type[Engine]] = {
+    engine.name: engine for engine in (GigatokenEngine, FastokensEngine, TiktokenEngine)
+}
 
 
 def resolve_engine(name: str) -> type[Engine]:

@@ -1,59 +1,50 @@
 """Encode documents to blocks of tokens, with an engine, so that any document gives tiktoken's tokens.
 
-- A lone surrogate becomes U+FFFD, as in tiktoken.
-- A long document is encoded in passages, cut where it does not change the tokens (cuts.py, seams.py):
-  memory stays bounded, and no engine gets a text that it can't handle (tiktoken panics on a million
-  spaces, tiktoken#400).
+- A long document is encoded in passages, cut where it does not change the tokens (passages.py, cuts.py,
+  seams.py).
 - An exception of the engine becomes an UnencodableError; the caller may then use `fallback`.
-- A seeded sample is encoded again with tiktoken, and any difference stops the run.
+- A seeded sample is encoded again with tiktoken, and any difference stops the run (sample_check.py).
 
 Which documents are retried or left out is decided in `executors/`.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fineweb_shards.errors import ExactnessError
-from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
-from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
+from fineweb_shards.texts import Texts
+from fineweb_shards.tokenizers.base import Engine, Ids
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
+from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
+from fineweb_shards.tokenizers.passages import cut_passages
+from fineweb_shards.tokenizers.sample_check import check_sample
 from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
-from fineweb_shards.types import Counts, Cursor, EncodedBlock, Places, TextChunk, Tokens, id_of
+from fineweb_shards.types import Counts, EncodedBlock, Places, TextChunk, Tokens, id_of
 from fineweb_shards.vocabulary import Vocabulary
 
 PASSAGE_BYTES = 256 * 1024
-_CUT_WINDOW_BYTES = 64 * 1024
-# One in this many documents is encoded again, and only the beginning of a long one: tiktoken is about
-# 16 times slower, and this way the check takes well under 3 % of the time.
-SAMPLE_ONE_IN = 1024
-SAMPLE_BYTES = 16 * 1024
 
 
 @cache
 def make_mender(vocabulary: Vocabulary) -> SeamMender:
     """Return the SeamMender of this process; threads may share it, because nothing in it changes."""
-    reference = TiktokenEngine(load_token_bytes(vocabulary))
+    known = load_token_bytes(vocabulary)
+    reference = TiktokenEngine(known)
     encoder = Encoder(reference, reference, eot_first=True, seed=0)
 
     def encode(text: str) -> list[int]:
         # With an Encoder, because a window may grow to a length on which tiktoken alone panics.
-        ids: list[int] = encoder.encode_documents([text])[0].tolist()
+        ids: list[int] = encoder.encode_documents(Texts.from_strings([text]))[0].tolist()
         return ids
 
-    return SeamMender(encode, reference.vocabulary.token_bytes)
-
-
-def replace_surrogates(text: str) -> str:
-    """Return the text with each lone surrogate replaced by U+FFFD, as tiktoken does."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return SeamMender(encode, known.token_bytes)
 
 
 class UnencodableError(Exception):
@@ -63,16 +54,8 @@ class UnencodableError(Exception):
         super().__init__(f"{engine} raised {type(error).__name__}: {str(error)[:200]}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Passage:
-    """A part of a long document."""
-
-    text: str
-    seam: bool  # the cut before it is a seam
-
-
 class Encoder:
-    """Encodes chunks for one worker with `engine`; `reference` has the vocabulary and checks the sample."""
+    """Encodes chunks for one worker with `engine`; `reference` checks the sample."""
 
     def __init__(self, engine: Engine, reference: TiktokenEngine, *, eot_first: bool, seed: int) -> None:
         self.vocabulary = reference.vocabulary
@@ -83,13 +66,14 @@ class Encoder:
 
     @cached_property
     def fallback(self) -> Encoder | None:
-        """An encoder with the other engine, for what this one can't encode; None if it is not installed."""
+        """An encoder with another engine, for what this one can't encode; None if no other is installed."""
         if not isinstance(self._engine, TiktokenEngine):
-            engine: Engine = self._reference
-        elif FastokensEngine.installed_version():
-            engine = FastokensEngine(self.vocabulary)
-        else:
-            return None
+            return self._with_engine(self._reference)
+        others = (one for one in (GigatokenEngine, FastokensEngine) if one.installed_version())
+        other = next(others, None)
+        return None if other is None else self._with_engine(other(self.vocabulary))
+
+    def _with_engine(self, engine: Engine) -> Encoder:
         return Encoder(engine, self._reference, eot_first=self._eot_first, seed=self._seed)
 
     def encode(self, chunk: TextChunk, where: str) -> EncodedBlock:
@@ -97,36 +81,30 @@ class Encoder:
 
         Raises UnencodableError if the engine raises an exception for one of the documents.
         """
-        tokens, offsets = self.encode_documents(chunk.documents)
-        self._check_sample(chunk, tokens, offsets, where)
-        wrong = list(_token_count_mismatches(chunk, offsets, where))
-        block, eots = self._with_eots(chunk, tokens, offsets)
+        documents = self.encode_documents(chunk.documents)
+        if not isinstance(self._engine, TiktokenEngine):
+            check_sample(chunk, documents, self._reference, self._engine.name, self._seed, where)
+        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+        wrong = list(_token_count_mismatches(chunk, lengths, where))
+        tokens, eots = self._join_with_eots(chunk, documents, lengths)
         return EncodedBlock(
             start=chunk.start,
             end=chunk.end,
-            tokens=block,
+            tokens=tokens,
             eots=eots,
             starts_at_seam=chunk.starts_at_seam,
             ends_at_seam=chunk.ends_at_seam,
-            counts=chunk.counts + Counts(token_count_mismatches=len(wrong)),
+            counts=chunk.counts + Counts(token_count_mismatches=len(wrong)) if wrong else chunk.counts,
             problems=(*chunk.problems, *wrong),
         )
 
-    def encode_documents(self, documents: list[str]) -> tuple[Ids, Offsets]:
+    def encode_documents(self, texts: Texts) -> list[Ids]:
         """Encode each document exactly as tiktoken's `encode_ordinary`, whatever its length and content."""
-        if not self.vocabulary.cut_rule or all(len(document) <= PASSAGE_BYTES for document in documents):
-            return self._encode_texts(documents)
-        passages = [_passages(document) for document in documents]
-        tokens, borders = self._encode_texts([p.text for parts in passages for p in parts])
-        if not any(p.seam for parts in passages for p in parts):
-            firsts = np.zeros(len(documents) + 1, np.int64)
-            np.cumsum([len(parts) for parts in passages], out=firsts[1:])
-            return tokens, borders[firsts]
-        parts = iter(np.split(tokens, borders[1:-1]))
-        whole = [self._join([(next(parts), p.seam) for p in group]) for group in passages]
-        offsets = np.zeros(len(whole) + 1, np.int64)
-        np.cumsum([len(part) for part in whole], out=offsets[1:])
-        return np.concatenate(whole), offsets
+        if not self.vocabulary.cut_rule or texts.longest_bytes <= PASSAGE_BYTES:
+            return self._call_engine(texts)
+        passages = cut_passages(texts, PASSAGE_BYTES)
+        parts = iter(self._call_engine(passages.texts))
+        return [self._join([(next(parts), seam) for seam in seams]) for seams in passages.seams]
 
     def _join(self, parts: list[tuple[Ids, bool]]) -> Ids:
         """Join the tokens of one document's passages, each with its `seam` flag, and repair them at seams."""
@@ -141,70 +119,55 @@ class Encoder:
             joined[-1] = joined[-1][: len(joined[-1]) - mend.left_tokens]
             joined.append(np.concatenate([mend.middle, tokens[mend.right_tokens :]]))
             whole = whole and len(joined[-2]) == 0
-        return np.concatenate(joined)
+        return np.concatenate(joined) if len(joined) > 1 else joined[0]
 
-    def _encode_texts(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        """Call the engine: replace lone surrogates, translate exceptions, and check the range of the ids."""
+    def _call_engine(self, texts: Texts) -> list[Ids]:
+        """Encode with the engine, and translate what it raises."""
         try:
-            tokens, offsets = self._engine.encode(texts)
-        except UnicodeEncodeError:
-            return self._encode_texts([replace_surrogates(text) for text in texts])
+            return self._engine.encode(texts)
         except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
             raise
         except BaseException as error:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
             raise UnencodableError(self._engine.name, error) from error
-        if len(tokens) and int(tokens.max()) >= len(self.vocabulary.token_bytes):
-            raise ExactnessError(
-                f"{self._engine.name} made token {int(tokens.max())}, which no text can have."
-            )
-        return tokens, offsets
 
-    def _with_eots(self, chunk: TextChunk, tokens: Ids, offsets: Offsets) -> tuple[Tokens, Places]:
+    def _join_with_eots(
+        self, chunk: TextChunk, documents: list[Ids], lengths: NDArray[np.int64]
+    ) -> tuple[Tokens, Places]:
         """Return the tokens with an EOT before or after each document, and the positions of the EOTs.
 
         A document that continues from the previous chunk, or in the next, has no EOT on that side.
         """
-        documents = len(chunk.documents)
-        starts, ends = offsets[:-1], offsets[1:]
-        if self._eot_first:
-            places = starts[1:] if chunk.starts_mid_document and documents else starts
-        else:
-            places = ends[:-1] if chunk.ends_mid_document and documents else ends
-        # Each document moves right by the number of EOTs before it: copy whole documents, not single tokens.
-        block = np.empty(len(tokens) + len(places), self.vocabulary.dtype)
-        previous = 0
-        for shift, place in enumerate(places.tolist()):
-            block[previous + shift : place + shift] = tokens[previous:place]
-            previous = place
-        block[previous + len(places) :] = tokens[previous:]
-        eots = places + np.arange(len(places))
-        block[eots] = self.vocabulary.eot
-        return block, eots
+        skip_first = self._eot_first and chunk.starts_mid_document
+        skip_last = not self._eot_first and chunk.ends_mid_document
+        # Zeros keep the places of the EOTs, so that the largest of the ids is the largest the engine made.
+        parts: list[Ids] = [np.zeros(1, np.uint32)] * (2 * len(documents))
+        parts[int(self._eot_first) :: 2] = documents
+        if documents and skip_first:
+            del parts[0]
+        if documents and skip_last:
+            del parts[-1]
+        joined = np.concatenate(parts) if parts else np.empty(0, np.uint32)
+        self._check_range(joined)
+        tokens = joined.astype(self.vocabulary.dtype)
+        ends = np.cumsum(lengths)
+        eots = (ends - lengths if self._eot_first else ends) + np.arange(len(documents))
+        if len(eots) and skip_first:
+            eots = eots[1:] - 1
+        if len(eots) and skip_last:
+            eots = eots[:-1]
+        tokens[eots] = self.vocabulary.eot
+        return tokens, eots
 
-    def _check_sample(self, chunk: TextChunk, tokens: Ids, offsets: Offsets, where: str) -> None:
-        """Encode a sample of the documents with tiktoken; raise ExactnessError if any token differs."""
-        if isinstance(self._engine, TiktokenEngine):
-            return
-        chooser = random.Random(f"{self._seed} {where} {chunk.start}")  # noqa: S311, RUF100
-        for i in _sample(len(chunk.documents), chooser):
-            document = replace_surrogates(chunk.documents[i])
-            text = _sample_passage(document) if self.vocabulary.cut_rule else document
-            expected = self._reference.encoding.encode_ordinary(text)
-            begin = int(offsets[i])
-            # Of a long document only a prefix is compared; see _sample_passage.
-            found = tokens[begin : min(begin + len(expected), int(offsets[i + 1]))].tolist()
-            if len(text) == len(document):
-                found = tokens[begin : int(offsets[i + 1])].tolist()
-            if found != expected:
-                raise ExactnessError(
-                    f"{self._engine.name} and {self.vocabulary.reference} disagree about document {i + 1} of "
-                    f"{where} ({_describe(chunk.start)}), which begins {text[:60]!r}."
-                )
+    def _check_range(self, tokens: Ids) -> None:
+        """Raise ExactnessError if one of the ids is no text's: narrowed, it would become another one."""
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocabulary.eot:
+            raise ExactnessError(
+                f"{self._engine.name} made token {int(tokens.max())}, which no text can have."
+            )
 
 
-def _token_count_mismatches(chunk: TextChunk, offsets: Offsets, where: str) -> Iterator[str]:
+def _token_count_mismatches(chunk: TextChunk, lengths: NDArray[np.int64], where: str) -> Iterator[str]:
     """Yield a sentence for each document whose token_count in the source differs from its tokens."""
-    lengths = np.diff(offsets)
     for origin in chunk.origins:
         if origin.tokens is None:
             continue
@@ -214,49 +177,3 @@ def _token_count_mismatches(chunk: TextChunk, offsets: Offsets, where: str) -> I
                 f"{where}: document {id_of(chunk, origin.first + i)} has {ours[i]:,} tokens, "
                 f"its token_count says {origin.tokens[i]:,}"
             )
-
-
-def _sample(documents: int, chooser: random.Random) -> list[int]:
-    """Choose the indices of the documents to check, each with the same small probability."""
-    expected, chosen = documents / SAMPLE_ONE_IN, set[int]()
-    count = int(expected) + (chooser.random() < expected % 1)
-    while len(chosen) < count:
-        chosen.add(chooser.randrange(documents))
-    return sorted(chosen)
-
-
-def _sample_passage(document: str) -> str:
-    """Return the document, or the beginning of a long one up to a safe cut: its tokens are then a prefix."""
-    if len(document) <= SAMPLE_BYTES:
-        return document
-    data = document[: SAMPLE_BYTES + CONTEXT_BYTES].encode()
-    cut = find_cut(data, 0, len(data) - CONTEXT_BYTES)
-    if cut is None or cut.seam:
-        return ""  # no prefix that can be compared on its own
-    return data[: cut.position].decode()
-
-
-def _passages(document: str) -> list[_Passage]:
-    """Cut a document into passages of at most PASSAGE_BYTES; if no cut is found, the last one is longer."""
-    if len(document) <= PASSAGE_BYTES:
-        return [_Passage(document, seam=False)]
-    try:
-        data = document.encode()
-    except UnicodeEncodeError:
-        data = replace_surrogates(document).encode()
-    passages, position, seam = [], 0, False
-    while len(data) - position > PASSAGE_BYTES:
-        end = position + PASSAGE_BYTES
-        offset = max(position, end - _CUT_WINDOW_BYTES - CONTEXT_BYTES)
-        window = data[offset : end + CONTEXT_BYTES]
-        cut = find_cut(window, CONTEXT_BYTES, end - offset)
-        if cut is None:
-            break
-        passages.append(_Passage(data[position : offset + cut.position].decode(), seam))
-        position, seam = offset + cut.position, cut.seam
-    passages.append(_Passage(data[position:].decode(), seam))
-    return passages
-
-
-def _describe(start: Cursor | None) -> str:
-    return f"position {start.position}" if start else "in the middle of a batch"

@@ -7,16 +7,19 @@ which encodes U+180E wrongly.
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import numpy as np
 
-from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
+from fineweb_shards.texts import Texts
+from fineweb_shards.tokenizers.base import Engine, Ids
 from fineweb_shards.tokenizers.ranks import derive_merges, load_gpt2_merges, tokenizer_json
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 
 class FastokensEngine(Engine):
-    """The engine that `auto` prefers."""
+    """The engine that `auto` takes where there is no gigatoken."""
 
     name = "fastokens"
 
@@ -27,10 +30,12 @@ class FastokensEngine(Engine):
         os.environ["RAYON_NUM_THREADS"] = "1"
         import fastokens  # imported here, because some platforms have no wheel
 
-        ranks = {token: rank for rank, token in enumerate(self.vocabulary.token_bytes)}
+        known = load_token_bytes(self.vocabulary)
+        ranks = {token: rank for rank, token in enumerate(known.token_bytes)}
         merges = load_gpt2_merges(ranks) if self.vocabulary == GPT2 else derive_merges(ranks)
         self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer_json(ranks, merges))
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        ids, offsets = self._tokenizer.encode_batch_flat(texts, split_special_tokens=True)
-        return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8")
+    def encode(self, texts: Texts) -> list[Ids]:
+        data, offsets = self._tokenizer.encode_batch_flat(list(texts), split_special_tokens=True)
+        ids: Ids = np.frombuffer(data, "<u4")
+        return [ids[start:end] for start, end in pairwise(np.frombuffer(offsets, "<i8").tolist())]

@@ -8,7 +8,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
+from pathlib import Path
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.vocabulary import GPT2
@@ -28,6 +31,14 @@ def load_ranks() -> dict[bytes, int]:
 def load_gpt2_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     """Load what `derive_merges` returns for the ranks of GPT-2."""
     return parse_splits(_read(SPLITS_FILE), ranks)
+
+
+@contextmanager
+def open_gpt2_ranks() -> Iterator[Path]:
+    """Provide the path of the checked file of ranks, for a library that reads it itself."""
+    with resources.as_file(resources.files(__package__) / RANKS_FILE) as path:
+        _check(RANKS_FILE, path.read_bytes(), GPT2.sha256)
+        yield path
 
 
 def _read(name: str) -> bytes:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-import tiktoken
-from tiktoken_ext.openai_public import r50k_pat_str
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
-from fineweb_shards.vocabulary import Vocabulary
+import numpy as np
+
+from fineweb_shards.texts import Texts
+from fineweb_shards.tokenizers.base import Engine, Ids
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+
+if TYPE_CHECKING:
+    import tiktoken
 
 
 class TiktokenEngine(Engine):
@@ -15,20 +20,19 @@ class TiktokenEngine(Engine):
 
     name = "tiktoken"
 
-    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
-        super().__init__(vocabulary)
-        self.encoding = tiktoken.Encoding(
-            self.vocabulary.name,
+    @cached_property
+    def encoding(self) -> tiktoken.Encoding:
+        """tiktoken's own object. Made when it is first used: beside another engine it is seldom needed."""
+        import tiktoken
+        from tiktoken_ext.openai_public import r50k_pat_str
+
+        known = load_token_bytes(self.vocabulary)
+        return tiktoken.Encoding(
+            known.name,
             pat_str=r50k_pat_str,
-            mergeable_ranks={token: rank for rank, token in enumerate(self.vocabulary.token_bytes)},
-            special_tokens={"<|endoftext|>": self.vocabulary.eot},
+            mergeable_ranks={token: rank for rank, token in enumerate(known.token_bytes)},
+            special_tokens={"<|endoftext|>": known.eot},
         )
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        lists = [self.encoding.encode_ordinary(text) for text in texts]
-        offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(tokens) for tokens in lists], out=offsets[1:])
-        tokens = np.empty(int(offsets[-1]), np.uint32)
-        for i, ids in enumerate(lists):
-            tokens[offsets[i] : offsets[i + 1]] = ids
-        return tokens, offsets
+    def encode(self, texts: Texts) -> list[Ids]:
+        return [np.array(self.encoding.encode_ordinary(text), np.uint32) for text in texts]

@@ -7,11 +7,13 @@ loaded where they are needed, once per process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.tokenizers.ranks import load_ranks, token_bytes
+from fineweb_shards.tokenizers.ranks import load_ranks, open_gpt2_ranks, token_bytes
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 
@@ -22,18 +24,28 @@ def load_gpt2() -> Vocabulary:
 
 
 _LOADERS: dict[Vocabulary, Callable[[], Vocabulary]] = {GPT2: load_gpt2}
+_FILES: dict[Vocabulary, Callable[[], AbstractContextManager[Path]]] = {GPT2: open_gpt2_ranks}
 
 
 def load_token_bytes(vocabulary: Vocabulary) -> Vocabulary:
     """Return the same vocabulary with the bytes of its tokens; UsageError if they are not known."""
     if vocabulary.token_bytes:
         return vocabulary
-    loader = _LOADERS.get(vocabulary)
-    if loader is None:
+    _require_known(vocabulary)
+    return _LOADERS[vocabulary]()
+
+
+def open_ranks(vocabulary: Vocabulary) -> AbstractContextManager[Path]:
+    """Provide the checked file that defines a vocabulary; UsageError if it is not known."""
+    _require_known(vocabulary)
+    return _FILES[vocabulary]()
+
+
+def _require_known(vocabulary: Vocabulary) -> None:
+    if vocabulary not in _LOADERS:
         known = ", ".join(one.name for one in _LOADERS)
         raise UsageError(
             f"The vocabulary {vocabulary.name} ({vocabulary.size:,} ids) is not known here, so its tokens "
             "can't be decoded.",
             f"Known are: {known}. `verify`, `export` and the loader work without it.",
         )
-    return loader()

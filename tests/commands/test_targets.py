@@ -129,7 +129,7 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         (["plan", "--fresh"], "--fresh: there is no such flag", "--help"),
         (["status", "--wach"], "--wach: there is no such flag", "mean --watch?"),
         ([*SMALL, "--layout", "llmc"], "--layout llmc: no such layout", "mean llm.c?"),
-        (["build", "--engine", "tiktokn"], "'tiktokn' is not one of auto, fastokens, tiktoken", "--help"),
+        (["build", "--engine", "tiktokn"], "'tiktokn' is not one of auto, gigatoken, fastokens", "--help"),
         (["build", "--out"], "--out: there is no value", "--help"),
         (["build", "--separator", "--fresh"], "no value before --fresh", "--separator=--fresh"),
         (["build", "--verify=false"], "--verify takes no value", "--verify or --no-verify"),

@@ -62,7 +62,7 @@ def test_it_shows_what_the_issue_of_a_run_depends_on(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", ["First \x1b[31mdocument", "Second one", "Third one", "Fourth"])
     text = "\n".join(plan_lines(plan_of(tmp_path, path, workers=1)))
     assert "'<|endoftext|>'" in text
-    assert "fastokens" in text
+    assert "gigatoken" in text
     assert "1 worker," in text
     assert "free" in text
     assert "memory budget" in text

@@ -8,9 +8,14 @@ import pytest
 import reference
 import runs
 from documents import make_documents
+from hypothesis import given
+from hypothesis import strategies as st
 from inputs import write_jsonl
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.sources.base import InputFile, ReadSettings
+from fineweb_shards.sources.jsonl import JsonLinesFormat
+from fineweb_shards.vocabulary import GPT2
 
 DOCUMENTS = make_documents(150, seed=5)
 
@@ -57,6 +62,55 @@ def test_bad_lines_are_named_or_skipped(tmp_path: Path, line: bytes, sentence: s
     manifest = runs.build_inline(tmp_path / "out", path, on_bad_file="skip")
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one", "two"]), 10**9)
     assert manifest.totals["bad_parts"] == 1
+
+
+ATOMS = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    '"',
+    "\\",
+    "\\u00e9",
+    "\\ud83d",
+    "\\ude00",
+    "\\/",
+    '"text"',
+    '"id"',
+    '"a"',
+]
+ATOMS += ['"text"', '"id"', "null", "true", "NaN", "-Infinity", "1e999", "-0", "01", "9" * 30]
+ATOMS += [" ", "\t", "\0", "\x7f", "\ufeff", "\u2028", "é"]
+VALUES = ["null", "7", "1.5", "NaN", "[]", '{"text": "x"}', "9" * 30]
+VALUES += ['"one"', '"half \\ud83d"', '"\\ud83d\\ude00"', '"\\x"', '"é"']
+
+
+def parse(format_: JsonLinesFormat, line: bytes, *, slowly: bool) -> object:
+    """What becomes of a line: its text, id and replaced characters, or the error's message and hint."""
+    file = InputFile(0, "a.jsonl", "a.jsonl", "jsonl", None, 0, 0, "")
+    try:
+        return (format_._parse_slowly if slowly else format_._parse_line)(file, line, 0)
+    except BadFileError as error:
+        return error.message, error.hint
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["text", "id", "n", ""]), st.sampled_from(VALUES)), max_size=4),
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from(ATOMS)), max_size=3),
+    st.sampled_from([b"", b"\xff", b"\xed\xa0\x80", b"\r"]),
+)
+def test_the_quick_parser_and_pythons_agree(
+    pairs: list[tuple[str, str]], changes: list[tuple[int, str]], junk: bytes
+) -> None:
+    """On any line, good or spoilt: the same text, id, count of replaced characters, or message."""
+    line = "{" + ", ".join(f'"{key}": {value}' for key, value in pairs) + "}"
+    for place, atom in changes:
+        line = line[:place] + atom + line[place:]
+    data = line.encode() + junk
+    format_ = JsonLinesFormat(ReadSettings("text", "auto", 1024, False, GPT2))
+    assert parse(format_, data, slowly=False) == parse(format_, data, slowly=True)
 
 
 def test_odd_but_valid_beginnings_and_numbers(tmp_path: Path) -> None:

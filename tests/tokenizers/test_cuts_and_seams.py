@@ -12,7 +12,8 @@ import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fineweb_shards.tokenizers import cuts, encoder
+from fineweb_shards.texts import Texts
+from fineweb_shards.tokenizers import ENGINES, cuts, encoder
 from fineweb_shards.tokenizers.ranks import load_ranks, token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.vocabulary import GPT2
@@ -119,13 +120,12 @@ def check_run_of_line_ends(left_count: int, right_count: int) -> None:
 
     count = left_count + right_count
     text = "x" + "\n" * count + "a"
-    tokens, _ = runs.encoder("auto").encode_documents([text])
+    (tokens,) = runs.encoder("auto").encode_documents(Texts.from_strings([text]))
     # By the rule that a shorter run shows: pairs of line ends, then the last one alone.
     assert reference.encode("x" + "\n" * 7 + "a") == [87, *[628] * 3, 198, 64]
     assert tokens.tolist() == [87, *[628] * ((count - 1) // 2), 198, 64]
     left, right = "x" + "\n" * left_count, "\n" * right_count + "a"
-    pieces, offsets = runs.encoder("auto").encode_documents([left, right])
-    first, second = pieces[: offsets[1]], pieces[offsets[1] :]
+    first, second = runs.encoder("auto").encode_documents(Texts.from_strings([left, right]))
     mend = encoder.make_mender(GPT2).mend(first, second, left_is_whole=True)
     joined = [*first[: len(first) - mend.left_tokens].tolist(), *mend.middle.tolist()]
     assert [*joined, *second[mend.right_tokens :].tolist()] == tokens.tolist()
@@ -179,13 +179,14 @@ def test_garbage_bytes_are_cut_where_decoding_does_not_change(junk: bytes) -> No
     ],
 )
 @pytest.mark.parametrize("passage_bytes", [300, 1000])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_long_documents_are_encoded_in_passages(
-    text: str, passage_bytes: int, monkeypatch: pytest.MonkeyPatch
+    engine: str, text: str, passage_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A document in many passages has exactly the tokens of one encode_ordinary call."""
     import runs
 
     monkeypatch.setattr(encoder, "PASSAGE_BYTES", passage_bytes)
-    tokens, offsets = runs.encoder("tiktoken").encode_documents(["before", text, "after"])
-    assert tokens[offsets[1] : offsets[2]].tolist() == reference.encode(text)
-    assert tokens[offsets[0] : offsets[1]].tolist() == reference.encode("before")
+    texts = ["before", text, "after"]
+    found = runs.encoder(engine).encode_documents(Texts.from_strings(texts))
+    assert [tokens.tolist() for tokens in found] == [reference.encode(text) for text in texts]

@@ -11,19 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.errors import ExactnessError, UsageError
+from fineweb_shards.texts import Texts, replace_surrogates
 from fineweb_shards.tokenizers import ENGINES, resolve_engine
-from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
-from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError, replace_surrogates
-from fineweb_shards.tokenizers.selftest import check_engine, hostile_strings
+from fineweb_shards.tokenizers.base import Engine, Ids
+from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
+from fineweb_shards.tokenizers.selftest import (
+    EXPECTED_SHA256,
+    check_engine,
+    digest_tokens,
+    hostile_strings,
+)
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Cursor, TextChunk
+from fineweb_shards.vocabulary import GPT2
 
 NAMES = list(ENGINES)
 
 
 def encode_all(name: str, texts: list[str]) -> list[list[int]]:
-    tokens, offsets = runs.encoder(name).encode_documents(texts)
-    return [part.tolist() for part in np.split(tokens, offsets[1:-1])]
+    return [tokens.tolist() for tokens in runs.encoder(name).encode_documents(Texts.from_strings(texts))]
 
 
 @pytest.mark.promise(19)
@@ -89,8 +95,8 @@ class Wrong(Engine):
         self._bad = bad
         self._right = TiktokenEngine()
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        return self._right.encode([text.replace(self._bad, "?") for text in texts])
+    def encode(self, texts: Texts) -> list[Ids]:
+        return self._right.encode(Texts.from_strings(text.replace(self._bad, "?") for text in texts))
 
 
 class Panic(BaseException):
@@ -102,8 +108,50 @@ class Panicking(Engine):
 
     name = "fastokens"
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+    def encode(self, texts: Texts) -> list[Ids]:
         raise Panic("panicked")
+
+
+@pytest.mark.promise(26)
+def test_the_self_test_expects_what_tiktoken_makes() -> None:
+    """The hash that the self-test compares with is that of tiktoken's own tokens."""
+    tokens = [np.array(reference.encode(text), np.uint32) for text in hostile_strings()]
+    assert digest_tokens(tokens) == EXPECTED_SHA256[GPT2]
+
+
+def test_self_test_passes_without_loading_tiktoken() -> None:
+    """A right engine is let through by the hash alone: the reference is not even built."""
+    for name in NAMES:
+        vocabulary_reference = TiktokenEngine()
+        check_engine(runs.encoder(name), name, vocabulary_reference)
+        assert "encoding" not in vars(vocabulary_reference)
+
+
+def test_self_test_finds_a_border_in_the_wrong_place() -> None:
+    """The same ids, divided otherwise among the documents, are refused too."""
+
+    class Shifted(Wrong):
+        def encode(self, texts: Texts) -> list[Ids]:
+            ids = self._right.encode(texts)
+            return [*ids[:-2], np.append(ids[-2], ids[-1][:1]), ids[-1][1:]]
+
+    with pytest.raises(ExactnessError, match="self-test"):
+        check_engine(
+            Encoder(Shifted("no such text"), TiktokenEngine(), eot_first=True, seed=0), "x", TiktokenEngine()
+        )
+
+
+@pytest.mark.parametrize("wrong", [50256, 50257, 65536 + 7, 2**32 - 1])
+def test_an_id_that_no_text_has_is_refused(wrong: int) -> None:
+    """Also if it would become a good one where ids are narrowed to 16 bits; EOT is none of them."""
+
+    class Large(Wrong):
+        def encode(self, texts: Texts) -> list[Ids]:
+            return [*self._right.encode(texts)[:-1], np.array([5, wrong, 6], np.uint32)]
+
+    encoder = Encoder(Large("no such text"), TiktokenEngine(), eot_first=True, seed=0)
+    with pytest.raises(ExactnessError, match=f"made token {wrong}, which no text can have"):
+        encoder.encode(TextChunk(Texts.from_strings(["one", "two"]), Cursor(0, 0), None), "a.txt")
 
 
 def test_self_test_finds_a_wrong_engine() -> None:
@@ -115,9 +163,9 @@ def test_self_test_finds_a_wrong_engine() -> None:
 
 def test_sample_finds_a_wrong_engine_and_names_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     """A difference during the run stops it, naming file and document."""
-    monkeypatch.setattr("fineweb_shards.tokenizers.encoder.SAMPLE_ONE_IN", 1)
+    monkeypatch.setattr("fineweb_shards.tokenizers.sample_check.SAMPLE_ONE_IN", 1)
     encoder = Encoder(Wrong("q"), TiktokenEngine(), eot_first=True, seed=0)
-    chunk = TextChunk(["good", "a quick one"], Cursor(0, 7), None)
+    chunk = TextChunk(Texts.from_strings(["good", "a quick one"]), Cursor(0, 7), None)
     with pytest.raises(ExactnessError, match=r"document 2 of some\.parquet.*position 7.*a quick one"):
         encoder.encode(chunk, "some.parquet")
 
@@ -126,19 +174,19 @@ def test_sample_covers_documents_as_often_as_it_says() -> None:
     """Over many chunks one document in SAMPLE_ONE_IN is chosen, whatever the chunk's size."""
     import random
 
-    from fineweb_shards.tokenizers.encoder import SAMPLE_ONE_IN, _sample
+    from fineweb_shards.tokenizers.sample_check import SAMPLE_ONE_IN, choose_documents
 
     for size in (1, 300, 5000):
         chunks = 400_000 // size
-        chosen = sum(len(_sample(size, random.Random(i))) for i in range(chunks))
+        chosen = sum(len(choose_documents(size, random.Random(i))) for i in range(chunks))
         assert chosen == pytest.approx(chunks * size / SAMPLE_ONE_IN, rel=0.25)
 
 
 def test_long_documents_are_sampled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long document a passage is compared, and the right engine passes."""
-    monkeypatch.setattr("fineweb_shards.tokenizers.encoder.SAMPLE_ONE_IN", 1)
+    monkeypatch.setattr("fineweb_shards.tokenizers.sample_check.SAMPLE_ONE_IN", 1)
     text = "Some prose with q in it. " * 4000
-    chunk = TextChunk([text], Cursor(0, 0), None)
+    chunk = TextChunk(Texts.from_strings([text]), Cursor(0, 0), None)
     runs.encoder("auto").encode(chunk, "right.txt")
     with pytest.raises(ExactnessError):
         Encoder(Wrong("q"), TiktokenEngine(), eot_first=True, seed=0).encode(chunk, "wrong.txt")
@@ -149,20 +197,22 @@ def test_what_an_engine_raises_on_is_told_apart() -> None:
     """Anything an engine raises, even a Rust panic, is one error that names the engine."""
     encoder = Encoder(Panicking(), TiktokenEngine(), eot_first=True, seed=0)
     with pytest.raises(UnencodableError, match="fastokens raised Panic: panicked"):
-        encoder.encode_documents(HOSTILE)
+        encoder.encode_documents(Texts.from_strings(HOSTILE))
     assert encoder.fallback is not None
 
 
 def test_eot_on_either_side() -> None:
     """EOT before each document, or after it; none where a document only goes on."""
-    texts = ["one", "", "two words"]
-    parts = [reference.encode(text) for text in texts]
+    strings = ["one", "", "two words"]
+    parts, texts = [reference.encode(text) for text in strings], Texts.from_strings(strings)
     eot = [reference.EOT]
     reference_engine = TiktokenEngine()
     first = Encoder(reference_engine, reference_engine, eot_first=True, seed=0)
     last = Encoder(reference_engine, reference_engine, eot_first=False, seed=0)
     whole = TextChunk(texts, Cursor(0, 0), None)
-    middle = TextChunk(texts, Cursor(0, 0), None, starts_mid_document=True, ends_mid_document=True)
+    middle = TextChunk(
+        Texts.from_strings(texts), Cursor(0, 0), None, starts_mid_document=True, ends_mid_document=True
+    )
     assert first.encode(whole, "").tokens.tolist() == [*eot, *parts[0], *eot, *parts[1], *eot, *parts[2]]
     assert last.encode(whole, "").tokens.tolist() == [*parts[0], *eot, *parts[1], *eot, *parts[2], *eot]
     assert first.encode(middle, "").tokens.tolist() == [*parts[0], *eot, *parts[1], *eot, *parts[2]]
@@ -180,4 +230,4 @@ def test_unknown_and_missing_engines_are_named() -> None:
     with pytest.raises(UsageError, match="nonsense") as error:
         resolve_engine("nonsense")
     assert "tiktoken" in error.value.hint
-    assert resolve_engine("auto").name == "fastokens"
+    assert resolve_engine("auto").name == "gigatoken"

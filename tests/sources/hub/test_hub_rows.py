@@ -58,7 +58,11 @@ def test_rows_of_every_kind(tmp_path: Path, tries: Tries) -> None:
         rows[chooser.randrange(20)] = {"body": "x"}
         texts = [row.get("text") for row in rows]
         expected = [text for text in texts if isinstance(text, (str, bytes))]
-        good = [text if isinstance(text, str) else text.decode("utf-8", "replace") for text in expected]
+        # Half a character is kept as tiktoken would read it: documents are UTF-8.
+        good = [
+            text.replace("\ud800", "\ufffd") if isinstance(text, str) else text.decode("utf-8", "replace")
+            for text in expected
+        ]
         found, bad, problems = documents_of(
             source_of(tmp_path, rows, skip=True, batch_bytes=chooser.choice([1024, 10**6]))
         )

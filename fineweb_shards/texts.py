@@ -1,0 +1,98 @@
+"""Hold the texts of many documents as valid UTF-8, in the buffers that they were read into.
+
+Between the file and an engine that takes bytes no `str` is made. What needs one (tiktoken, fastokens, the
+sample, messages) asks for it, a document at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class TextBuffer:
+    """Texts in one buffer: text i is `data[starts[i]:ends[i]]`, which must be valid UTF-8."""
+
+    data: bytes | memoryview
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+class Texts:
+    """A sequence of texts: `str` by index and by iteration, bytes by `iter_bytes`."""
+
+    __slots__ = ("_count", "buffers")
+
+    def __init__(self, *buffers: TextBuffer) -> None:
+        self.buffers = tuple(buffer for buffer in buffers if len(buffer.starts))
+        self._count = sum(len(buffer.starts) for buffer in self.buffers)
+
+    @classmethod
+    def from_strings(cls, strings: Iterable[str]) -> Texts:
+        """Hold strings as UTF-8; a lone surrogate becomes U+FFFD, as in tiktoken."""
+        return cls.from_pieces([encode_utf8(string) for string in strings])
+
+    @classmethod
+    def from_pieces(cls, pieces: list[bytes]) -> Texts:
+        """Join pieces of valid UTF-8, each a text, into one buffer."""
+        borders = np.zeros(len(pieces) + 1, np.int64)
+        np.cumsum([len(piece) for piece in pieces], out=borders[1:])
+        return cls(TextBuffer(b"".join(pieces), borders[:-1], borders[1:]))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return (data.decode() for data in self.iter_bytes())
+
+    def __getitem__(self, i: int) -> str:
+        return next(iter(self.only(i)))
+
+    def __add__(self, other: Texts) -> Texts:
+        return Texts(*self.buffers, *other.buffers)
+
+    def only(self, i: int) -> Texts:
+        """Return text `i` alone."""
+        for buffer in self.buffers:
+            if 0 <= i < len(buffer.starts):
+                return Texts(TextBuffer(buffer.data, buffer.starts[i : i + 1], buffer.ends[i : i + 1]))
+            i -= len(buffer.starts)
+        raise IndexError("there is no text of this number")
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        """Yield each text as bytes. They are copied one by one, so that a copy is still in the processor's
+        cache when it is encoded."""
+        for buffer in self.buffers:
+            data = buffer.data
+            for start, end in zip(buffer.starts.tolist(), buffer.ends.tolist(), strict=True):
+                yield bytes(data[start:end])
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of all texts together."""
+        return sum(int((buffer.ends - buffer.starts).sum()) for buffer in self.buffers)
+
+    @property
+    def longest_bytes(self) -> int:
+        """The length of the longest text."""
+        return max((int((buffer.ends - buffer.starts).max()) for buffer in self.buffers), default=0)
+
+
+NO_TEXTS = Texts()
+
+
+def replace_surrogates(text: str) -> str:
+    """Return the text with each lone surrogate replaced by U+FFFD, as tiktoken does."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def encode_utf8(text: str) -> bytes:
+    """Return the text as valid UTF-8: a lone surrogate becomes U+FFFD."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return replace_surrogates(text).encode()
