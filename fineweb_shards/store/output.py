@@ -45,9 +45,9 @@ from fineweb_shards.types import (
 )
 from fineweb_shards.vocabulary import Vocabulary
 
-# Beyond one for each worker: so that no worker waits while files are hashed and synced, and not much more is
-# unfinished at once than is being written.
-_SPARE_CHECKPOINTS = 2
+# How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a
+# core for a tenth of a second. More would only mean more to lose in a crash.
+_MOST_CHECKPOINTS = 8
 _LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
 
 
@@ -151,7 +151,7 @@ class Output:
                     self._begin_checkpoint(after, {part.split} if part.fills_shard else set())
         finally:  # what is placed may have filled a shard, even if there is no room for the next one
             self._writes.extend(self._plane.place(tokens, placements))
-        self._settle(_SPARE_CHECKPOINTS + self._plane.workers)
+        self._settle(1 + min(self._plane.workers, _MOST_CHECKPOINTS))
 
     def finish(self) -> Manifest:
         """Give every file its final name, and save the manifest as complete."""
