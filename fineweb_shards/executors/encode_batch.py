@@ -29,6 +29,7 @@ class WorkerSpec:
     engine: str
     eot_first: bool
     seed: int
+    priority: str = "background"
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -97,7 +97,8 @@ def build(
 def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, command: str) -> Outcome:
     """Make the shards that are not in the manifest yet."""
     begin = time.monotonic()
-    spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, job.config.seed)
+    config = job.config
+    spec = WorkerSpec(job.source, job.engine.name, job.layout.eot_first, config.seed, config.priority)
     guard = MemoryGuard(job.budget.worker_bytes)
     history = load_history(job.folder)
     history.begin_run(manifest.tokens, job.budget.memory_bytes)

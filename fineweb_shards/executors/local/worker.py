@@ -22,7 +22,7 @@ from fineweb_shards.executors.exit_cause import OUT_OF_MEMORY_EXIT_CODE, THREAD_
 from fineweb_shards.executors.local.messages import Failed, Outbox, Ready, Trying
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.sources.base import Source
-from fineweb_shards.system.machine import lower_priority, offer_to_oom_killer
+from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.types import Batch
 
 
@@ -31,7 +31,7 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by process.py
-    lower_priority()
+    apply_priority(spec.priority)
     offer_to_oom_killer()
     outbox = Outbox(pipe)
     in_thread = partial(_run_thread, outbox)
