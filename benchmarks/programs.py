@@ -45,7 +45,7 @@ class Program:
 
     def check_files(self) -> dict[str, str]:
         """The SHA-256 of every file of ours, read from the disk, if it is what the manifest says. A file that
-        grows has several records, each with the hash of its part: those are left to `fineweb-shards verify`."""
+        grows has several records, each with the hash of a part: those are left to `fineweb-shards verify`."""
         names = Counter(shard["name"] for shard in read_shards(self.out))
         shards = {one["name"]: one["sha256"] for one in read_shards(self.out) if names[one["name"]] == 1}
         for name, digest in shards.items():
