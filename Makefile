@@ -58,7 +58,7 @@ check: .venv/dev ## lint, format, types and the order of the rooms
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo --no-cache >.venv/imports.txt || { cat .venv/imports.txt; exit 1; }
 
-bench: .venv/dev ## speed and memory against build-nanogpt's own loop; writes benchmarks/results.md
+bench: .venv/dev ## speed and memory beside other programs; writes benchmarks/results.md (ARGS=--quick: a minute)
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 bench-hub: .venv/dev ## the same files from the disk and from a hub on loopback

@@ -2,7 +2,7 @@
 request; all in one run, so that only the ratios count. The hub (tests/support/standin_hub.py) runs on the
 same cores.
 
-    python benchmarks/hub.py [--files FILE.parquet …] [--repeat 12] [--rounds 5]
+    python benchmarks/hub.py [--files FILE.parquet …] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -15,50 +15,55 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-import pyarrow.parquet as pq
-from run import HERE, corpus_files, measure_speed
+from corpus import DATA, Corpus, find_corpus
+from measure import run_program
+from programs import HERE, Program, our_program
 
 from fineweb_shards.units import show_count
 
 STAND_IN = HERE.parent / "tests" / "support" / "standin_hub.py"
 LATENCIES_MS = [0, 50]
+DATASET = ("--dataset", "HuggingFaceFW/fineweb-edu", "--name", "sample-10BT")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--files", nargs="*", help="parquet files with a text column")
-    parser.add_argument("--repeat", type=int, default=12, help="how many copies of them are read")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=HERE) as folder:
+    corpus = find_corpus(files=options.files)
+    with tempfile.TemporaryDirectory(dir=DATA) as folder:
         scratch = Path(folder)
-        files = options.files or [str(path) for path in corpus_files(scratch)]
-        served = scratch / "served"
-        served.mkdir()
-        for number in range(2):
-            write_large(served / f"{number:03d}_00000.parquet", files * (options.repeat // 2))
+        served = serve_folder(scratch, corpus)
         local: list[float] = []
         remote: dict[int, list[float]] = {latency: [] for latency in LATENCIES_MS}
         for _ in range(options.rounds):  # in turns, because the machine changes its mind
-            local.append(measure_speed(scratch / "local", [str(served)]))
+            local.append(measure_speed(our_program("disk", corpus, scratch / "local", corpus.parquet)))
             for latency, speeds in remote.items():
-                speeds.append(measure_hub(scratch, served, latency))
+                speeds.append(measure_hub(scratch, corpus, served, latency))
         print(f"| from the disk | {show_count(median(local))} tokens/s |")
         for latency, speeds in remote.items():
             share = f"{median(speeds) / median(local):.0%}"
             print(f"| from the hub, {latency} ms | {show_count(median(speeds))} tokens/s, {share} |")
 
 
-def write_large(path: Path, files: list[str]) -> None:
-    """One file with many row groups, like those on the hub, out of several small ones."""
-    with pq.ParquetWriter(path, pq.read_schema(files[0])) as writer:
-        for file in files:
-            opened = pq.ParquetFile(file)
-            for group in range(opened.num_row_groups):
-                writer.write_table(opened.read_row_group(group))
+def serve_folder(scratch: Path, corpus: Corpus) -> Path:
+    """A folder with nothing but the parquet files."""
+    served = scratch / "served"
+    served.mkdir()
+    for path in map(Path, corpus.parquet):
+        os.link(path, served / path.name)
+    return served
 
 
-def measure_hub(scratch: Path, served: Path, latency_ms: int) -> float:
+def measure_speed(program: Program) -> float:
+    """Tokens a second, from the first token to the end of the process."""
+    run = run_program(program.words, program.out)
+    program.check(run.output)
+    return (program.tokens - run.first_tokens) / (run.seconds - run.first_seconds)
+
+
+def measure_hub(scratch: Path, corpus: Corpus, served: Path, latency_ms: int) -> float:
     words = [sys.executable, str(STAND_IN), str(served), "--latency-ms", str(latency_ms)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -66,8 +71,7 @@ def measure_hub(scratch: Path, served: Path, latency_ms: int) -> float:
         os.environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(scratch / f"home{latency_ms}")}
         os.environ["NO_PROXY"] = "127.0.0.1,localhost"
         try:
-            flags = ["--dataset", "HuggingFaceFW/fineweb-edu", "--name", "sample-10BT"]
-            return measure_speed(scratch / f"hub{latency_ms}", [], *flags)
+            return measure_speed(our_program("hub", corpus, scratch / f"hub{latency_ms}", [], *DATASET))
         finally:
             server.terminate()
 

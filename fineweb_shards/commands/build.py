@@ -24,7 +24,7 @@ from fineweb_shards.run.result_text import (
 )
 from fineweb_shards.store.quarantine import FILE_NAME as QUARANTINE
 from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.machine import lower_priority
+from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> None:
     """Build, and run the user's --on-finish command, however it ends."""
     interrupts = Interrupts(options.resume)
     ignore_closed_output()
-    lower_priority()
     config = read_config(options)
+    apply_priority(config.priority)
     screen = choose_screen(quiet=options.quiet, as_json=options.json)
     interrupts.wipe_sequence = screen.wipe_sequence
     ending: BaseException | None = None

@@ -35,6 +35,7 @@ class WorkerSpec:
     shard_format: ShardFormat  # of the files to write
     folder: Path  # the output folder
     max_outage_seconds: int  # how long to wait for space on a full disk
+    priority: str = "background"
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -106,6 +106,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
         job.output.shard_format,
         job.folder,
         job.config.max_outage,
+        job.config.priority,
     )
     guard = MemoryGuard(job.budget.worker_bytes)
     history = load_history(job.folder)

@@ -19,6 +19,7 @@ from typing import Any
 from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
+from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
 from fineweb_shards.vocabulary import GPT2
@@ -135,6 +136,10 @@ class Config:
     batch_bytes: int = _setting(
         4 * 2**20, "text handed to a worker at a time", parse=parse_bytes, metavar="SIZE"
     )
+    priority: str = _setting(
+        "background", "background leaves cores and disks to other programs; normal takes its share of them",
+        choices=PRIORITIES,
+    )  # fmt: skip
     on_bad_file: str = _setting(
         "stop", "what to do about a damaged file, row group or line", choices=("stop", "skip")
     )

@@ -20,6 +20,9 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_CLASS_IDLE = 3 << 13
 
+# What `--priority` may say, the default first.
+PRIORITIES = ("background", "normal")
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
@@ -65,8 +68,14 @@ def free_disk_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def lower_priority() -> None:
-    """Give this process the lowest priority for cores and disks, so that other programs stay fast."""
+def apply_priority(priority: str) -> None:
+    """Give this process the lowest priority for cores and disks if it is to work in the `background`, so that
+    other programs stay fast. With `normal` it keeps the one that it was started with."""
+    if priority == "background":
+        _lower_priority()
+
+
+def _lower_priority() -> None:
     if sys.platform == "win32":
         import psutil
 

@@ -144,6 +144,8 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         ([*SMALL, "--max-memory", "0"], "--max-memory 0 bytes is too small", "more"),
         ([*SMALL, "--val-ratio", "5"], "--val-ratio 5: must be from 0", "5%"),
         ([*SMALL, "--name", "x"], "--name x: it names a config", "--dataset"),
+        ([*SMALL, "--priority", "norml"],
+         "--priority: 'norml' is not one of background, normal (did you mean normal?)", "--help"),
         (["status"], "Name one folder", "status out/demo"),
         (["status", "a", "b"], "b: there is one word too many", "--help"),
         (["status", "sample-10bt"], "sample-10bt: there is no such folder or sample", "mean sample-10BT?"),
@@ -175,6 +177,7 @@ def test_mistakes_are_told_with_what_was_meant(
         ("shard_token = 5", "unknown key 'shard_token'", "Did you mean shard_tokens?"),
         ("[tool]\nx = 1", "unknown key 'tool'", "--help"),
         ("on_bad_file = 'skp'", "on_bad_file: 'skp' is not one of stop, skip (did you mean skip?)", "--help"),
+        ("priority = 'low'", "priority: 'low' is not one of background, normal", "--help"),
         ("shard_tokens = inf", "shard_tokens: 'inf' is not a number", "--help"),
     ],
 )

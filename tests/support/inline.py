@@ -51,7 +51,8 @@ def run_command(*words: Path | str, cwd: Path | None = None) -> subprocess.Compl
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
     ):
-        patch.setattr(build_command, "lower_priority", lambda: None)  # or this process would be, to its end
+        # Or this process would keep it to its end.
+        patch.setattr(build_command, "apply_priority", lambda priority: None)
         patch.setattr(build, "LocalExecutor", InlineWorkers)
         patch.setattr(sys, "argv", [cli.__file__, *arguments])
         patch.setattr(sys, "stdin", io.StringIO())

@@ -76,7 +76,7 @@ def test_manners() -> None:
     """Lowest priority for cores, idle for the disk, first for the OOM killer: what a worker does."""
     code = (
         "import os; from fineweb_shards.system import machine;"
-        "machine.lower_priority(); machine.offer_to_oom_killer();"
+        "machine.apply_priority('background'); machine.offer_to_oom_killer();"
         "print(os.nice(0), open('/proc/self/oom_score_adj').read().strip(), flush=True);"
         "os.execvp('ionice', ['ionice', '-p', str(os.getpid())])"
     )

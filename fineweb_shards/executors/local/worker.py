@@ -37,7 +37,7 @@ from fineweb_shards.executors.local.messages import (
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.sources.base import Source
-from fineweb_shards.system.machine import lower_priority, offer_to_oom_killer
+from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
 
@@ -47,7 +47,7 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by process.py
-    lower_priority()
+    apply_priority(spec.priority)
     offer_to_oom_killer()
     outbox = Outbox(pipe)
     _start_thread(outbox, _die_with_parent)

@@ -1,0 +1,68 @@
+"""Draw docs/speed.svg from benchmarks/results.md: a bar for each program, tokens a second.
+
+python benchmarks/picture.py
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PICTURE = HERE.parent / "docs" / "speed.svg"
+WIDTH, LEFT, RIGHT = 760, 250, 70
+TOP, ROW, BAR = 64, 26, 17
+STYLE = """
+  text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
+  .title { font-size: 16px; font-weight: 600 }
+  .small { font-size: 12px; fill: #59636e }
+  .ours { fill: #1a7f64 }
+  .others { fill: #8c959f }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f0f6fc }
+    .small { fill: #9198a1 }
+    .ours { fill: #3fb98f }
+    .others { fill: #6e7681 }
+  }
+"""
+
+
+def draw_picture() -> None:
+    text = (HERE / "results.md").read_text()
+    machine = text.partition("\n")[0]
+    rows = re.findall(r"^\| ([^|]+?) \| ([\d.]+) \| [\d.]+ \|", text, re.M)
+    PICTURE.write_text(svg_of([(name, float(speed)) for name, speed in rows], machine))
+
+
+def svg_of(rows: list[tuple[str, float]], machine: str) -> str:
+    height = TOP + ROW * len(rows) + 12
+    scale = (WIDTH - LEFT - RIGHT) / max(speed for _, speed in rows)
+    bars = [bar_of(number, name, speed, speed * scale) for number, (name, speed) in enumerate(rows)]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"'
+            f' viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="title">',
+            '<title id="title">Million tokens a second, by program</title>',
+            f"<style>{STYLE}</style>",
+            '<text class="title" x="12" y="26">Million tokens a second, start-up left out</text>',
+            f'<text class="small" x="12" y="46">{escape(machine)}</text>',
+            *bars,
+            "</svg>\n",
+        ]
+    )
+
+
+def bar_of(number: int, name: str, speed: float, length: float) -> str:
+    top = TOP + ROW * number
+    kind = "ours" if name.startswith("fineweb-shards") else "others"
+    line = top + BAR - 4
+    return (
+        f'<text x="{LEFT - 10}" y="{line}" text-anchor="end">{escape(name)}</text>'
+        f'<rect class="{kind}" x="{LEFT}" y="{top}" width="{max(length, 1):.1f}" height="{BAR}" rx="2"/>'
+        f'<text x="{LEFT + length + 8:.1f}" y="{line}">{speed:g}</text>'
+    )
+
+
+if __name__ == "__main__":
+    draw_picture()

@@ -1,0 +1,132 @@
+"""The results as a table for people, and the part of it that the README shows."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from corpus import Corpus
+from programs import PARQUET
+
+from fineweb_shards.system.machine import usable_cores
+from fineweb_shards.units import show_bytes, show_count
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.md"
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- make bench writes this table -->", "<!-- to here -->"
+HEAD = [
+    "| program | M tokens/s | seconds | first token, s | ns/token | parent | workers | peak memory |",
+    "|---|---:|---:|---:|---:|---:|---:|---:|",
+]
+ORIGINAL, GIGATOKEN = "fineweb.py's loop", "gigatoken's own file path"
+ONE_LOOP, TWO_LOOPS = "bare loop, one process", "bare loop, two processes"
+TIKTOKEN = "fineweb-shards, --engine tiktoken"
+# What follows a ratio in the README's sentence, by the name of the ratio.
+PROMISES = {"parquet": "times the speed of `fineweb.py`'s loop", "tiktoken": r"times with \[tiktoken\]"}
+# The rows that the README shows.
+SHOWN = (
+    ORIGINAL, GIGATOKEN, TWO_LOOPS, PARQUET, "fineweb-shards, JSON lines", "fineweb-shards, text",
+    "fineweb-shards, .jsonl.gz", TIKTOKEN,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A program's figures. Speed and processor time are without start-up."""
+
+    name: str
+    speed: float  # tokens a second
+    seconds: float  # in all
+    first_seconds: float
+    parent_ns: float  # of processor time for each token
+    worker_ns: float
+    peak_bytes: int
+
+    @property
+    def whole_ns(self) -> float:
+        return self.parent_ns + self.worker_ns
+
+    def as_line(self) -> str:
+        figures = (
+            self.speed / 1e6, self.seconds, self.first_seconds, self.whole_ns, self.parent_ns, self.worker_ns
+        )  # fmt: skip
+        cells = [
+            self.name,
+            *(f"{figure:.1f}" for figure in figures),
+            show_bytes(self.peak_bytes) if self.peak_bytes else "",
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+@dataclass(frozen=True)
+class Results:
+    """All rows of one run, and what they were measured with."""
+
+    rows: list[Row]
+    corpus: Corpus
+    rounds: int
+    small_peak: int  # with the part of the corpus; 0 if memory was not measured
+    small_bytes: int
+
+    def as_text(self) -> str:
+        corpus = self.corpus
+        machine = f"{usable_cores()} cores, {platform.machine()}, Python {platform.python_version()}"
+        size = f"{show_bytes(corpus.bytes)} of text, {show_count(corpus.tokens)} tokens"
+        ratios = [f"| {name} | {ratio:.2f}× |" for name, ratio in self.ratios().items()]
+        lines = [
+            f"{machine}; {size}", "",
+            *HEAD, *(row.as_line() for row in self.rows), "",
+            "| ratio | |", "|---|---:|", *ratios, "",
+            f"The text is {corpus.source}: {corpus.documents:,} documents. Of its runs of 13 tokens, "
+            f"{corpus.repeated_ngrams:.1%} occurred before. Rounds: {self.rounds}; a figure is the median.",
+        ]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+    def ratios(self) -> dict[str, float]:
+        """Those whose rows were measured."""
+        rows = {row.name: row for row in self.rows}
+        ours, original = rows[PARQUET], rows[ORIGINAL]
+        found = {
+            "speed: parquet / fineweb.py's loop": ours.speed / original.speed,
+            "speed: tiktoken / fineweb.py's loop": rows[TIKTOKEN].speed / original.speed,
+        }
+        if GIGATOKEN in rows:
+            found["speed: parquet / gigatoken's own file path"] = ours.speed / rows[GIGATOKEN].speed
+            found["speed: parquet / bare loop in two processes"] = ours.speed / rows[TWO_LOOPS].speed
+            found["processor time: parquet / bare loop"] = ours.whole_ns / rows[ONE_LOOP].whole_ns
+            found["processor time: our workers / bare loop"] = ours.worker_ns / rows[ONE_LOOP].whole_ns
+        found["processor time: parent / workers"] = ours.parent_ns / ours.worker_ns
+        for name in (
+            "JSON lines",
+            "text",
+            ".jsonl.gz",
+            ".jsonl.zst",
+            ".txt.gz",
+            ".txt.zst",
+            "standard input",
+        ):
+            found[f"speed: {name} / parquet"] = rows[f"fineweb-shards, {name}"].speed / ours.speed
+        if self.small_peak:
+            times = self.corpus.bytes / self.small_bytes
+            found[f"peak memory: {times:.0f} times the input / once"] = ours.peak_bytes / self.small_peak
+        return found
+
+
+def write_results(results: Results) -> None:
+    RESULTS.write_text(results.as_text())
+
+
+def update_readme() -> None:
+    """Put the rows that it shows between the two comments, and the ratios into the sentence above them."""
+    results = RESULTS.read_text()
+    shown = [line for name in SHOWN for line in results.splitlines() if line.startswith(f"| {name} |")]
+    before, _, rest = README.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    for engine, words in PROMISES.items():
+        ratio = re.search(rf"speed: {engine} / fineweb.py's loop \| ([\d.]+)×", results)
+        assert ratio is not None
+        before = re.sub(rf"[\d.]+(?= {words})", f"{float(ratio[1]):.1f}", before)
+    README.write_text("\n".join([before + BEGIN, *HEAD, *shown, END]) + after)

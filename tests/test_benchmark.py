@@ -1,0 +1,80 @@
+"""The parts of `make bench` that decide whether its figures mean anything."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their folder is no package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+@pytest.mark.parametrize(
+    "name", ["shard.npy", "train.bin", ".fineweb-shards/shard.npy.tmp", ".fineweb-shards/anything"]
+)
+def test_the_first_tokens_are_noticed_in_any_file(tmp_path: Path, name: str) -> None:
+    """Whatever a layout or a worker calls it, but a header alone is no token."""
+    from measure import tokens_in
+
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(bytes(1024))
+    assert tokens_in(tmp_path) == 0
+    path.write_bytes(bytes(10_000))
+    assert tokens_in(tmp_path) == 5000
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "manifest.json.tmp", "log.txt", "report.html", "statistics.bin", "heartbeat.json"],
+)
+def test_other_files_are_no_tokens(tmp_path: Path, name: str) -> None:
+    """What the program keeps for itself grows before the first token."""
+    from measure import tokens_in
+
+    folder = tmp_path / ".fineweb-shards"
+    folder.mkdir()
+    (folder / name).write_bytes(bytes(100_000))
+    assert tokens_in(tmp_path) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_processor_time_is_told_apart(tmp_path: Path) -> None:
+    """What the program itself uses and what its children use, after start-up, each to a few hundredths."""
+    from measure import run_program
+
+    busy = "import time\nwhile time.process_time() < float({seconds}): pass"
+    code = (
+        "import pathlib, subprocess, sys, time; out = pathlib.Path(sys.argv[1]); out.mkdir();"
+        "(out / 'first').touch(); time.sleep(0.2); begin = time.process_time();"
+        f"subprocess.run([sys.executable, '-S', '-c', {busy.format(seconds=0.6)!r}])\n"
+        "while time.process_time() < begin + 0.3: pass\nprint(7)"
+    )
+    measured = run_program([sys.executable, "-c", code, str(tmp_path / "out")], tmp_path / "out")
+    assert measured.output == b"7\n"
+    assert measured.parent_seconds == pytest.approx(0.3, abs=0.1)
+    assert measured.worker_seconds == pytest.approx(0.6, abs=0.1)
+
+
+def test_prose_is_what_is_left_of_a_page() -> None:
+    """Sentences, without markup, code and navigation; and nothing of a page in another language."""
+    from prose import paragraphs_of
+
+    page = (
+        "<head><title>no</title></head><nav><a>Next page of the manual that is here</a></nav>"
+        "<p>This is the <b>first</b> sentence of a manual &amp; it is for people to read.</p>"
+        "<pre>for (i = 0; i != n; ++i) { x[i] += y[i] * z[i]; }</pre><td>short</td>"
+    )
+    assert paragraphs_of("a.html", page) == [
+        "This is the first sentence of a manual & it is for people to read."
+    ]
+    assert (
+        paragraphs_of("a.txt", "Dies ist ein ganzer Satz aus einem Handbuch und keiner auf Englisch.") == []
+    )
