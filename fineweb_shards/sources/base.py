@@ -7,16 +7,13 @@ read next to nothing; `chunks` runs in the workers and does the reading.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.events import Observer
 from fineweb_shards.system.retry import Retrier
-from fineweb_shards.texts import NO_TEXTS, Texts
+from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -194,23 +191,6 @@ def decode_text(data: bytes) -> tuple[str, int]:
     except UnicodeDecodeError:
         text = data.decode("utf-8", "replace")
         return text, text.count("\ufffd") - data.count("\ufffd".encode())
-
-
-def decode_texts(pieces: Iterable[bytes]) -> tuple[Texts, int]:
-    """Hold pieces of bytes as texts; return them, and the number of characters that replace invalid bytes."""
-    decoded = [decode_text(piece) for piece in pieces]
-    return Texts.from_strings(text for text, _ in decoded), sum(replaced for _, replaced in decoded)
-
-
-def is_utf8(data: bytes | memoryview) -> bool:
-    """Tell whether bytes are valid UTF-8. Makes no copy of them, unlike `decode`."""
-    borders = np.array([0, len(data)], np.int64)
-    text = pa.LargeStringArray.from_buffers(1, pa.py_buffer(borders), pa.py_buffer(data))
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def utf8_bytes(text: str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fineweb_shards.sources.base import decode_texts
+from fineweb_shards.sources.utf8 import decode_texts
 from fineweb_shards.texts import NO_TEXTS, TextBuffer, Texts
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Counts, Origin, TextChunk

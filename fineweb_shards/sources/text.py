@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.events import Observer
-from fineweb_shards.sources.base import Format, InputFile, ReadSettings, decode_texts, is_utf8
+from fineweb_shards.sources.base import Format, InputFile, ReadSettings
 from fineweb_shards.sources.byte_view import ByteView, FileView, StreamView, open_stream, open_view
 from fineweb_shards.sources.read_ahead import ReadAhead
 from fineweb_shards.sources.separators import Literal, Separator, make_separator
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
+from fineweb_shards.sources.utf8 import decode_texts, is_utf8
 from fineweb_shards.texts import TextBuffer, Texts
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Batch, Counts, Cursor, Places, TextChunk

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.tokenizers.base import Engine, Ids, Offsets
+from fineweb_shards.texts import Texts
+from fineweb_shards.tokenizers.base import Engine, Ids
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 
@@ -41,7 +42,7 @@ class PoisonedEngine(Engine):
         self._first = first
         self._right = TiktokenEngine()
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+    def encode(self, texts: Texts) -> list[Ids]:
         whole = "\n".join(texts)
         if DEADLY in whole or (self._first and DEADLY_FOR_FIRST in whole):
             os.kill(os.getpid(), signal.SIGSEGV)
