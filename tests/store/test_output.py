@@ -70,6 +70,12 @@ def slices_of(tokens: np.ndarray, shard_tokens: int, *, begin: int = 0) -> list[
     return list(packer.pack(TokenBlock(Cursor(0, 0), Cursor(1, 2, 3), tokens, GPT2.find_eots(tokens))))
 
 
+def write_shard(folder: Path) -> None:
+    with output_of(folder, 6) as output:
+        output.add(TOKENS, slices_of(TOKENS, 6))
+        output.finish()
+
+
 @pytest.mark.parametrize("shard_tokens", [6, 100])
 def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: int) -> None:
     """Byte for byte, with the record to match."""
@@ -141,9 +147,8 @@ def test_an_fsync_error_while_sealing_is_fatal(folder: Path, monkeypatch: pytest
     """The file gets no name, and is not synced again."""
     failing = FailingCall(os.fsync, failing=1)
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(OutputError, match="Input/output error"), output_of(folder, 6) as output:
-        output.add(TOKENS, slices_of(TOKENS, 6))
-        output.finish()
+    with pytest.raises(OutputError, match="Input/output error"):
+        write_shard(folder)
     assert failing.calls == 1
     assert [path.name for path in folder.rglob("*")] == [WORK_FOLDER]
 
@@ -151,9 +156,8 @@ def test_an_fsync_error_while_sealing_is_fatal(folder: Path, monkeypatch: pytest
 def test_a_full_disk_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the final fsync, too."""
     monkeypatch.setattr(os, "fsync", FailingCall(os.fsync, failing=1, code=errno.ENOSPC))
-    with pytest.raises(DiskFullError), output_of(folder, 6) as output:
-        output.add(TOKENS, slices_of(TOKENS, 6))
-        output.finish()
+    with pytest.raises(DiskFullError):
+        write_shard(folder)
     assert not (folder / NAME).exists()
 
 
