@@ -169,7 +169,9 @@ class Schedule(Generic[Worker]):
     def finish(self, worker: Worker, error: ShardError | None = None) -> None:
         """Note that a worker has encoded its batch or, with an `error`, that the batch can't be done."""
         task = self._loads[worker].tasks.popleft()
-        task.done, task.error = True, error
+        task.done = True
+        if error is not None:
+            task.fail(error)
         self._drop_if_finished(task)
 
     def place(self, tokens: KeptTokens, placements: Iterable[Placement]) -> tuple[WriteOrder, Worker | None]:
@@ -197,10 +199,15 @@ class Schedule(Generic[Worker]):
         self._drop_if_finished(task)
 
     def _drop_if_finished(self, task: Task) -> None:
-        was_output = not self._tasks or self._tasks[0].number > task.number
-        if task.is_finished and was_output and self._unfinished.pop(task.number, None) is not None:
+        if not task.is_finished or not self._was_output(task):
+            return
+        if self._unfinished.pop(task.number, None) is not None:
             self._alone.discard(task)
             self.in_flight_bytes -= task.batch.size_bytes
+
+    def _was_output(self, task: Task) -> bool:
+        """Return whether all blocks of a batch were output."""
+        return not self._tasks or self._tasks[0].number > task.number
 
     # Output
 
@@ -229,7 +236,10 @@ class Schedule(Generic[Worker]):
         for task in self._tasks:
             task.abandoned = True
             task.blocks.clear()
-            task.kept = {index: kept for index, kept in task.kept.items() if kept.order is not None}
+            worker = self._unfinished[task.number][1]
+            for index in [index for index, kept in task.kept.items() if kept.order is None]:
+                if task.kept.pop(index).present and worker is not None:
+                    self._loads[worker].kept -= 1
         dropped = [task for task in self._tasks if not task.kept]
         self._tasks.clear()
         for task in dropped:
@@ -261,7 +271,10 @@ class Schedule(Generic[Worker]):
             if holder == worker and other is not task:
                 other.note_loss(death)
         self.remove_worker(worker)
-        if task is None or task.abandoned:
+        if task is None:
+            return False
+        if task.abandoned:
+            task.note_loss(death)
             return False
         was_alone = task.alone
         if (quarantined := task.note_death(death)) is not None:
@@ -289,6 +302,12 @@ class Schedule(Generic[Worker]):
             raise WorkerError(
                 f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}."
             )
+        if self._was_output(task):  # what follows it was placed with it
+            raise WorkerError(
+                f"A document of the batch at position {task.batch.position} was encoded before, and now "
+                f"crashes workers: {document.cause}.",
+                "Memory may be short or faulty. Everything finished is kept; the same command goes on.",
+            )
         self._skip(document)
         task.skip_digests = self._skip_digests[document.file]
         self._take_all_back()
@@ -309,4 +328,4 @@ class Schedule(Generic[Worker]):
         if isinstance(instead, EncodedBlock):
             task.receive_block(task.received, instead)
         else:
-            task.error = instead
+            task.fail(instead)

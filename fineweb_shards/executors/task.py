@@ -119,6 +119,18 @@ class Task:
         self.kept.clear()
         self.done, self.error, self.skip_digests = False, None, None
 
+    def fail(self, error: ShardError) -> None:
+        """Note that the rest of the batch can't be done. The error comes in its turn, in place of blocks that
+        were lost. If one of those was output already, it is raised now: its tokens are being waited for."""
+        self.done, self.error = True, error
+        lost = min((index for index, kept in self.kept.items() if not kept.present), default=self.received)
+        if lost < self.received - len(self.blocks):
+            raise error
+        while self.received > lost:
+            self.kept.pop(self.received - 1, None)
+            self.lengths.pop()
+            self.blocks.pop()
+
     def lose_tokens(self) -> None:
         """Note that the worker that keeps the tokens is gone."""
         for kept in self.kept.values():

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 import runs
 
 calls = 0
+write_here = os.write
 
 
 def make_deadly(name: str, number: int, when: str) -> None:
@@ -39,7 +40,7 @@ def make_deadly(name: str, number: int, when: str) -> None:
 
 
 def crash(number: int, when: str, path: str, out: str, shard_tokens: int) -> int:
-    for operation in ("fsync", "replace", "unlink"):
+    for operation in ("write", "fsync", "replace", "unlink", "truncate"):
         make_deadly(operation, number, when)
     runs.build_inline(Path(out), path, shard_tokens=shard_tokens, engine="tiktoken", batch_bytes=2048)
     return calls
@@ -50,7 +51,7 @@ def forked(number: int, when: str, path: str, out: str, shard_tokens: int) -> tu
     reader, writer = os.pipe()
     if not (child := os.fork()):
         try:
-            os.write(writer, str(crash(number, when, path, out, shard_tokens)).encode())
+            write_here(writer, str(crash(number, when, path, out, shard_tokens)).encode())
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -3,8 +3,8 @@
     python crash_every_point.py < job.json
 
 The job is {"kind", "input", "out", "settings", "resumed", "expected"}: a build of `input` or an export of it,
-and the SHA-256 of every file it must end with. Every try is a fork of this process, so that
-hundreds of them take seconds. Prints the number of tries.
+and the SHA-256 of every file it must end with; of writes only each `writes`-th counts. Every try is a fork
+of this process, so that hundreds of them take seconds. Prints the number of tries.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 import reference
 import runs
 
-JOB = json.load(sys.stdin)
+JOB = {"writes": 9, **json.load(sys.stdin)}
 OUT = Path(JOB["out"])
-OPERATIONS = ("fsync", "replace", "unlink", "ftruncate")
+OPERATIONS = ("write", "fsync", "replace", "unlink", "truncate", "ftruncate")
 
 
 def make(**settings: object) -> None:
@@ -40,16 +42,29 @@ class Deadly:
 
     def __init__(self, deadly: int, when: str) -> None:
         self.calls, self.deadly, self.when = 0, deadly, when
+        self.writes = 0
+        self.lock = threading.Lock()  # an export seals files in threads
         for name in OPERATIONS:
-            setattr(os, name, self.wrap(getattr(os, name)))
+            setattr(os, name, self.wrap(name, getattr(os, name)))
 
-    def wrap(self, real: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: object) -> object:
+    def count(self, name: str) -> bool:
+        """Whether this operation is the last."""
+        with self.lock:
+            self.writes += name == "write"
+            if name == "write" and self.writes % JOB["writes"]:
+                return False
             self.calls += 1
-            if self.calls == self.deadly and self.when == "before":
+            return self.calls == self.deadly
+
+    def wrap(self, name: str, real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: Any) -> object:
+            is_last = self.count(name)
+            if is_last and self.when == "before":
+                if name == "write":  # a write may also get half of its way
+                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             result = real(*arguments)
-            if self.calls == self.deadly and self.when == "after":
+            if is_last:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 

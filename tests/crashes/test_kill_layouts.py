@@ -1,4 +1,4 @@
-"""kill -9 before and after every fsync, rename, truncation and removal, in every kind of layout."""
+"""kill -9 before and after every fsync, rename, write, truncation and removal, in every kind of layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DOCUMENTS = make_documents(36, seed=95)
     ],
     ids=lambda wanted: wanted.layout,
 )
-def test_a_kill_at_every_file_operation(tmp_path: Path, wanted: Wanted) -> None:
+def test_a_kill_at_every_file_operation(tmp_path: Path, wanted: Wanted, soak: bool) -> None:
     """Nothing the manifest names is lost, no reader sees half a file, and the next run has the same bytes."""
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     tries = runs.crash_everywhere(
@@ -38,6 +38,7 @@ def test_a_kill_at_every_file_operation(tmp_path: Path, wanted: Wanted) -> None:
             "out": str(tmp_path / "out"),
             "settings": {**wanted.settings(), "batch_bytes": 2048},
             "resumed": {**wanted.settings(), "batch_bytes": 5000},
+            "writes": 1 if soak else 9,
             "expected": reference.digests(layout_reference.files(DOCUMENTS, wanted)),
         }
     )

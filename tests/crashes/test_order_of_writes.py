@@ -21,13 +21,17 @@ DOCUMENTS = make_documents(40, seed=35)
 def test_a_shard_is_durable_before_the_ledger_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes synced, then its name given, then the folder synced; only then does a manifest name it, and
-    that manifest is synced before it gets its own name."""
+    """All its bytes written, then synced, then its name given, then the folder synced; only then does a
+    manifest name it, and that manifest is synced before it gets its own name."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     out = tmp_path / "out"
     trace: list[tuple[str, str]] = []
     named_at: dict[str, int] = {}
-    fsync, replace = os.fsync, os.replace
+    write, fsync, replace = os.write, os.fsync, os.replace
+
+    def traced_write(descriptor: int, data: bytes) -> int:
+        trace.append(("write", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        return write(descriptor, data)
 
     def traced_fsync(descriptor: int) -> None:
         trace.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
@@ -40,6 +44,7 @@ def test_a_shard_is_durable_before_the_ledger_names_it(
             for shard in json.loads(Path(target).read_text())["shards"]:
                 named_at.setdefault(shard["name"], len(trace) - 1)
 
+    monkeypatch.setattr(os, "write", traced_write)
     monkeypatch.setattr(os, "fsync", traced_fsync)
     monkeypatch.setattr(os, "replace", traced_replace)
     runs.build_inline(out, path, shard_tokens=8000)
@@ -47,7 +52,10 @@ def test_a_shard_is_durable_before_the_ledger_names_it(
     assert len(named_at) >= 3
     for shard, manifest in named_at.items():
         given = trace.index(("name", shard))
-        assert trace[given - 1] == ("sync", growing_path(out / shard).name)
+        growing = growing_path(out / shard).name
+        written = [place for place, step in enumerate(trace) if step == ("write", growing)]
+        assert written
+        assert ("sync", growing) in trace[written[-1] : given]
         assert trace[given + 1] == ("sync", "out")
         assert given + 1 < manifest
         assert trace[manifest - 1] == ("sync", "manifest.json.tmp")

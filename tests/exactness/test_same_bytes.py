@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import collecting
 import inline
 import numpy as np
 import pytest
@@ -20,9 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
-from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.run.build import build, pack
+from fineweb_shards.run.build import build
 from fineweb_shards.sources.base import Source
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
@@ -51,18 +51,20 @@ def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, e
         write_parquet(tmp_path / f"{number}.parquet", documents[200 * number :][:200], 16)
     whole = reference.stream(documents)
     job = runs.job_of(tmp_path / "out", tmp_path)
-    spec = WorkerSpec(job.source, engine, eot_first=True, seed=0)
+    spec = runs.spec_of(job.source, engine)
     with LocalExecutor(spec, workers, 10**6, MemoryGuard(2**40)) as executor:
         for batch_bytes in (1024, 10_000, 10**8):
             source = _with_batches(job.source, batch_bytes)
-            encoded = list(executor.encode(source.batches(runs.START)))
+            encoded = list(collecting.encode(executor, source.batches(runs.START)))
             blocks = list(stitch(encoded, partial(make_mender, GPT2), runs.START))
             for shard_tokens in SMALL_SHARD_SIZES:
                 shards = [[]]
-                for part in pack(Packer(shard_tokens), blocks):
-                    shards[-1].append(part.tokens)
-                    if part.fills_shard:
-                        shards.append([])
+                packer = Packer(shard_tokens)
+                for block in blocks:
+                    for part in packer.pack(block):
+                        shards[-1] += [np.asarray(block.tokens)[begin:end] for begin, end in part.ranges]
+                        if part.fills_shard:
+                            shards.append([])
                 found = [np.concatenate(parts) for parts in shards if parts]
                 cuts = range(shard_tokens, len(whole), shard_tokens)
                 assert all(map(np.array_equal, found, np.split(whole, cuts)))

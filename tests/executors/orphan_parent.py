@@ -7,16 +7,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
+import collecting
 import runs
 
-from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.system.memory_guard import MemoryGuard
 
 if __name__ == "__main__":
     source = runs.job_of(Path(sys.argv[2]), sys.argv[1], batch_bytes=1024).source
-    spec = WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
-    with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40)) as executor:
+    with LocalExecutor(runs.spec_of(source), 2, 10**6, MemoryGuard(2**40)) as executor:
         while True:
-            for _ in executor.encode(source.batches(runs.START)):
+            for _ in collecting.encode(executor, source.batches(runs.START)):
                 print(*[worker.pid for worker in executor._workers], flush=True)

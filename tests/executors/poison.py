@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import fields
 from pathlib import Path
 
 from fineweb_shards.executors.encode_batch import WorkerSpec
@@ -70,5 +71,13 @@ class PoisonedSpec(WorkerSpec):
 
     def make_encoder(self) -> Encoder:
         return PoisonedEncoder(
-            PoisonedEngine(first=True), TiktokenEngine(), eot_first=self.eot_first, seed=self.seed
+            PoisonedEngine(first=True),
+            TiktokenEngine(),
+            eot_first=self.shard_format.layout.eot_first,
+            seed=self.seed,
         )
+
+
+def poisoned(spec: WorkerSpec) -> PoisonedSpec:
+    """The same spec for such workers."""
+    return PoisonedSpec(*[getattr(spec, field.name) for field in fields(spec)])

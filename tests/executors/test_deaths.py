@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import collecting
 import numpy as np
 import pytest
 import reference
@@ -20,7 +21,6 @@ from documents import make_documents
 from inputs import write_gzip, write_parquet
 from promises import Measure, Tries
 
-from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.memory_guard import MemoryGuard
@@ -72,15 +72,14 @@ def test_a_killed_worker_is_replaced(
     source, documents = make(tmp_path)  # type: ignore[operator]
     expected = reference.stream(documents)
     chooser = random.Random(longest_pause)
-    spec = WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
     kills = iter(tries(2, 25))
-    with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40)) as executor:
+    with LocalExecutor(runs.spec_of(source), 2, 10**6, MemoryGuard(2**40)) as executor:
         while (kill := next(kills, None)) is not None:
             parts: list[Tokens] = []
             victims: list[int] = []
-            stream = executor.encode(batches_of(source, executor, victims))
+            stream = collecting.encode(executor, batches_of(source, executor, victims))
             for number, block in enumerate(stream):
-                parts.append(block.tokens)
+                parts.append(block.array)
                 if number != 3:
                     continue
                 time.sleep(chooser.uniform(0, longest_pause))
@@ -89,7 +88,7 @@ def test_a_killed_worker_is_replaced(
                 victims.append(victim)
                 with within(5.0):
                     while victim in [worker.pid for worker in executor._workers]:
-                        parts.append(next(stream).tokens)
+                        parts.append(next(stream).array)
             assert np.array_equal(np.concatenate(parts), expected)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import collecting
 import numpy as np
 import pytest
 import reference
@@ -18,7 +19,6 @@ from inputs import write_parquet
 
 from fineweb_shards.errors import BadFileError, WorkerError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local import executor as local
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.sources.base import InputFile, Source
@@ -38,18 +38,14 @@ def source(tmp_path: Path) -> Source:
     return runs.job_of(tmp_path / "out", path, batch_bytes=1024).source
 
 
-def spec_of(source: Source) -> WorkerSpec:
-    return WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
-
-
 def executor_of(
     source: Source, workers: int, window: int = WINDOW, observer: Observer | None = None
 ) -> LocalExecutor:
-    return LocalExecutor(spec_of(source), workers, window, MemoryGuard(2**40), observer=observer)
+    return LocalExecutor(runs.spec_of(source), workers, window, MemoryGuard(2**40), observer=observer)
 
 
 def tokens_of(blocks: list[EncodedBlock]) -> list[int]:
-    return np.concatenate([block.tokens for block in blocks]).tolist()  # type: ignore[no-any-return]
+    return np.concatenate([block.array for block in blocks]).tolist()  # type: ignore[no-any-return]
 
 
 EXPECTED = reference.stream(DOCUMENTS).tolist()
@@ -59,14 +55,14 @@ def test_blocks_come_in_order(source: Source) -> None:
     """Three workers finish in any order; the stream is the reference's. And again with the same workers."""
     with executor_of(source, 3) as executor:
         for _ in range(2):
-            assert tokens_of(list(executor.encode(source.batches(runs.START)))) == EXPECTED
+            assert tokens_of(list(collecting.encode(executor, source.batches(runs.START)))) == EXPECTED
 
 
 def test_every_worker_killed_in_turn(source: Source) -> None:
     """The run goes on with the same tokens, and says what happened."""
     blocks, listener = [], Listener()
     with executor_of(source, 2, observer=listener) as executor:
-        for number, block in enumerate(executor.encode(source.batches(runs.START))):
+        for number, block in enumerate(collecting.encode(executor, source.batches(runs.START))):
             blocks.append(block)
             if number in (3, 9, 15, 21):
                 worker = executor._workers[number // 6 % 2]
@@ -82,7 +78,7 @@ def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
     blocks = []
     with executor_of(source, 2) as executor:
         os.kill(executor._workers[0].pid, signal.SIGKILL)
-        for number, block in enumerate(executor.encode(source.batches(runs.START))):
+        for number, block in enumerate(collecting.encode(executor, source.batches(runs.START))):
             blocks.append(block)
             if number == 5:
                 for worker in executor._workers:
@@ -113,7 +109,7 @@ def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Sourc
     deadly = Source(source.files, {**source.formats, "parquet": Deadly(source.settings)}, source.settings)
     blocks = []
     with executor_of(deadly, 2) as executor:
-        stream = executor.encode(deadly.batches(runs.START))
+        stream = collecting.encode(executor, deadly.batches(runs.START))
         with pytest.raises(
             WorkerError, match=r"a\.parquet: 6 workers died while they read the batch at position 20"
         ):
@@ -125,7 +121,7 @@ def test_a_bug_in_a_worker_is_told_with_its_traceback(source: Source) -> None:
     """It is an error of ours, not of the user."""
     buggy = Source(source.files, {**source.formats, "parquet": Raising(source.settings)}, source.settings)
     with executor_of(buggy, 1) as executor:
-        stream = executor.encode(buggy.batches(runs.START))
+        stream = collecting.encode(executor, buggy.batches(runs.START))
         with pytest.raises(Exception, match=r"(?s)position 20: ZeroDivisionError: a bug.*Traceback"):
             list(stream)
 
@@ -141,7 +137,7 @@ def test_an_error_of_the_listing_comes_in_its_turn(source: Source) -> None:
 
     blocks = []
     with executor_of(source, 2) as executor:
-        stream = executor.encode(failing())
+        stream = collecting.encode(executor, failing())
         with pytest.raises(BadFileError, match="broken"):
             blocks.extend(stream)
     assert len(blocks) == 12
@@ -153,7 +149,7 @@ def test_what_is_in_flight_is_bounded_in_bytes(source: Source) -> None:
     largest = max(batch.size_bytes for batch in batches)
     window = 3 * largest
     with executor_of(source, 3, window) as executor:
-        for number, _ in enumerate(executor.encode(iter(batches))):
+        for number, _ in enumerate(collecting.encode(executor, iter(batches))):
             assert executor._schedule.in_flight_bytes <= window + largest
             if number < 3:
                 time.sleep(0.2)  # give workers every chance to run ahead
@@ -182,9 +178,9 @@ def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
 
     blocks, listener = [], Relief()
     watch = MemoryGuard(2**40, read, measure=lambda pid: 1000)
-    with LocalExecutor(spec_of(source), 2, WINDOW, watch, observer=listener) as executor:
+    with LocalExecutor(runs.spec_of(source), 2, WINDOW, watch, observer=listener) as executor:
         before = [worker.pid for worker in executor._workers]
-        for number, block in enumerate(executor.encode(source.batches(runs.START))):
+        for number, block in enumerate(collecting.encode(executor, source.batches(runs.START))):
             blocks.append(block)
             if number == 5:
                 room["available"] = 1
@@ -208,11 +204,11 @@ def test_a_worker_beyond_its_share_is_renewed_between_batches(
     sizes: dict[int, int] = {}
     watch = MemoryGuard(1000, measure=lambda pid: sizes.get(pid, 0))
     listener = Listener()
-    with LocalExecutor(spec_of(source), 2, WINDOW, watch, observer=listener) as executor:
+    with LocalExecutor(runs.spec_of(source), 2, WINDOW, watch, observer=listener) as executor:
         grown = executor._workers[1].pid
         sizes[grown] = 2000
         limit = time.monotonic() + 300
         while grown in [worker.pid for worker in executor._workers]:
             assert time.monotonic() < limit
-            assert tokens_of(list(executor.encode(source.batches(runs.START)))) == EXPECTED
+            assert tokens_of(list(collecting.encode(executor, source.batches(runs.START)))) == EXPECTED
     assert ["beyond its share" in text for text in listener.texts("memory")] == [True]

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import collecting
 import numpy as np
 import pytest
 import reference
@@ -46,11 +47,11 @@ def with_poison(*poisons: str) -> list[str]:
 
 
 def encode(source: Source, workers: int = 2) -> tuple[list[EncodedBlock], Listener]:
-    spec = poison.PoisonedSpec(source, "tiktoken", eot_first=True, seed=0)
+    spec = poison.poisoned(runs.spec_of(source))
     listener = Listener()
     with LocalExecutor(spec, workers, 10**6, MemoryGuard(2**40), observer=listener) as executor:
         executors.append(executor)
-        return list(executor.encode(source.batches(runs.START))), listener
+        return list(collecting.encode(executor, source.batches(runs.START))), listener
 
 
 def hunt(folder: Path, monkeypatch: pytest.MonkeyPatch, kills: int) -> Path:

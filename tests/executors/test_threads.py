@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import collecting
 import numpy as np
 import pytest
 import reference
@@ -24,7 +25,6 @@ import faulty
 import fineweb_shards
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
-from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local import watchdog
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.reading import token_stream, verify
@@ -69,11 +69,10 @@ def source(tmp_path: Path) -> Source:
 
 
 def encode(source: Source, batches: Iterator[Batch]) -> tuple[list[int], Listener]:
-    spec = WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
     listener = Listener()
-    with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40), observer=listener) as executor:
-        blocks = list(executor.encode(batches))
-    return np.concatenate([block.tokens for block in blocks]).tolist(), listener
+    with LocalExecutor(runs.spec_of(source), 2, 10**6, MemoryGuard(2**40), observer=listener) as executor:
+        blocks = list(collecting.encode(executor, batches))
+    return np.concatenate([block.array for block in blocks]).tolist(), listener
 
 
 @pytest.mark.promise(8)

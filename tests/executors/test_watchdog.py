@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import collecting
 import numpy as np
 import pytest
 import reference
@@ -21,7 +22,6 @@ import faulty
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors import task
-from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local import watchdog
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Watchdog, WorkerActivity
@@ -119,14 +119,14 @@ def accuse_only(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
 def test_a_stopped_worker_is_replaced(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP to one of them, and nobody ever says SIGCONT: the run goes on with the same tokens."""
     accuse_only(monkeypatch, "T")
-    spec = WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
+    spec = runs.spec_of(source)
     blocks, listener = [], Listener()
     with LocalExecutor(spec, 2, 10**6, MemoryGuard(2**40), observer=listener) as executor:
-        for number, block in enumerate(executor.encode(source.batches(runs.START))):
+        for number, block in enumerate(collecting.encode(executor, source.batches(runs.START))):
             blocks.append(block)
             if number in (3, 9):
                 os.kill(executor._workers[0].pid, signal.SIGSTOP)
-    assert np.concatenate([block.tokens for block in blocks]).tolist() == EXPECTED
+    assert np.concatenate([block.array for block in blocks]).tolist() == EXPECTED
     told = listener.texts("worker")
     assert told
     assert all("did nothing for" in text and "was killed; replaced" in text for text in told)
@@ -152,11 +152,11 @@ def test_a_reader_that_sleeps_for_ever_ends_the_run(
     monkeypatch.setattr(watchdog, "STUCK_SECONDS", 0.01)
     monkeypatch.setattr(watchdog, "LOOK_EVERY_SECONDS", 0.05)
     monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
-    spec = WorkerSpec(source, "tiktoken", eot_first=True, seed=0)
+    spec = runs.spec_of(source)
     with (
         LocalExecutor(spec, 1, 10**8, MemoryGuard(2**40)) as executor,
         pytest.raises(
             WorkerError, match=r"a\.parquet: 2 workers died while they read the batch .* did nothing"
         ),
     ):
-        list(executor.encode(source.batches(runs.START)))
+        list(collecting.encode(executor, source.batches(runs.START)))

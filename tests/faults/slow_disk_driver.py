@@ -6,19 +6,33 @@ import sys
 import time
 
 from fineweb_shards.commands import main as cli
-from fineweb_shards.store.writer import ShardWriter
-from fineweb_shards.types import Tokens
+from fineweb_shards.events import Observer
+from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.token_writer import TokenWriter
+from fineweb_shards.run import build
+from fineweb_shards.system.disk import Disk
+from fineweb_shards.types import Placement, Tokens
 
 SECONDS_FOR_A_SLICE = 0.2
 
-write = ShardWriter.write
+
+class SlowWriter(TokenWriter):
+    """Sleeps before every write."""
+
+    def write(self, tokens: Tokens, placement: Placement) -> None:
+        time.sleep(SECONDS_FOR_A_SLICE)
+        super().write(tokens, placement)
 
 
-def write_slowly(writer: ShardWriter, tokens: Tokens, documents: int) -> None:
-    time.sleep(SECONDS_FOR_A_SLICE)
-    write(writer, tokens, documents)
+class SlowSpec(WorkerSpec):
+    """A worker with such a disk. Workers find it in this file, which they import as `__mp_main__`."""
+
+    __slots__ = ()
+
+    def make_writer(self, observer: Observer) -> TokenWriter:
+        return SlowWriter(self.shard_format, Disk(self.folder, self.max_outage_seconds, observer))
 
 
 if __name__ == "__main__":
-    ShardWriter.write = write_slowly  # type: ignore[method-assign]
+    build.WorkerSpec = SlowSpec  # type: ignore[misc]
     sys.exit(cli.main(sys.argv[1:]))

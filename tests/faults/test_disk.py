@@ -8,9 +8,11 @@ import errno
 import io
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import layout_reference
 import pytest
@@ -23,32 +25,58 @@ from layout_reference import Wanted
 
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.run.plan import check_disk, make_plan
-from fineweb_shards.store import writer
+from fineweb_shards.store import growing_file, megatron_index
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.units import show_bytes
 
 DOCUMENTS = make_documents(40, seed=41)
 
 
-class FullDisk(io.FileIO):
-    """A file on a disk that is full after so many writes."""
+class FullDisk:
+    """A disk that is full after so many writes: of tokens, headers and indexes."""
 
-    writes_left = 0
+    def __init__(self, patch: pytest.MonkeyPatch, writes_left: int) -> None:
+        self._left = writes_left
+        self._write = os.write
+        patch.setattr(os, "write", self.write)
+        patch.setattr(Path, "write_bytes", self.wrap(Path.write_bytes))
+        for module in (growing_file, megatron_index):
+            patch.setattr(module, "open", self.open, raising=False)
 
-    def write(self, data: object) -> int:  # type: ignore[override]
-        if FullDisk.writes_left == 0:
+    def use(self) -> None:
+        """One more write."""
+        if self._left == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        FullDisk.writes_left -= 1
-        return super().write(data)  # type: ignore[arg-type]
+        self._left -= 1
+
+    def wrap(self, real: Callable[..., int]) -> Callable[..., int]:
+        def call(*arguments: Any) -> int:
+            self.use()
+            return real(*arguments)
+
+        return call
+
+    def write(self, file: int, data: memoryview) -> int:
+        """Writes get shorter before they fail, as on a real disk."""
+        self.use()
+        return self._write(file, data if self._left else data[: len(data) // 2 + 1])
+
+    def open(self, path: Path, mode: str, **more: Any) -> Any:
+        if mode == "rb":
+            return builtins.open(path, mode)
+        disk = self
+
+        class File(io.FileIO):
+            def write(self, data: Any) -> int:
+                disk.use()
+                return super().write(data)
+
+        return File(path, mode.replace("b", ""))
 
 
 def build_now(out: Path, path: Path) -> Manifest:
     """A build that does not wait for space."""
     return runs.build_inline(out, path, shard_tokens=2000, batch_bytes=2048, max_outage=0)
-
-
-def open_full(path: Path, mode: str, **more: object) -> object:
-    return FullDisk(path, mode.replace("b", "")) if mode in ("w+b", "r+b") else builtins.open(path, mode)
 
 
 @pytest.mark.promise(13)
@@ -60,8 +88,7 @@ def test_a_disk_that_is_full_at_every_write(tmp_path: Path, monkeypatch: pytest.
     failures = 0
     for writes in range(0, 40, 3):
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "open", open_full, raising=False)
-            FullDisk.writes_left = writes
+            FullDisk(patch, writes)
             enough = False
             with contextlib.suppress(DiskFullError):
                 enough = build_now(out, path).complete
@@ -74,7 +101,7 @@ def test_a_disk_that_is_full_at_every_write(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.promise(13)
-@pytest.mark.parametrize("layout", ["nanogpt", "llm.c"])
+@pytest.mark.parametrize("layout", ["nanogpt", "llm.c", "megatron"])
 def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     """Two splits side by side: each try keeps what the manifest names and goes on from there."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
@@ -84,8 +111,7 @@ def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.Monkey
     records = [0]
     for writes in range(0, 40, 3):
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "open", open_full, raising=False)
-            FullDisk.writes_left = writes
+            FullDisk(patch, writes)
             with contextlib.suppress(DiskFullError):
                 runs.build_inline(out, path, batch_bytes=2048, max_outage=0, **wanted.settings())
         records.append(len(json.loads((out / "manifest.json").read_text())["shards"]))

@@ -15,7 +15,7 @@ from doubles import InlineExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fineweb_shards.executors.local.messages import Outbox, receive
+from fineweb_shards.executors.local.messages import Encoded, Outbox
 from fineweb_shards.executors.one_by_one import digest_of, encode_one_by_one
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.stream.borders import Span, count_between, join_spans
@@ -117,11 +117,14 @@ def test_cutting_and_joining(lists: list[list[int]], one: int, other: int) -> No
 @pytest.mark.parametrize("vocabulary", [GPT2, WIDE], ids=lambda one: one.name)
 @pytest.mark.parametrize("tokens", [[], [1], [5, 6, 7]])
 def test_the_pipe_keeps_places_and_width(vocabulary: Vocabulary, tokens: list[int]) -> None:
-    """What a worker sends is what arrives."""
+    """What a worker sends of a block with a seam is what arrives."""
     array = np.array([vocabulary.eot, *tokens] if tokens else [], vocabulary.dtype)
     here, there = Pipe()
-    Outbox(here).send(EncodedBlock(None, None, array, vocabulary.find_eots(array)))
-    found = receive(there)
-    assert isinstance(found, EncodedBlock)
-    assert (found.tokens.dtype, found.tokens.tolist()) == (vocabulary.dtype, array.tolist())
+    block = EncodedBlock(None, None, array, vocabulary.find_eots(array), ends_at_seam=True)
+    Outbox(here).send(Encoded(3, block))
+    message = there.recv()
+    assert isinstance(message, Encoded)
+    assert message.index == 3
+    found = message.block
+    assert (found.array.dtype, found.array.tolist()) == (vocabulary.dtype, array.tolist())
     check(found, vocabulary)

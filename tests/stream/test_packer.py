@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 
 import layout_reference
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Counts, Cursor, ShardSlice, TokenBlock
+from fineweb_shards.types import Counts, Cursor, KeptTokens, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 
 
@@ -27,15 +29,33 @@ def blocks_of(lengths: list[int]) -> list[TokenBlock]:
     return blocks
 
 
-def pack_all(packer: Packer, blocks: list[TokenBlock]) -> list[ShardSlice]:
-    return [part for block in blocks for part in packer.pack(block)]
+@dataclass(frozen=True)
+class Part:
+    """A slice, and the tokens that its ranges have in its block."""
+
+    slice: ShardSlice
+    tokens: list[int]
 
 
-def shards_of(parts: list[ShardSlice]) -> list[list[int]]:
+def pack_block(packer: Packer, block: TokenBlock) -> Iterator[Part]:
+    for part in packer.pack(block):
+        assert not isinstance(block.tokens, KeptTokens)
+        begins = part.ranges[:, 0].tolist()
+        assert begins == sorted(begins)
+        tokens = [token for begin, end in part.ranges for token in block.tokens[begin:end].tolist()]
+        assert part.tokens == len(tokens)
+        yield Part(part, tokens)
+
+
+def pack_all(packer: Packer, blocks: list[TokenBlock]) -> list[Part]:
+    return [part for block in blocks for part in pack_block(packer, block)]
+
+
+def shards_of(parts: list[Part]) -> list[list[int]]:
     shards: list[list[int]] = [[]]
     for part in parts:
-        shards[-1] += part.tokens.tolist()
-        if part.fills_shard:
+        shards[-1] += part.tokens
+        if part.slice.fills_shard:
             shards.append([])
     return shards if shards[-1] else shards[:-1]
 
@@ -60,12 +80,12 @@ def test_every_cursor_resumes_with_the_same_rest(sizes: list[int], n: int) -> No
     parts = pack_all(Packer(n), blocks)
     stream = list(range(sum(sizes)))
     for number, part in enumerate(parts):
-        if not part.fills_shard:
+        if not part.slice.fills_shard:
             continue
         done = sum(len(one.tokens) for one in parts[: number + 1])
-        rest = pack_all(Packer(n, skip_tokens=part.end.skip_tokens), blocks[part.end.position :])
-        assert [token for one in rest for token in one.tokens.tolist()] == stream[done:]
-        counted = sum((one.counts for one in parts[: number + 1] + rest), Counts())
+        rest = pack_all(Packer(n, skip_tokens=part.slice.end.skip_tokens), blocks[part.slice.end.position :])
+        assert [token for one in rest for token in one.tokens] == stream[done:]
+        counted = sum((one.slice.counts for one in parts[: number + 1] + rest), Counts())
         assert counted == sum((block.counts for block in blocks), Counts())
 
 
@@ -97,9 +117,10 @@ def test_a_share_of_the_documents_goes_to_validation(
         for first in range(start, len(stream), block):
             part = array[first : first + block]
             place = Cursor(0, first), Cursor(0, first + len(part))
-            for one in packer.pack(TokenBlock(*place, part, GPT2.find_eots(part))):
-                assert one.documents == one.tokens.tolist().count(reference.EOT)
-                found[one.split] += one.tokens.tolist()
+            for packed in pack_block(packer, TokenBlock(*place, part, GPT2.find_eots(part))):
+                one = packed.slice
+                assert one.documents == packed.tokens.count(reference.EOT)
+                found[one.split] += packed.tokens
                 if one.checkpoint:
                     sizes = done.val_tokens + len(found["val"]), done.train_tokens + len(found["train"])
                     done_tokens = one.end.position + one.end.skip_tokens
@@ -121,8 +142,8 @@ def test_a_share_of_the_documents_goes_to_validation(
 def test_a_stream_that_ends_on_a_border_leaves_no_empty_shard() -> None:
     """Ten tokens in shards of five are two shards."""
     parts = pack_all(Packer(5), blocks_of([4, 6]))
-    assert [part.fills_shard for part in parts] == [False, True, True]
-    assert parts[-1].end == Cursor(0, 2)
+    assert [part.slice.fills_shard for part in parts] == [False, True, True]
+    assert parts[-1].slice.end == Cursor(0, 2)
 
 
 def test_a_block_longer_than_three_shards() -> None:
@@ -137,4 +158,4 @@ def test_max_tokens_ends_the_stream() -> None:
     parts = pack_all(packer, blocks_of([4, 6, 3]))
     assert packer.ended
     assert sum(len(part.tokens) for part in parts) == 7
-    assert parts[-1].end == Cursor(0, 1, 3)
+    assert parts[-1].slice.end == Cursor(0, 1, 3)

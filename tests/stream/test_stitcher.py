@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import pytest
 import reference
 
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.tokenizers.ranks import load_ranks, token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
-from fineweb_shards.types import Counts, Cursor, EncodedBlock, TokenBlock
+from fineweb_shards.types import Counts, Cursor, EncodedBlock, KeptTokens, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 
 EOT = [reference.EOT]
@@ -31,9 +34,27 @@ def test_a_run_cut_at_seams_is_the_run() -> None:
     text = "a" * 101
     parts = [text[:40], text[40:61], text[61:62], text[62:]]
     blocks = [
-        encoded(parts[0], eot=True, start=Cursor(0, 0), end=Cursor(0, 40, starts_mid_document=True)),
-        encoded(parts[1], start=None, end=Cursor(0, 61, starts_mid_document=True), starts_at_seam=True),
-        encoded(parts[2], start=None, end=Cursor(0, 62, starts_mid_document=True), starts_at_seam=True),
+        encoded(
+            parts[0],
+            eot=True,
+            start=Cursor(0, 0),
+            end=Cursor(0, 40, starts_mid_document=True),
+            ends_at_seam=True,
+        ),
+        encoded(
+            parts[1],
+            start=None,
+            end=Cursor(0, 61, starts_mid_document=True),
+            starts_at_seam=True,
+            ends_at_seam=True,
+        ),
+        encoded(
+            parts[2],
+            start=None,
+            end=Cursor(0, 62, starts_mid_document=True),
+            starts_at_seam=True,
+            ends_at_seam=True,
+        ),
         encoded(parts[3], start=None, end=Cursor(0, 101), starts_at_seam=True),
     ]
     found = stitched(*blocks)
@@ -51,7 +72,7 @@ def test_a_seam_touches_only_its_own_document() -> None:
     before = np.array([*EOT, 1, 2, *EOT, *reference.encode("bbb")], np.uint16)
     behind = np.array([*reference.encode("bbbb"), *EOT, 3, 4], np.uint16)
     end = Cursor(0, 9, starts_mid_document=True)
-    left = EncodedBlock(Cursor(0, 0), end, before, GPT2.find_eots(before))
+    left = EncodedBlock(Cursor(0, 0), end, before, GPT2.find_eots(before), ends_at_seam=True)
     right = EncodedBlock(None, Cursor(0, 20), behind, GPT2.find_eots(behind), starts_at_seam=True)
     tokens = [token for block in stitched(left, right) for token in block.tokens.tolist()]
     assert tokens == [*EOT, 1, 2, *EOT, *reference.encode("bbbbbbb"), *EOT, 3, 4]
@@ -66,3 +87,18 @@ def test_counts_are_counted_where_the_cursor_passes() -> None:
     )
     assert [block.counts for block in found] == [Counts(), ONE + ONE, ONE]
     assert found[1].start == Cursor(0, 0, len(found[0].tokens))
+
+
+def test_a_block_whose_tokens_are_elsewhere_passes_at_once() -> None:
+    """Its length is enough, and it does not wait for the next block, which may raise an error."""
+    kept = KeptTokens(7, 2, 5)
+    block = EncodedBlock(Cursor(0, 0), None, kept, np.array([0]))
+
+    def blocks() -> Iterator[EncodedBlock]:
+        yield block
+        raise ZeroDivisionError
+
+    found = stitch(blocks(), lambda: SeamMender(reference.encode, []), Cursor(0, 0))
+    assert next(found) == TokenBlock(Cursor(0, 0), Cursor(0, 0, 5), kept, block.eots)
+    with pytest.raises(ZeroDivisionError):
+        next(found)

@@ -41,6 +41,8 @@ PROMISES = {
     24: "untrusted text is shown safely",
     25: "the HF token appears nowhere",
     26: "the vocabulary is the vocabulary",
+    27: "a worker's death with unwritten tokens costs only time",
+    28: "a failing write in a worker never leaves a torn shard",
 }
 
 Measure = Callable[[float], AbstractContextManager[None]]

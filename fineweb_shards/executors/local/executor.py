@@ -260,7 +260,9 @@ class LocalExecutor(Executor):
                     raise message.error
                 self._schedule.finish(worker, message.error)
             case Broken():
-                self._writes[message.batch, message.block][0].set_exception(message.error)
+                unwritten = self._writes[message.batch, message.block][0]
+                if not unwritten.done():
+                    unwritten.set_exception(message.error)
                 raise message.error
             case Trying():
                 self._schedule.announce(worker, message.document)
@@ -278,7 +280,9 @@ class LocalExecutor(Executor):
         batch, block = message.batch, message.block
         if message.placements:
             self._schedule.note_written(batch, block)
-            self._writes[batch, block].popleft().set_result(None)
+            written = self._writes[batch, block].popleft()
+            if not written.done():  # another worker may have failed to write it, and died
+                written.set_result(None)
         if message.dropped:
             self._schedule.note_dropped(worker, batch, block)
             self._writes.pop((batch, block), None)
@@ -296,9 +300,11 @@ class LocalExecutor(Executor):
         if not worker.ready:
             self._pool.note_early_death(death)
         self._observer.tell(Event("worker", f"worker {worker.pid} {death.description}; replaced"))
-        self._errands.remove_worker(worker, death)
-        end_all = self._schedule.note_death(worker, death)
-        self._end(worker)
+        try:
+            self._errands.remove_worker(worker, death)
+            end_all = self._schedule.note_death(worker, death)
+        finally:  # even if the run ends now: what is finished is still sealed, by the other workers
+            self._end(worker)
         if end_all:
             for other in list(self._workers):
                 self._end(other)

@@ -1,0 +1,248 @@
+"""The output: numpy's bytes, durable before anybody hears of them, nothing left on failure."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+from doubles import FailingCall
+
+from fineweb_shards.errors import DamageError, DiskFullError, OutputError
+from fineweb_shards.events import Observer
+from fineweb_shards.executors import token_writer
+from fineweb_shards.executors.in_process import InProcessPlane
+from fineweb_shards.executors.token_writer import TokenWriter
+from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
+from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.store.growing_file import GrowingFile
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.output import Output, OutputSpec
+from fineweb_shards.store.segment import Segment, seal_segment
+from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.types import Cursor, Placement, ShardRecord, ShardSlice, TokenBlock
+from fineweb_shards.vocabulary import GPT2
+
+LAYOUT = BuildNanoGPT()
+FORMAT = ShardFormat(LAYOUT, GPT2)
+TOKENS = np.array([50256, 1, 2, 50256, 3, 40000], np.uint16)
+NAME = "edufineweb_val_000000.npy"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / WORK_FOLDER).mkdir()
+    return tmp_path
+
+
+def numpy_bytes(tokens: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, tokens)
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def output_of(folder: Path, shard_tokens: int) -> Iterator[Output]:
+    """An output without workers."""
+    disk = Disk(folder, 0, Observer())
+    spec = OutputSpec(folder, LAYOUT, GPT2, shard_tokens, SplitRule(val_tokens=shard_tokens))
+    settings = runs.job_of(folder, __file__, format="text", shard_tokens=shard_tokens).config.fingerprint()
+    with (
+        contextlib.closing(TokenWriter(FORMAT, disk)) as writer,
+        Output(spec, Manifest(settings, [], {}), InProcessPlane(writer), disk) as output,
+    ):
+        yield output
+
+
+def slices_of(tokens: np.ndarray, shard_tokens: int, *, begin: int = 0) -> list[ShardSlice]:
+    """As the packer cuts a block."""
+    packer = Packer(shard_tokens, split_rule=SplitRule(val_tokens=shard_tokens), skip_tokens=begin)
+    return list(packer.pack(TokenBlock(Cursor(0, 0), Cursor(1, 2, 3), tokens, GPT2.find_eots(tokens))))
+
+
+def write_shard(folder: Path) -> None:
+    with output_of(folder, 6) as output:
+        output.add(TOKENS, slices_of(TOKENS, 6))
+        output.finish()
+
+
+@pytest.mark.parametrize("shard_tokens", [6, 100])
+def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: int) -> None:
+    """Byte for byte, with the record to match."""
+    first, second = TOKENS[:2], TOKENS[2:]
+    packer = Packer(shard_tokens, split_rule=SplitRule(val_tokens=shard_tokens))
+    with output_of(folder, shard_tokens) as output:
+        for tokens, end in ((first, Cursor(0, 1)), (second, Cursor(1, 2, 3))):
+            block = TokenBlock(Cursor(0, 0), end, tokens, GPT2.find_eots(tokens))
+            output.add(tokens, packer.pack(block))
+        (record,) = output.finish().shards
+    data = (folder / NAME).read_bytes()
+    assert data == numpy_bytes(TOKENS)
+    assert record.sha256 == hashlib.sha256(data).hexdigest()
+    assert (record.name, record.end) == (NAME, Cursor(1, 2, 3))
+    assert (record.tokens, record.documents, record.bytes) == (6, 2, len(data))
+    assert list((folder / WORK_FOLDER).iterdir()) == []
+
+
+def test_a_block_over_several_shards(folder: Path) -> None:
+    """Each file has its part, and a record as soon as it is sealed."""
+    with output_of(folder, 2) as output:
+        output.add(TOKENS, slices_of(TOKENS, 2))
+        records: tuple[ShardRecord, ...] = output.finish().shards
+    found = runs.shards_in(folder)
+    names = [NAME, "edufineweb_train_000001.npy", "edufineweb_train_000002.npy"]
+    assert found == {name: numpy_bytes(TOKENS[2 * i : 2 * i + 2]) for i, name in enumerate(names)}
+    assert [record.name for record in records] == names
+    assert [record.sha256 for record in records] == [hashlib.sha256(found[one]).hexdigest() for one in names]
+    assert [record.documents for record in records] == [1, 1, 0]
+
+
+def test_without_finish_nothing_is_left(folder: Path) -> None:
+    """A shard given up in the middle leaves neither a file nor a temporary one."""
+    with contextlib.suppress(ZeroDivisionError), output_of(folder, 100) as output:
+        output.add(TOKENS, slices_of(TOKENS, 100))
+        assert list((folder / WORK_FOLDER).iterdir())
+        raise ZeroDivisionError
+    assert [path.name for path in folder.rglob("*")] == [WORK_FOLDER]
+
+
+def test_the_shard_is_synced_then_named_then_the_folder_synced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of promise 3; then the same for the manifest."""
+    calls: list[str] = []
+    for name in ("write", "fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
+    with output_of(folder, 6) as output:
+        output.add(TOKENS, slices_of(TOKENS, 6))
+        output.finish()
+    assert calls[:7] == ["write", "fsync", "replace", "fsync", "fsync", "replace", "fsync"]
+
+
+@pytest.mark.promise(15)
+def test_an_fsync_error_while_writing_is_fatal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised by the write that was to be synced, and never retried."""
+    monkeypatch.setattr(token_writer, "SYNC_EVERY_BYTES", 4)
+    failing = FailingCall(os.fsync, failing=1)
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OutputError, match="Input/output error"), output_of(folder, 6) as output:
+        output.add(TOKENS, slices_of(TOKENS, 6))
+    assert failing.calls == 1
+    assert not (folder / NAME).exists()
+
+
+@pytest.mark.promise(15)
+def test_an_fsync_error_while_sealing_is_fatal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file gets no name, and is not synced again."""
+    failing = FailingCall(os.fsync, failing=1)
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OutputError, match="Input/output error"):
+        write_shard(folder)
+    assert failing.calls == 1
+    assert [path.name for path in folder.rglob("*")] == [WORK_FOLDER]
+
+
+def test_a_full_disk_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the final fsync, too."""
+    monkeypatch.setattr(os, "fsync", FailingCall(os.fsync, failing=1, code=errno.ENOSPC))
+    with pytest.raises(DiskFullError):
+        write_shard(folder)
+    assert not (folder / NAME).exists()
+
+
+def sealed(folder: Path, data: bytes, documents: int) -> str:
+    """What sealing says about a file with these bytes, which should hold so many documents."""
+    path = folder / "growing.tmp"
+    path.write_bytes(data)
+    segment = Segment(path, folder / NAME, "val", 0, len(data), len(data) // 2 - 64, documents, whole=True)
+    return seal_segment(segment, FORMAT)
+
+
+def test_what_is_read_back_is_checked(folder: Path) -> None:
+    """A token outside the vocabulary, or another number of documents, ends the run before it has a name."""
+    data = numpy_bytes(TOKENS)
+    assert sealed(folder, data, 2) == hashlib.sha256(data).hexdigest()
+    with pytest.raises(DamageError, match="2 documents, should be 3"):
+        sealed(folder, data, 3)
+    with pytest.raises(DamageError, match="token 65535 is outside the vocabulary"):
+        sealed(folder, data[:-2] + b"\xff\xff", 2)
+
+
+def test_a_file_that_grows_goes_on_after_the_last_recorded_token(folder: Path) -> None:
+    """What a killed run has written after it is cut off; a second segment begins there."""
+    disk = Disk(folder, 0, Observer())
+    final = folder / NAME
+    part, *_ = slices_of(TOKENS, 6)
+    with contextlib.closing(TokenWriter(FORMAT, disk)) as writer:
+        file = GrowingFile(final, FORMAT, "val", 6, disk)
+        writer.write(TOKENS, file.place(part))
+        grown = GrowingFile(final, FORMAT, "val", 6, disk, recorded_tokens=4)
+        assert grown.path.stat().st_size == 128 + 8
+        assert not grown.has_open_segment
+        (rest,) = slices_of(TOKENS, 6, begin=4)
+        placement = grown.place(rest)
+        assert (placement.offset, placement.ranges.tolist()) == (128 + 8, [[4, 6]])
+        writer.write(TOKENS, placement)
+        segment = grown.end_segment(whole=True)
+    assert (segment.offset, segment.bytes, segment.tokens, segment.documents) == (136, 4, 2, 0)
+    assert grown.path.read_bytes() == numpy_bytes(TOKENS)
+    grown.discard()
+    grown.discard()
+    assert list((folder / WORK_FOLDER).iterdir()) == []
+
+
+def test_ranges_are_written_one_after_the_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several ranges of a block, at an offset, even if every write is short."""
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:3]))
+    path = folder / "a"
+    path.write_bytes(b"headerr!")
+    ranges = np.array([[0, 2], [4, 6]])
+    with contextlib.closing(TokenWriter(FORMAT, Disk(folder, 0, Observer()))) as writer:
+        writer.write(TOKENS, Placement(str(path), 8, ranges))
+    assert path.read_bytes() == b"headerr!" + TOKENS[[0, 1, 4, 5]].tobytes()
+
+
+def test_few_files_stay_open(folder: Path) -> None:
+    """However many a process has written to, and each has its bytes."""
+    before = len(os.listdir("/proc/self/fd"))
+    paths = [folder / str(number) for number in range(20)]
+    with contextlib.closing(TokenWriter(FORMAT, Disk(folder, 0, Observer()))) as writer:
+        for number in range(40):
+            path = paths[number % 20]
+            path.touch()
+            writer.write(TOKENS, Placement(str(path), number // 20 * 2, np.array([[number // 20, 2]])))
+        assert len(os.listdir("/proc/self/fd")) <= before + 4
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert all(path.read_bytes() == TOKENS[:2].tobytes() for path in paths)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 777_777, 100_000_000, 10**12])
+def test_the_header_is_numpys(tokens: int) -> None:
+    """128 bytes, version 1.0, exactly as numpy writes them."""
+    expected = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        expected, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)}
+    )
+    assert FORMAT.header(tokens) == expected.getvalue()
+    if tokens < 10**6:
+        assert FORMAT.header(tokens) == numpy_bytes(np.zeros(tokens, np.uint16))[:128]
+
+
+def test_names_of_shards() -> None:
+    """Shard 0 is for validation, all others for training."""
+    assert LAYOUT.shard_name("val", 0) == "edufineweb_val_000000.npy"
+    assert LAYOUT.shard_name("train", 12) == "edufineweb_train_000012.npy"
+    assert LAYOUT.owns("edufineweb_train_000012.npy")
+    assert not LAYOUT.owns("my_train_notes.txt")
