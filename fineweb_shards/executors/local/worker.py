@@ -37,7 +37,6 @@ from fineweb_shards.executors.local.messages import (
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.sources.base import Source
-from fineweb_shards.system.allocator import keep_freed_memory
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
@@ -50,7 +49,6 @@ def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by process.py
     apply_priority(spec.priority)
     offer_to_oom_killer()
-    keep_freed_memory()
     outbox = Outbox(pipe)
     _start_thread(outbox, _die_with_parent)
     source = spec.source.reopened(outbox)
