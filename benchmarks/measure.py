@@ -8,6 +8,7 @@ came after. Nothing looks at the processes in between, because looking takes tim
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 HEADER_BYTES = 4096  # no layout's header is longer
 TOKEN_BYTES = 2
 NO_TOKENS = (".json", ".jsonl", ".txt", ".html", "lock", "first")
+TEMPORARY = re.compile(r"(\.\d+)*\.tmp$")  # also with the ids of process and thread
 LOOK_SECONDS = 0.005
 
 
@@ -105,7 +107,7 @@ def tokens_in(out: Path) -> int:
         except OSError:
             continue
         for entry in entries:
-            name = entry.name.removesuffix(".tmp")
+            name = TEMPORARY.sub("", entry.name)
             if not name.endswith(NO_TOKENS) and not name.startswith("statistics"):
                 total += size_of(entry)
     return total // TOKEN_BYTES if total > HEADER_BYTES else 0

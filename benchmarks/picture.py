@@ -1,4 +1,5 @@
-"""Draw docs/speed.svg from benchmarks/results.md: a bar for each program, tokens a second.
+"""Draw docs/speed.svg from benchmarks/results.md: a bar for each program, tokens a second. Layouts are
+left out, because they hardly differ.
 
 python benchmarks/picture.py
 """
@@ -32,13 +33,14 @@ def draw_picture() -> None:
     text = (HERE / "results.md").read_text()
     machine = text.partition("\n")[0]
     rows = re.findall(r"^\| ([^|]+?) \| ([\d.]+) \| [\d.]+ \|", text, re.M)
-    PICTURE.write_text(svg_of([(name, float(speed)) for name, speed in rows], machine))
+    PICTURE.write_text(svg_of([(name, speed) for name, speed in rows if "--layout" not in name], machine))
 
 
-def svg_of(rows: list[tuple[str, float]], machine: str) -> str:
+def svg_of(rows: list[tuple[str, str]], machine: str) -> str:
+    """The picture; a speed is written as it stands in the table."""
     height = TOP + ROW * len(rows) + 12
-    scale = (WIDTH - LEFT - RIGHT) / max(speed for _, speed in rows)
-    bars = [bar_of(number, name, speed, speed * scale) for number, (name, speed) in enumerate(rows)]
+    scale = (WIDTH - LEFT - RIGHT) / max(float(speed) for _, speed in rows)
+    bars = [bar_of(number, name, speed, float(speed) * scale) for number, (name, speed) in enumerate(rows)]
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"'
@@ -53,14 +55,14 @@ def svg_of(rows: list[tuple[str, float]], machine: str) -> str:
     )
 
 
-def bar_of(number: int, name: str, speed: float, length: float) -> str:
+def bar_of(number: int, name: str, speed: str, length: float) -> str:
     top = TOP + ROW * number
     kind = "ours" if name.startswith("fineweb-shards") else "others"
     line = top + BAR - 4
     return (
         f'<text x="{LEFT - 10}" y="{line}" text-anchor="end">{escape(name)}</text>'
         f'<rect class="{kind}" x="{LEFT}" y="{top}" width="{max(length, 1):.1f}" height="{BAR}" rx="2"/>'
-        f'<text x="{LEFT + length + 8:.1f}" y="{line}">{speed:g}</text>'
+        f'<text x="{LEFT + length + 8:.1f}" y="{line}">{speed}</text>'
     )
 
 
