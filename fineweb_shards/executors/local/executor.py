@@ -199,6 +199,9 @@ class LocalExecutor(Executor):
             worker.pipe.send(order)
         except OSError:  # it has died; its end will be noticed, and handled
             return
+        except BaseException:  # interrupted, perhaps in the middle of the order
+            self._end(worker)
+            raise
         finally:
             self._blocked_by = None
 
@@ -237,6 +240,9 @@ class LocalExecutor(Executor):
         except (EOFError, OSError):
             self._handle_death(worker)
             return
+        except BaseException:  # interrupted, perhaps in the middle of the message
+            self._end(worker)
+            raise
         finally:
             self._blocked_by = None
         worker.messages += 1
