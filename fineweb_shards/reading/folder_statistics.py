@@ -1,7 +1,7 @@
 """Keep statistics of the finished shards' documents in `.fineweb-shards/statistics.bin`, for the report.
 
-Counting every token would cost the parent 3 ns each, so only the beginning of a large shard is counted,
-a hundredth of 100M tokens. The file covers the first shards of the manifest; shards that it lacks, or that have
+Counting every token would cost the parent 3 ns each, so only the beginning of a large shard is counted, a
+hundredth of 100M tokens. The file covers the first shards of the manifest; shards that it lacks, or that have
 changed, are counted when a report is made. It has a checksum and compressed numbers, whose length follows
 from the vocabulary: everything in it is checked, and a damaged file is ignored.
 """

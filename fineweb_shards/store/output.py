@@ -5,6 +5,9 @@ written, has its segments sealed (read back, hashed, synced) by the data plane, 
 whole, and records it all in the manifest with one cursor. Several checkpoints may be sealed at once; they are
 named and recorded in order. So after a crash both splits continue from the same place in the stream, and what
 was written after it is cut off.
+
+Ctrl-C may come between any two steps, and what is finished is recorded afterwards. So nothing leaves a queue
+before it is done, and no checkpoint is recorded twice, or without the one before it.
 """
 
 from __future__ import annotations
@@ -109,7 +112,7 @@ class Output:
         self._files: dict[Split, GrowingFile] = {}  # to which the next tokens belong
         self._unnamed: list[GrowingFile] = []  # these, and those that are full but not named yet
         self._writes: deque[Future[None]] = deque()  # of placements, in order, that may not be written yet
-        self._written = 0  # placements
+        self._placed = 0  # placements
         self._checkpoints: deque[_Checkpoint] = deque()  # that are not in the manifest yet
         self._counts = Counts()  # since the last checkpoint
         self._end = manifest.end
@@ -138,7 +141,6 @@ class Output:
     def add(self, tokens: Tokens | KeptTokens, slices: Iterable[ShardSlice]) -> None:
         """Place a block, given the slices that it is cut into."""
         placements: list[Placement] = []
-        before = self._written + len(self._writes)
         try:
             for part in slices:
                 self._counts += part.counts
@@ -147,10 +149,11 @@ class Output:
                     placements.append(self._file(part.split).place(part))
                     self._tokens[part.split] += part.tokens
                 if part.checkpoint:
-                    after = before + len(placements)
+                    after = self._placed + len(placements)
                     self._begin_checkpoint(after, {part.split} if part.fills_shard else set())
         finally:  # what is placed may have filled a shard, even if there is no room for the next one
             self._writes.extend(self._plane.place(tokens, placements))
+            self._placed += len(placements)
         self._settle(1 + min(self._plane.workers, _MOST_CHECKPOINTS))
 
     def finish(self) -> Manifest:
@@ -165,7 +168,7 @@ class Output:
             self._counts = sum(counts, self._counts)  # kept, because the input was read all the same
             self.manifest = replace(self.manifest, shards=kept)
         if self._files:
-            self._begin_checkpoint(self._written + len(self._writes), set(SPLITS))
+            self._begin_checkpoint(self._placed, set(SPLITS))
         self._settle(0)
         if self._spec.layout.has_index:
             for file in list_files(self.manifest.shards):
@@ -192,10 +195,9 @@ class Output:
 
     def _give_up_unwritten(self) -> None:
         """Free the space of files that are not whole, so that those that are can be recorded."""
-        written = itertools.takewhile(lambda one: one.done() and not one.exception(), self._writes)
-        self._writes = deque(written)
-        done = self._written + len(self._writes)
-        self._checkpoints = deque(one for one in self._checkpoints if one.after <= done)
+        written = deque(itertools.takewhile(lambda one: one.done() and not one.exception(), self._writes))
+        self._placed, self._writes = self._written + len(written), written
+        self._checkpoints = deque(one for one in self._checkpoints if one.after <= self._placed)
         whole = {segment.path for checkpoint in self._checkpoints for segment in checkpoint.segments}
         for file in self._unnamed:
             if not file.is_recorded and file.path not in whole:
@@ -226,23 +228,31 @@ class Output:
             if first.seals:
                 for seal in first.seals:
                     self._plane.wait(seal, longest_seconds)
-            else:
+            elif self._writes:
                 self._plane.wait(self._writes[0], longest_seconds)
+            else:
+                return  # an interruption has come between its placements and their futures
             self._advance()
 
     def _advance(self) -> None:
         """Do what can be done without waiting: have segments sealed, record those that are."""
         while self._writes and self._writes[0].done():
-            self._writes.popleft().result()
-            self._written += 1
+            self._writes[0].result()
+            self._writes.popleft()
         for checkpoint in self._checkpoints:
             if not checkpoint.seals and checkpoint.after <= self._written:
                 shard_format = self._spec.shard_format
-                checkpoint.seals.extend(
-                    self._plane.run(seal_segment, segment, shard_format) for segment in checkpoint.segments
-                )
+                segments = checkpoint.segments
+                seals = [self._plane.run(seal_segment, segment, shard_format) for segment in segments]
+                checkpoint.seals.extend(seals)
         while self._checkpoints and self._is_sealed(self._checkpoints[0]):
-            self._record(self._checkpoints.popleft())
+            self._record(self._checkpoints[0])
+            self._checkpoints.popleft()
+
+    @property
+    def _written(self) -> int:
+        """The number of placements that are written."""
+        return self._placed - len(self._writes)
 
     def _is_sealed(self, checkpoint: _Checkpoint) -> bool:
         return bool(checkpoint.seals) and all(seal.done() for seal in checkpoint.seals)
@@ -257,11 +267,11 @@ class Output:
                 records.append(_make_record(segment, sha256, checkpoint.end))
         if records:
             records[-1] = replace(records[-1], counts=checkpoint.counts)
-            self.manifest = self.manifest.append(*records)
-        self._save(self.manifest)
         names = {record.name for record in records}
-        for file in self._unnamed:
+        for file in self._unnamed:  # before the manifest names it: from then on it must not be removed
             file.is_recorded = file.is_recorded or file.final.name in names
+        is_new = self.manifest.shards[-len(records) :] != tuple(records)
+        self._save(self.manifest.append(*records) if records and is_new else self.manifest)
         self._on_record(records, checkpoint.end)
 
     def _name(self, segment: Segment) -> None:

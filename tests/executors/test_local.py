@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import collecting
 import numpy as np
@@ -17,7 +19,7 @@ from documents import make_documents
 from doubles import Listener
 from inputs import write_parquet
 
-from fineweb_shards.errors import BadFileError, WorkerError
+from fineweb_shards.errors import BadFileError, Interrupted, WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.local import executor as local
 from fineweb_shards.executors.local.executor import LocalExecutor
@@ -84,6 +86,37 @@ def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
                 for worker in executor._workers:
                     os.kill(worker.pid, signal.SIGKILL)
     assert tokens_of(blocks) == EXPECTED
+
+
+@pytest.mark.promise(12)
+def test_an_interruption_in_the_middle_of_a_message(source: Source, tmp_path: Path) -> None:
+    """What is placed is still written: by another worker, because nobody understands this one any more."""
+
+    def stop_inside(pipe: Any) -> None:
+        def receive() -> None:
+            os.read(pipe.fileno(), 2)
+            raise Interrupted("Interrupted.", 130)
+
+        pipe.recv = receive
+
+    expected = []
+    path = tmp_path / "tokens"
+    with executor_of(source, 2) as executor:
+        stream = collecting.placed(executor, executor.encode(source.batches(runs.START)), path)
+        for _ in range(4):
+            expected.append(len(next(stream).tokens))
+        for worker in executor._workers:
+            stop_inside(worker.pipe)
+        with pytest.raises(Interrupted):
+            expected.extend(len(block.tokens) for block in stream)
+        for writes in list(executor._writes.values()):
+            for write in list(writes):
+                while not write.done():
+                    with contextlib.suppress(Interrupted):
+                        executor.wait(write)
+    tokens = np.fromfile(path, np.uint16).tolist()
+    assert tokens == EXPECTED[: len(tokens)]
+    assert len(tokens) == sum(expected)
 
 
 class Deadly(ParquetFormat):

@@ -724,10 +724,10 @@ class Simulation:
                 break
         else:
             raise AssertionError("deadlock")
-        for worker, man in self.running.items():
-            while man.batches:  # of an abandoned stream
+        for worker, man in list(self.running.items()):
+            while worker in self.running and man.batches:  # of an abandoned stream
                 self.step(worker)
-            while man.writes or man.unheard:
+            while worker in self.running and (man.writes or man.unheard):
                 self.write(worker)
                 self.hear(worker)
         assert self.noted == set(self.wanted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -25,11 +24,11 @@ import faulty
 import fineweb_shards
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
-from fineweb_shards.executors.local import watchdog
+from fineweb_shards.executors.local import watchdog, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.base import Source
-from fineweb_shards.store import writer
+from fineweb_shards.store import segment
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch
@@ -38,14 +37,14 @@ DOCUMENTS = make_documents(400, seed=11)
 EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 # Every place where the package starts threads, each with a test below or, for the monitor, in
-# tests/watching/test_monitor.py.
+# tests/watching/test_monitor.py. Of a worker's actions, `write_blocks` and `do_errands` are in
+# test_unwritten.py.
 INVENTORY = {
     "executors/local/producer.py": 1,
     "executors/local/watchdog.py": 1,
-    "executors/local/worker.py": 2,
+    "executors/local/worker.py": 1,
     "reading/token_stream.py": 1,
     "reading/verify.py": 1,
-    "store/writer.py": 2,
     "system/background.py": 1,
     "watching/monitor.py": 1,
 }
@@ -60,6 +59,15 @@ def test_every_thread_we_start_is_in_the_inventory() -> None:
         if starts:
             found[path.relative_to(root).as_posix()] = len(starts)
     assert found == INVENTORY
+
+
+def test_every_action_of_a_workers_threads_is_known() -> None:
+    """They are all started in one place, which ends the worker if one fails."""
+    text = Path(worker.__file__).read_text("utf-8")
+    started = re.findall(r"_start_thread\(outbox, (\w+)\)", text)
+    assert started == ["_die_with_parent", "action"]
+    (actions,) = re.findall(r"for action in \((.*)\):\n        _start_thread", text)
+    assert actions == "worker.receive_orders, worker.write_blocks, worker.do_errands"
 
 
 @pytest.fixture
@@ -149,43 +157,23 @@ def test_background_work_that_fails_is_somebodys(error: BaseException) -> None:
         in_background(fail).result(60)
 
 
-class _NoHash:
-    def update(self, data: object) -> None:
-        raise ZeroDivisionError("hash")
+def _fail(*arguments: object) -> None:
+    raise ZeroDivisionError("hash")
 
 
-def _fail_sync(*arguments: object) -> None:
-    raise ZeroDivisionError("sync")
-
-
-@pytest.mark.parametrize("thread", ["hash", "sync"])
-def test_a_writer_whose_thread_fails_ends_the_run(
-    tmp_path: Path, thread: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing that was not hashed and synced gets into the manifest."""
+def test_an_export_whose_thread_fails_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was not hashed and synced gets into the manifest; the next try has the same bytes."""
     path = write_text(tmp_path / "a.txt", [text for text in DOCUMENTS if text])
+    texts = [text for text in path.read_text().split("<|endoftext|>") if text]
+    runs.build_inline(tmp_path / "whole", path, shard_tokens=10**6)
     out = tmp_path / "out"
     with monkeypatch.context() as broken:
-        if thread == "hash":
-            broken.setattr(writer.hashlib, "sha256", _NoHash)
-        else:
-            broken.setattr(writer, "_SYNC_EVERY_BYTES", 1)
-            _break_sync(broken)
-        with pytest.raises(ZeroDivisionError, match=thread):
-            runs.build_inline(out, path, shard_tokens=4000)
-    texts = [text for text in path.read_text().split("<|endoftext|>") if text]
-    runs.build_inline(out, path, shard_tokens=4000)
+        broken.setattr(segment, "read_contents", _fail)
+        with pytest.raises(ZeroDivisionError, match="hash"):
+            runs.export(tmp_path / "whole", out, layout="build-nanogpt", shard_tokens=4000)
+    assert not runs.shards_in(out)
+    runs.export(tmp_path / "whole", out, layout="build-nanogpt", shard_tokens=4000)
     assert runs.shards_in(out) == reference.shard_files(reference.stream(texts), 4000)
-
-
-def _break_sync(broken: pytest.MonkeyPatch) -> None:
-    """Only where the writer syncs a shard in the background."""
-    submit = writer.ThreadPoolExecutor.submit
-
-    def patched(self: object, action: Callable[..., object], *arguments: object) -> object:
-        return submit(self, _fail_sync if action is os.fsync else action, *arguments)  # type: ignore[arg-type]
-
-    broken.setattr(writer.ThreadPoolExecutor, "submit", patched)
 
 
 @pytest.mark.parametrize("verb", ["verify", "export"])

@@ -6,24 +6,34 @@ import contextlib
 import errno
 import hashlib
 import io
+import itertools
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
 import numpy as np
 import pytest
+import reference
 import runs
 from doubles import FailingCall
 
-from fineweb_shards.errors import DamageError, DiskFullError, OutputError
+from fineweb_shards.errors import DamageError, DiskFullError, Interrupted, OutputError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors import token_writer
 from fineweb_shards.executors.in_process import InProcessPlane
 from fineweb_shards.executors.token_writer import TokenWriter
+from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
 from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.store import output as output_module
 from fineweb_shards.store.growing_file import GrowingFile
 from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.output import Output, OutputSpec
 from fineweb_shards.store.segment import Segment, seal_segment
 from fineweb_shards.stream.packer import Packer
@@ -52,14 +62,22 @@ def numpy_bytes(tokens: np.ndarray) -> bytes:
 
 
 @contextlib.contextmanager
-def output_of(folder: Path, shard_tokens: int) -> Iterator[Output]:
+def output_of(
+    folder: Path,
+    shard_tokens: int,
+    plane: type[InProcessPlane] = InProcessPlane,
+    layout: str = "build-nanogpt",
+) -> Iterator[Output]:
     """An output without workers."""
     disk = Disk(folder, 0, Observer())
-    spec = OutputSpec(folder, LAYOUT, GPT2, shard_tokens, SplitRule(val_tokens=shard_tokens))
-    settings = runs.job_of(folder, __file__, format="text", shard_tokens=shard_tokens).config.fingerprint()
+    one_file = get_layout(layout).one_file
+    rule = SplitRule() if one_file else SplitRule(val_tokens=shard_tokens)
+    spec = OutputSpec(folder, get_layout(layout), GPT2, shard_tokens, rule)
+    given = {"layout": layout, "shard_tokens": shard_tokens, **({"val_ratio": 0.0} if one_file else {})}
+    settings = runs.job_of(folder, __file__, format="text", **given).config.fingerprint()
     with (
-        contextlib.closing(TokenWriter(FORMAT, disk)) as writer,
-        Output(spec, Manifest(settings, [], {}), InProcessPlane(writer), disk) as output,
+        contextlib.closing(TokenWriter(spec.shard_format, disk)) as writer,
+        Output(spec, Manifest(settings, [], {}), plane(writer), disk) as output,
     ):
         yield output
 
@@ -159,6 +177,116 @@ def test_a_full_disk_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(DiskFullError):
         write_shard(folder)
     assert not (folder / NAME).exists()
+
+
+class LazyPlane(InProcessPlane):
+    """Does nothing before somebody waits for it, so that several shards are in flight."""
+
+    def __init__(self, writer: TokenWriter) -> None:
+        super().__init__(writer)
+        self._left: dict[Future[Any], Callable[[], Any]] = {}
+
+    def run(self, function: Callable[..., Any], *arguments: object) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._left[future] = partial(function, *arguments)
+        return future
+
+    def wait(self, future: Future[Any], longest_seconds: float | None = None) -> Any:
+        if future in self._left:
+            future.set_result(self._left.pop(future)())
+        return future.result(0)
+
+
+class InterruptedAt:
+    """While it is entered, the `number`-th line of the output's code is interrupted, as Ctrl-C does it."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.happened = False
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != output_module.__file__ or frame.f_code.co_name == "__exit__":
+            return None
+        if event == "line" and not self.happened:
+            self._left -= 1
+            if self._left == 0:
+                self.happened = True
+                raise Interrupted("Interrupted.", 130)
+        return self._trace
+
+
+def write_blocks(output: Output, tokens: np.ndarray, packer: Packer) -> None:
+    for begin in range(0, len(tokens), 6):
+        block = tokens[begin : begin + 6]
+        place = Cursor(0, begin), Cursor(0, begin + 6)
+        output.add(block, packer.pack(TokenBlock(*place, block, GPT2.find_eots(block))))
+    output.finish()
+
+
+@pytest.mark.promise(12)
+def test_an_interruption_at_any_line_while_a_file_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool
+) -> None:
+    """What the manifest names of the file is there."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    tokens = np.arange(24, dtype=np.uint16)
+    recorded = set()
+    for number in itertools.count(1, 1 if soak else 7):
+        folder = tmp_path / str(number)
+        (folder / WORK_FOLDER).mkdir(parents=True)
+        packer = Packer(4, one_file=True, eot_first=False)
+        with (
+            InterruptedAt(number) as interruption,
+            contextlib.suppress(Interrupted),
+            output_of(folder, 4, LazyPlane, layout="nanogpt") as output,
+        ):
+            write_blocks(output, tokens, packer)
+        manifest = load_manifest(folder)
+        named = 0 if manifest is None else manifest.tokens
+        recorded.add(named)
+        files = [path for path in folder.rglob("*") if path.name in ("train.bin", "t.bin.tmp")]
+        assert len(files) == bool(named)
+        assert not named or files[0].read_bytes()[: 2 * named] == tokens[:named].tobytes()
+        if not interruption.happened:
+            break
+    assert recorded == set(range(0, 25, 4))
+
+
+@pytest.mark.promise(12)
+def test_an_interruption_at_any_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool) -> None:
+    """With several shards in flight: the manifest names a beginning of the shards, each whole and once."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # saves half of the time
+    tokens = np.arange(24, dtype=np.uint16)
+    expected = reference.shard_files(tokens, 4)
+    recorded = set()
+    for number in itertools.count(1, 1 if soak else 3):
+        folder = tmp_path / str(number)
+        (folder / WORK_FOLDER).mkdir(parents=True)
+        packer = Packer(4, split_rule=SplitRule(val_tokens=4))
+        with (
+            InterruptedAt(number) as interruption,
+            contextlib.suppress(Interrupted),
+            output_of(folder, 4, LazyPlane) as output,
+        ):
+            write_blocks(output, tokens, packer)
+        manifest = load_manifest(folder)
+        shards = [] if manifest is None else manifest.shards
+        assert [one.name for one in shards] == sorted(expected, key=lambda name: name[-10:])[: len(shards)]
+        found = runs.shards_in(folder)
+        assert found.items() <= expected.items()
+        assert all(hashlib.sha256(found[one.name]).hexdigest() == one.sha256 for one in shards)
+        recorded.add(len(shards))
+        if not interruption.happened:
+            break
+    assert recorded == set(range(max(recorded) + 1))
+    assert len(recorded) == 7
 
 
 def sealed(folder: Path, data: bytes, documents: int) -> str:
