@@ -117,11 +117,13 @@ def test_a_worker_killed_between_encoding_and_the_answer(
     points = hostile.POINTS if soak else some
     for attempt in tries(1, 5):
         kills = [f"{point}@{chooser.randrange(3 if soak else 2)}=kill" for point in points]
-        monkeypatch.setenv(hostile.FAULTS, str(hostile.plan(tmp_path / f"faults {attempt}", *kills)))
+        faults = hostile.plan(tmp_path / f"faults {attempt}", *kills)
+        monkeypatch.setenv(hostile.FAULTS, str(faults))
         out = tmp_path / str(attempt)
         build(out, path, LAYOUTS[number], workers=1 + attempt % 2)
         check(out, LAYOUTS[number])
-        assert deaths_in(out) == len(kills)
+        assert not list(faults.glob("*=kill"))
+        assert 1 <= deaths_in(out) <= len(kills)  # one death may be that of two threads
 
 
 @pytest.mark.promise(28)
@@ -154,22 +156,21 @@ def test_a_disk_that_fails_for_good_at_any_write(
     """The run ends with exit code 5, no file with a name is torn, and a resume has the same bytes."""
     wanted = LAYOUTS[number]
     error = DiskFullError if fault == "ENOSPC" else OutputError
-    before = 0
-    out = tmp_path / "out"
-    for attempt in tries(1, 12):
+    for attempt in tries(1, 30):  # a run has about so many writes
         write = attempt if soak else 25
-        monkeypatch.setenv(
-            hostile.FAULTS,
-            str(hostile.plan(tmp_path / f"faults {attempt}", f"write@{write}=lasting-{fault}")),
-        )
-        with pytest.raises(error) as caught:
+        faults = hostile.plan(tmp_path / f"faults {attempt}", f"write@{write}=lasting-{fault}")
+        monkeypatch.setenv(hostile.FAULTS, str(faults))
+        out = tmp_path / str(attempt)
+        try:
             build(out, path, wanted, workers=1 + attempt % 2, max_outage=0)
-        assert caught.value.exit_code == 5
-        recorded = check_unfinished(out, wanted)
-        assert recorded >= before
-        before = recorded
-    runs.build_inline(out, path, **wanted.settings())
-    check(out, wanted)
+        except OutputError as caught:
+            assert (type(caught), caught.exit_code) == (error, 5)
+            check_unfinished(out, wanted)
+        else:  # it has no such write
+            assert (faults / "passed write").stat().st_size <= write
+            assert soak
+        runs.build_inline(out, path, **wanted.settings())
+        check(out, wanted)
 
 
 @pytest.mark.promise(28)
