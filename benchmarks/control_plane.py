@@ -34,7 +34,8 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import ReadSettings
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.output import Output, OutputSpec, open_folder
+from fineweb_shards.store.output import Output, open_folder
+from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import stitch

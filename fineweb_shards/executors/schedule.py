@@ -23,11 +23,9 @@ from typing import Generic, TypeVar
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.exit_cause import Death
+from fineweb_shards.executors.left_out import LeftOut
 from fineweb_shards.executors.task import Task, WorkOrder, WriteOrder
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Quarantined
-
-# If more documents than this crash their workers, the documents are not the cause, and the run stops.
-MAXIMUM_QUARANTINED = 100
 
 Worker = TypeVar("Worker", bound=Hashable)
 # Returns what replaces a batch that can't be read: a block without its documents, or an error.
@@ -63,10 +61,7 @@ class Schedule(Generic[Worker]):
         self._alone: set[Task] = set()  # to be tried while no other worker has work
         self.in_flight_bytes = 0  # the size of all batches that are not yet written
         self._batches = 0  # added so far
-        self._new_quarantined = 0  # documents quarantined in this run
-        self._skip_digests: dict[int, frozenset[str]] = {}  # digests of quarantined documents, by file number
-        for document in quarantined:
-            self._skip(document)
+        self._left_out = LeftOut(quarantined)
 
     @property
     def is_empty(self) -> bool:
@@ -120,7 +115,7 @@ class Schedule(Generic[Worker]):
         task = self._pending.popleft()
         self._load(worker).tasks.append(task)
         self._unfinished[task.number] = task, worker
-        return task.order(self._skip_digests.get(task.batch.file, frozenset()))
+        return task.order(self._left_out.of_file(task.batch.file))
 
     def has_work(self, worker: Worker) -> bool:
         """Return whether a worker has a batch to encode, or a block to write."""
@@ -297,28 +292,19 @@ class Schedule(Generic[Worker]):
 
     def _quarantine(self, task: Task, document: Quarantined) -> None:
         """Leave out a document, which crashed the workers of `task`, and start all later batches over."""
-        self._new_quarantined += 1
-        if self._new_quarantined > MAXIMUM_QUARANTINED:
-            raise WorkerError(
-                f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}."
-            )
         if self._was_output(task):  # what follows it was placed with it
             raise WorkerError(
                 f"A document of the batch at position {task.batch.position} was encoded before, and now "
                 f"crashes workers: {document.cause}.",
                 "Memory may be short or faulty. Everything finished is kept; the same command goes on.",
             )
-        self._skip(document)
-        task.skip_digests = self._skip_digests[document.file]
+        self._left_out.add(document)
+        task.skip_digests = self._left_out.of_file(document.file)
         self._take_all_back()
         later = [other for other in self._tasks if other.number > task.number]
         for other in later:
             other.start_over()
         self._do_again(later)
-
-    def _skip(self, document: Quarantined) -> None:
-        known = self._skip_digests.get(document.file, frozenset())
-        self._skip_digests[document.file] = known | {document.sha256}
 
     def _give_up(self, task: Task, death: Death) -> None:
         """Replace a batch on which workers die before they reach a document."""

@@ -34,7 +34,8 @@ from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest, missing_manifest_error
-from fineweb_shards.store.output import Output, OutputSpec, open_folder
+from fineweb_shards.store.output import Output, open_folder
+from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.borders import NO_PLACES, Span
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.system.disk import Disk

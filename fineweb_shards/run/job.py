@@ -22,7 +22,7 @@ from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.quiet import quiet_clients
 from fineweb_shards.store.fresh import holds_shards
 from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
-from fineweb_shards.store.output import OutputSpec
+from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.split import make_split_rule
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.retry import Retrier

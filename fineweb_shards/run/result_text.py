@@ -6,7 +6,7 @@ from fineweb_shards.layouts.base import tokens_of
 from fineweb_shards.run.trainer_warnings import reader_warnings, stray_warnings
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.output import OutputSpec
+from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.units import show_bytes
 
 

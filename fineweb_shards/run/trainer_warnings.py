@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fineweb_shards.layouts.base import Layout, SizedFile
-from fineweb_shards.store.output import OutputSpec
+from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import show_number_of
 

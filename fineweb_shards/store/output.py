@@ -22,17 +22,16 @@ from pathlib import Path
 
 from fineweb_shards.errors import DiskFullError, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
-from fineweb_shards.layouts.base import Layout, tokens_of
+from fineweb_shards.layouts.base import tokens_of
 from fineweb_shards.layouts.numbering import Numbering
-from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.files import growing_path, list_files
 from fineweb_shards.store.growing_file import GrowingFile
 from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.store.megatron_index import write_index
+from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.segment import Segment, seal_segment
-from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error, publish, sync_folder
 from fineweb_shards.types import (
@@ -46,28 +45,11 @@ from fineweb_shards.types import (
     Split,
     Tokens,
 )
-from fineweb_shards.vocabulary import Vocabulary
 
 # How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a
 # core for a tenth of a second. More would only mean more to lose in a crash.
 _MOST_CHECKPOINTS = 8
 _LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
-
-
-@dataclass(frozen=True, slots=True)
-class OutputSpec:
-    """What to write, and where."""
-
-    folder: Path
-    layout: Layout
-    vocabulary: Vocabulary
-    shard_tokens: int
-    split_rule: SplitRule
-    drop_short: bool = False  # delete a last training shard that is not full
-
-    @property
-    def shard_format(self) -> ShardFormat:
-        return ShardFormat(self.layout, self.vocabulary)
 
 
 def open_folder(folder: Path, manifest: Manifest) -> None:
@@ -278,7 +260,8 @@ class Output:
         """Rename a file that is whole, durably; of one that grows on, make sure that it is in its folder."""
         try:
             if segment.whole:
-                publish(segment.path, segment.final)
+                if segment.path.exists():  # else it has its name: this was interrupted before
+                    publish(segment.path, segment.final)
                 self._unnamed = [file for file in self._unnamed if file.final != segment.final]
             else:
                 sync_folder(segment.path.parent)  # the manifest will rely on the file being there

@@ -16,7 +16,7 @@ from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.events import Event
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
-from fineweb_shards.store.output import OutputSpec
+from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.watching.estimate import Speedometer, seconds_left
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.progress import Progress

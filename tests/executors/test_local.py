@@ -109,7 +109,7 @@ def test_an_interruption_in_the_middle_of_a_message(source: Source, tmp_path: Pa
             stop_inside(worker.pipe)
         with pytest.raises(Interrupted):
             expected.extend(len(block.tokens) for block in stream)
-        for writes in list(executor._writes.values()):
+        for writes in list(executor._writes._futures.values()):
             for write in list(writes):
                 while not write.done():
                     with contextlib.suppress(Interrupted):

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import poison
 
 from fineweb_shards.errors import ChangedError, WorkerError
-from fineweb_shards.executors import schedule, task
+from fineweb_shards.executors import left_out, task
 from fineweb_shards.executors.local import process
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.process import WorkerProcess
@@ -194,7 +194,7 @@ def test_a_poisoned_piece_of_a_long_document(
 
 def test_too_many_deaths_are_not_the_documents_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which everything dies must not end in an empty result that says it is complete."""
-    monkeypatch.setattr(schedule, "MAXIMUM_QUARANTINED", 2)
+    monkeypatch.setattr(left_out, "MAXIMUM_QUARANTINED", 2)
     monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
     path = write_jsonl(tmp_path / "a.jsonl", [f"{i} {poison.DEADLY}" for i in range(4)])
     with pytest.raises(WorkerError, match="More than 2 documents"):

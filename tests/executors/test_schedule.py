@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.errors import BadFileError, WorkerError
+from fineweb_shards.executors import left_out
 from fineweb_shards.executors import schedule as schedule_module
 from fineweb_shards.executors import task as task_module
 from fineweb_shards.executors.exit_cause import Death, DeathKind
@@ -92,7 +93,7 @@ def end_over(schedule: Schedule[str], document: int, death: Death, *, position: 
 def test_it_is_pure() -> None:
     """No processes, no threads, no clock, no files: it can be shared by executors of any kind."""
     allowed = {"__future__", "collections", "collections.abc", "dataclasses", "typing"}
-    for module in (schedule_module, task_module):
+    for module in (schedule_module, task_module, left_out):
         tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
         names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
@@ -421,7 +422,7 @@ def test_documents_of_earlier_runs_stay_in_quarantine() -> None:
 
 def test_too_many_documents_in_quarantine_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it is not the documents."""
-    monkeypatch.setattr(schedule_module, "MAXIMUM_QUARANTINED", 1)
+    monkeypatch.setattr(left_out, "MAXIMUM_QUARANTINED", 1)
     schedule = schedule_of(1)
     narrow_down(schedule)
     end_over(schedule, 1, CRASH)

@@ -34,7 +34,8 @@ from fineweb_shards.store import output as output_module
 from fineweb_shards.store.growing_file import GrowingFile
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
-from fineweb_shards.store.output import Output, OutputSpec
+from fineweb_shards.store.output import Output
+from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.segment import Segment, seal_segment
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule

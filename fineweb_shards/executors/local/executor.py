@@ -14,7 +14,6 @@ what is decided in schedule.py.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -43,6 +42,7 @@ from fineweb_shards.executors.local.pool import WorkerPool
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.executors.local.producer import Producer
 from fineweb_shards.executors.local.watchdog import Watchdog
+from fineweb_shards.executors.local.writes import Writes
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.unreadable_batch import replace_unreadable
@@ -78,7 +78,7 @@ class LocalExecutor(Executor):
             window_bytes, _QUEUED_BATCHES, unreadable, quarantined
         )
         self._errands: Errands[WorkerProcess] = Errands()
-        self._writes: dict[tuple[int, int], deque[Future[None]]] = {}  # by batch and block
+        self._writes = Writes()
         self._writer = spec.make_writer(self._observer)
         self._here = InProcessPlane(self._writer)  # for tokens at seams, which come here
         self._producer: Producer | None = None
@@ -133,8 +133,7 @@ class LocalExecutor(Executor):
         if not isinstance(tokens, KeptTokens):
             return self._here.place(tokens, placements)
         order, worker = self._schedule.place(tokens, placements)
-        futures: list[Future[None]] = [Future() for _ in placements]
-        self._writes[tokens.batch, tokens.block] = deque(futures)
+        futures = self._writes.begin(tokens, len(placements))
         if worker is not None:
             self._send(worker, order)
         return futures
@@ -266,9 +265,7 @@ class LocalExecutor(Executor):
                     raise message.error
                 self._schedule.finish(worker, message.error)
             case Broken():
-                unwritten = self._writes[message.batch, message.block][0]
-                if not unwritten.done():
-                    unwritten.set_exception(message.error)
+                self._writes.fail_next(message.batch, message.block, message.error)
                 raise message.error
             case Trying():
                 self._schedule.announce(worker, message.document)
@@ -286,12 +283,10 @@ class LocalExecutor(Executor):
         batch, block = message.batch, message.block
         if message.placements:
             self._schedule.note_written(batch, block)
-            written = self._writes[batch, block].popleft()
-            if not written.done():  # another worker may have failed to write it, and died
-                written.set_result(None)
+            self._writes.finish_next(batch, block)
         if message.dropped:
             self._schedule.note_dropped(worker, batch, block)
-            self._writes.pop((batch, block), None)
+            self._writes.drop(batch, block)
 
     def _note_wait(self, worker: WorkerProcess, message: Waiting) -> None:
         if message.reason is None:

@@ -1,0 +1,27 @@
+"""Describe the output of a run: the folder, the layout, and how the stream is divided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """What to write, and where."""
+
+    folder: Path
+    layout: Layout
+    vocabulary: Vocabulary
+    shard_tokens: int
+    split_rule: SplitRule
+    drop_short: bool = False  # delete a last training shard that is not full
+
+    @property
+    def shard_format(self) -> ShardFormat:
+        return ShardFormat(self.layout, self.vocabulary)
