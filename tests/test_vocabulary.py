@@ -3,13 +3,16 @@ size of GPT-2 stands where it would matter."""
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import json
 import random
 import re
 import struct
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,9 @@ import runs
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
 from fineweb_shards.events import Observer
+from fineweb_shards.executors.base import Result
+from fineweb_shards.executors.in_process import InProcessPlane, completed
+from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.loader import ShardLoader
@@ -27,6 +33,7 @@ from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
+from fineweb_shards.store import segment
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
@@ -38,7 +45,7 @@ from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
-from fineweb_shards.types import Cursor, EncodedBlock
+from fineweb_shards.types import Cursor, EncodedBlock, ShardSlice
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 PACKAGE = Path(__file__).parent.parent / "fineweb_shards"
@@ -54,6 +61,13 @@ Documents = list[list[int]]
 
 class Killed(BaseException):
     """As a crash: nobody catches it."""
+
+
+class AtOnce(InProcessPlane):
+    """Without threads, so that it is certain what is recorded when."""
+
+    def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
+        return completed(function(*arguments))
 
 
 def make_documents(count: int = 300, highest: int = EOT) -> Documents:
@@ -152,12 +166,20 @@ def write(
             skip_tokens=manifest.end.skip_tokens,
         )
         blocks = encoded_blocks(documents, manifest.end, eot_first=spec.layout.eot_first)
-        slices = (part for b in stitch(blocks, no_mender, manifest.end) for part in packer.pack(b))  # type: ignore[arg-type]
-        with Output(spec, manifest, Disk(out, 0, Observer())) as output:
-            for number, part in enumerate(slices):
-                if number == kill_after:
+        disk, numbers = Disk(out, 0, Observer()), itertools.count()
+
+        def deadly(slices: Iterator[ShardSlice]) -> Iterator[ShardSlice]:
+            for part in slices:
+                if next(numbers) == kill_after:
                     raise Killed
-                output.add(part)
+                yield part
+
+        with (
+            contextlib.closing(TokenWriter(spec.shard_format, disk)) as writer,
+            Output(spec, manifest, AtOnce(writer), disk) as output,
+        ):
+            for block in stitch(blocks, no_mender, manifest.end):  # type: ignore[arg-type]
+                output.add(block.tokens, deadly(packer.pack(block)))
             return output.finish()
 
 
@@ -267,10 +289,16 @@ def test_widths_by_vocabulary_and_layout() -> None:
     assert llm_c.most_tokens(np.dtype("<u4")) == (2**31 - 1 - 1024) // 4
 
 
-def test_an_id_outside_the_vocabulary_is_damage(tmp_path: Path) -> None:
-    """Whatever the width could hold; as int32 a negative number is one, too."""
+def test_an_id_outside_the_vocabulary_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the width could hold; as int32 a negative number is one, too. It is found before the file has
+    a name, and in a file that has one."""
     tokens = [[5, 70_001], [2**31 + 5]]
-    write(tmp_path, "megatron", tokens)
+    with pytest.raises(DamageError, match=f"token {2**31 + 5} is outside the vocabulary"):
+        write(tmp_path, "megatron", tokens)
+    assert not runs.outputs_in(tmp_path)
+    with monkeypatch.context() as blind:
+        blind.setattr(segment, "find_damage", lambda *arguments: None)
+        write(tmp_path, "megatron", tokens)
     (damage,) = verify_folder(tmp_path).damages
     assert f"token {2**31 + 5} is outside the vocabulary" in damage
 
@@ -427,11 +455,11 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
     """In a build the borders are carried along; and whoever searches does it in the one way there is."""
     lines = list(sources("vocabulary.py"))
     assert [f"{name}:{number}: {line}" for name, number, line in lines if _SEARCH.search(line)] == []
-    assert {name for name, _, line in lines if "find_eots" in line} == {
+    assert {name for name, _, line in lines if re.search("(find|count)_eots", line)} == {
         "reading/inspection.py",
         "reading/samples.py",
         "reading/token_statistics.py",
         "reading/token_stream.py",
-        "reading/verify.py",
         "store/megatron_index.py",
+        "store/segment.py",  # of finished segments
     }

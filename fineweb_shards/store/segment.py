@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.system.durable import output_error
@@ -77,7 +75,7 @@ def read_contents(file: BinaryIO, shard_format: ShardFormat, offset: int, size_b
         left -= len(block)
         digest.update(block)
         tokens = shard_format.from_bytes(block)
-        documents += int(np.count_nonzero(tokens == vocabulary.eot))
+        documents += vocabulary.count_eots(tokens)
         highest = max(highest, int(tokens.max(initial=0)))
     return Contents(digest.hexdigest(), documents, highest)
 

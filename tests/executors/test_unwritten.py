@@ -164,14 +164,14 @@ def test_a_disk_that_fails_for_good_at_any_write(
         caught: OutputError | None = None
         try:
             build(out, path, wanted, workers=1 + attempt % 2, max_outage=0)
-        except OutputError as raised:
-            caught = raised
-        if caught is not None:
+        except OutputError as failure:
+            caught = failure
+        if caught is None:  # it has no such write
+            assert soak
+            assert (faults / "passed write").stat().st_size <= write
+        else:
             assert (type(caught), caught.exit_code) == (error, 5)
             check_unfinished(out, wanted)
-        else:  # it has no such write
-            assert (faults / "passed write").stat().st_size <= write
-            assert soak
         runs.build_inline(out, path, **wanted.settings())
         check(out, wanted)
 

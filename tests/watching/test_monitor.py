@@ -6,22 +6,21 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import reference
 import runs
+from doubles import InlineExecutor
 from inputs import write_jsonl, write_parquet, write_text
 
 from fineweb_shards.errors import Interrupted, NetworkError
-from fineweb_shards.executors.base import Executor
 from fineweb_shards.report.closing import closing_lines
 from fineweb_shards.report.page import write_report
 from fineweb_shards.report.path import FILE_NAME as REPORT
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
-from fineweb_shards.types import Batch, Cursor, EncodedBlock
+from fineweb_shards.types import Cursor
 from fineweb_shards.watching import monitor as monitor_module
 from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import Heartbeat, current_invocation, load_heartbeat
@@ -33,14 +32,10 @@ from fineweb_shards.watching.screen import Screen
 from fineweb_shards.watching.snapshot import WAITING, Snapshot
 
 
-class ThreeWorkers(Executor):
+class ThreeWorkers(InlineExecutor):
     """Says that three are at work."""
 
     workers = 3
-    used_bytes = peak_bytes = 0
-
-    def encode(self, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
-        return iter(())
 
 
 @pytest.fixture
@@ -55,7 +50,9 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, P
     progress = Progress(EventLog(job.folder), None, history)
     progress.expect(Total(1000, exact=True), job.source.share_before)
     page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder))
-    monitor = Monitor(job.output, progress, ThreeWorkers(), current_invocation("build it"), page)
+    monitor = Monitor(
+        job.output, progress, ThreeWorkers(job.source, runs.encoder()), current_invocation("build it"), page
+    )
     return monitor, progress, job.folder
 
 
