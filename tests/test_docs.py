@@ -8,6 +8,7 @@ import html
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,10 +146,19 @@ def test_every_variable_of_on_finish_is_documented() -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """A finished folder, and what `build --json` said on the way."""
     folder = tmp_path_factory.mktemp("docs")
-    (folder / "a.txt").write_text("one word\n\nanother word\n")
-    done = runs.run_command("build", folder / "a.txt", "--json", "--out", folder / "out")
-    assert done.returncode == 0, done.stderr
-    return folder / "out", [json.loads(line) for line in done.stdout.splitlines()]
+    words = runs.command("build", "-", "--separator", "blank", "--json", "--out", folder / "out")
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("one word\n\nanother word\n" + "x" * 70_000)
+        process.stdin.flush()
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if json.loads(line)["event"] == "progress":  # only then the input ends, and the run
+                process.stdin.close()
+    assert process.returncode == 0
+    return folder / "out", [json.loads(line) for line in lines]
 
 
 def ask(*words: Path | str) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def strike(what: str) -> None:
             os.killpg(0, signal.SIGKILL)
         case "bug":
             raise ZeroDivisionError("a bug")
+        case "exit":
+            raise SystemExit
         case "wait":
             while (Path(os.environ[FAULTS]) / "closed").exists():
                 time.sleep(0.01)

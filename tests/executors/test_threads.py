@@ -37,14 +37,15 @@ DOCUMENTS = make_documents(400, seed=11)
 EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 # Every place where the package starts threads, each with a test below or, for the monitor, in
-# tests/watching/test_monitor.py. Of a worker's actions, `write_blocks` and `do_errands` are in
-# test_unwritten.py.
+# tests/watching/test_monitor.py, for what is read ahead in tests/sources/test_read_ahead.py. Of a worker's
+# actions, `write_blocks` and `do_errands` are in test_unwritten.py.
 INVENTORY = {
     "executors/local/producer.py": 1,
     "executors/local/watchdog.py": 1,
     "executors/local/worker.py": 1,
     "reading/token_stream.py": 1,
     "reading/verify.py": 1,
+    "sources/read_ahead.py": 1,
     "system/background.py": 1,
     "watching/monitor.py": 1,
 }

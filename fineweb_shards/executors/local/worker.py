@@ -122,6 +122,9 @@ class Worker:
                 self._write_block(order)
             except ShardError as error:
                 self._outbox.send(Broken(order.batch, order.block, error))
+            except Exception as error:  # a bug: no document is to blame for it
+                bug = ShardError(f"A worker could not write its tokens: {_describe(error)}")
+                self._outbox.send(Broken(order.batch, order.block, bug))
 
     def _write_block(self, order: WriteOrder) -> None:
         tokens = self._tokens[order.batch, order.block]
@@ -142,6 +145,9 @@ class Worker:
                 returned = Returned(errand.number, errand.function(*errand.arguments))
             except ShardError as error:
                 returned = Returned(errand.number, error=error)
+            except Exception as error:
+                bug = ShardError(f"A worker could not {_name_of(errand)}: {_describe(error)}")
+                returned = Returned(errand.number, error=bug)
             self._outbox.send(returned)
 
     def _keep(self, batch: int, index: int, block: EncodedBlock) -> EncodedBlock:
@@ -195,6 +201,10 @@ def _die_with_parent() -> None:
     assert parent is not None
     connection.wait([parent.sentinel])
     os._exit(1)
+
+
+def _name_of(errand: Errand) -> str:
+    return errand.function.__name__.replace("_", " ")
 
 
 def _describe(error: BaseException) -> str:
