@@ -16,8 +16,8 @@ from fineweb_shards.vocabulary import Vocabulary
 
 # Its cache of words grows without limit: by 13 MB in 50 MB of English, by 90 MB in 10 MB of random letters.
 # So when the process has grown by this much, a new tokenizer with an empty cache replaces it. That takes as
-# long as encoding 12 MB of English; with this limit it happens once in several hundred.
-_CACHE_BYTES = 64 * 2**20
+# long as encoding 12 MB of English, and the words have to be learnt again.
+_CACHE_BYTES = 96 * 2**20
 _LOOK_EVERY_BYTES = 4 * 2**20
 
 
