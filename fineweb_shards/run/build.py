@@ -22,7 +22,7 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.closing import closing_lines
-from fineweb_shards.report.page import write_report
+from fineweb_shards.report.page import prepare_report, write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job, make_job, output_spec, pinned_commit
 from fineweb_shards.run.plan import check_disk, make_plan
@@ -115,7 +115,11 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
     job = replace(job, source=job.source.reopened(progress))
     workers, window_bytes = job.budget.workers, job.budget.window_bytes
     executor = LocalExecutor(spec, workers, window_bytes, guard, manifest.quarantined, progress)
-    page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder))
+    page = Page(
+        partial(write_report, job.folder),
+        partial(closing_lines, job.folder),
+        partial(prepare_report, job.vocabulary),
+    )
     invocation, is_remote = current_invocation(command), job.commit is not None
     with Monitor(job.output, progress, executor, invocation, page, is_remote=is_remote):
         with executor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fineweb_shards.errors import BadFileError, DiskFullError
 from fineweb_shards.run.input_sample import (
@@ -22,7 +23,6 @@ from fineweb_shards.run.separator_preview import SeparatorPreview
 from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.system.machine import free_disk_bytes
-from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Cursor
 from fineweb_shards.units import show_bytes
@@ -93,23 +93,44 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING, don
 
 
 def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
-    limit = _SAMPLE_BYTES if trial_seconds else QUICK_SAMPLE_BYTES
-    sample = take_sample(job, limit, start if job.commit else _BEGINNING)
-    engine = (job.engine if trial_seconds else TiktokenEngine)(load_token_bytes(job.vocabulary))
-    measured = measure_sample(engine, sample.texts, trial_seconds)
-    extent = _measure_extent(job, sample, measured, start, every_footer=trial_seconds > 0)
+    trial = _Trial(job, trial_seconds, start)
+    extent = _measure_extent(job, trial, start, every_footer=trial_seconds > 0)
     limited = _limit(extent, job.config.max_tokens)
     before = sum(file.size_bytes for file in job.source.files[: start.file])
     passed = job.source.share_before(start) or before / max(1, job.source.size_bytes)
     return Plan(
         job,
         limited,
-        sample.separator_preview(),
-        sample.first_documents,
-        _predict_speed(job, sample, measured) if trial_seconds else None,
+        trial.separator_preview(),
+        trial.sample.first_documents if trial_seconds else (),
+        _predict_speed(job, trial.sample, trial.measured) if trial_seconds else None,
         free_disk_bytes(job.folder),
         max(0.0, (limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0) - passed),
     )
+
+
+class _Trial:
+    """A sample of the input, read and encoded when it is first needed: a build of files that state their
+    tokens does without."""
+
+    def __init__(self, job: Job, seconds: float, start: Cursor) -> None:
+        self._job = job
+        self._seconds = seconds
+        self._start = start if job.commit else _BEGINNING
+
+    @cached_property
+    def sample(self) -> InputSample:
+        return take_sample(self._job, _SAMPLE_BYTES if self._seconds else QUICK_SAMPLE_BYTES, self._start)
+
+    @cached_property
+    def measured(self) -> MeasuredSample:
+        engine = self._job.engine(load_token_bytes(self._job.vocabulary))
+        return measure_sample(engine, self.sample.texts, self._seconds)
+
+    def separator_preview(self) -> SeparatorPreview | None:
+        """Return how the text files are split into documents; None if there are none."""
+        has_text = any(file.format == "text" for file in self._job.source.files)
+        return self.sample.separator_preview() if has_text else None
 
 
 def check_disk(plan: Plan) -> None:
@@ -136,14 +157,13 @@ def _predict_speed(job: Job, sample: InputSample, measured: MeasuredSample) -> f
     return job.budget.workers * _PARALLEL_EFFICIENCY / seconds
 
 
-def _measure_extent(
-    job: Job, sample: InputSample, measured: MeasuredSample, start: Cursor, *, every_footer: bool
-) -> Extent:
+def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
     files = tuple(file for file in job.source.files if file.problem is None)
     if any(file.is_pipe for file in files):
         return Extent(None, None, exact=False)
     if all(isinstance(job.source.formats[file.format], ParquetFormat) for file in files):
-        return _parquet_extent(job, measured, start, every_footer=every_footer)
+        return _parquet_extent(job, trial, start, every_footer=every_footer)
+    sample, measured = trial.sample, trial.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
     total_bytes = sum(file.size_bytes * expansion_of(file) for file in files)
@@ -156,7 +176,7 @@ def _measure_extent(
     return Extent(documents, round(tokens * scale), exact=False)
 
 
-def _parquet_extent(job: Job, measured: MeasuredSample, start: Cursor, *, every_footer: bool) -> Extent:
+def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
     """Count documents by the footers, and tokens by `token_count`; estimate tokens if a file lacks it."""
     files = tuple(file for file in job.source.files if file.problem is None)
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
@@ -183,6 +203,7 @@ def _parquet_extent(job: Job, measured: MeasuredSample, start: Cursor, *, every_
     scale = sum(file.size_bytes for file in files) / max(1, sum(file.size_bytes for file in chosen))
     if all_counted:
         return Extent(round(documents * scale), round((counted + documents) * scale), exact=chosen == files)
+    measured = trial.measured
     per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
     tokens = documents + text_bytes * per_byte
     return Extent(round(documents * scale), round(tokens * scale), exact=False)

@@ -47,6 +47,7 @@ class Page:
 
     write: Callable[..., object]  # with the keyword alive: bool
     closing_lines: Callable[[RunRecord], list[str]]
+    prepare: Callable[[], None]  # loads what `write` needs
 
 
 class Monitor:
@@ -74,6 +75,7 @@ class Monitor:
         self._began = self._last_look = time.monotonic()
         self._last_tokens = progress.tokens
         self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}
+        self._prepared = False
         self._reported_failures: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
@@ -101,6 +103,9 @@ class Monitor:
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_SECONDS):
             self._attempt(self._update)
+            if not self._prepared and self._progress.begun:
+                self._prepared = True
+                self._attempt(self._page.prepare)
 
     def _update(self) -> None:
         """Take a snapshot, and update everything that is due."""

@@ -49,7 +49,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, P
     history.begin_run()
     progress = Progress(EventLog(job.folder), None, history)
     progress.expect(Total(1000, exact=True), job.source.share_before)
-    page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder))
+    page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder), lambda: None)
     monitor = Monitor(
         job.output, progress, ThreeWorkers(job.source, runs.encoder()), current_invocation("build it"), page
     )
