@@ -28,6 +28,14 @@ LOOK_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
+class Spent:
+    """Processor seconds so far: of a process itself, and of all that it started."""
+
+    own: float
+    others: float
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One run. The processor times are in seconds, after the first tokens."""
 
@@ -37,15 +45,7 @@ class Measurement:
     first_tokens: int
     parent_seconds: float
     worker_seconds: float
-    peak_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Processor seconds so far: of a process itself, and of all that it started."""
-
-    own: float
-    others: float
+    spent: Spent  # from the start to the end
 
 
 def run_program(words: list[str], out: Path, stdin: str | None = None) -> Measurement:
@@ -62,8 +62,9 @@ def run_program(words: list[str], out: Path, stdin: str | None = None) -> Measur
     end, in_all = time.monotonic(), processor_seconds(process.pid)
     output = end_program(process)
     return Measurement(
-        output, end - begin, first - begin, held, in_all.own - spent.own, in_all.others - spent.others
-    )
+        output, end - begin, first - begin, held,
+        in_all.own - spent.own, in_all.others - spent.others, in_all,
+    )  # fmt: skip
 
 
 def peak_memory(words: list[str], out: Path, stdin: str | None = None) -> int:

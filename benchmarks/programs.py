@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 # Several shards even of a small corpus, so that closing a shard is part of what is measured.
 SHARD_TOKENS = "10M"
 PARQUET = "fineweb-shards, parquet"
+ONE_LOOP, TWO_LOOPS = "bare loop, one process", "bare loop, two processes"
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,12 @@ def other_programs(corpus: Corpus, part: Corpus, scratch: Path) -> list[Program]
         return programs
     words = [python, str(HERE / "gigatoken_files.py"), str(out), *corpus.parquet]
     programs.append(Program("gigatoken's own file path", words, out, corpus.tokens))
-    for count, name in ((1, "bare loop, one process"), (2, "bare loop, two processes")):
-        words = [python, str(HERE / "bare_loop.py"), str(out), str(count), *corpus.parquet]
-        programs.append(Program(name, words, out, corpus.tokens))
-    return programs
+    return [*programs, bare_loop(corpus, 1, out), bare_loop(corpus, 2, out)]
+
+
+def bare_loop(corpus: Corpus, processes: int, out: Path) -> Program:
+    words = [sys.executable, str(HERE / "bare_loop.py"), str(out), str(processes), *corpus.parquet]
+    return Program(ONE_LOOP if processes == 1 else TWO_LOOPS, words, out, corpus.tokens)
 
 
 def form_programs(corpus: Corpus, scratch: Path) -> list[Program]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corpus import Corpus
-from programs import PARQUET
+from programs import ONE_LOOP, PARQUET, TWO_LOOPS
 
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.units import show_bytes, show_count
@@ -22,7 +22,6 @@ HEAD = [
     "|---|---:|---:|---:|---:|---:|---:|---:|",
 ]
 ORIGINAL, GIGATOKEN = "fineweb.py's loop", "gigatoken's own file path"
-ONE_LOOP, TWO_LOOPS = "bare loop, one process", "bare loop, two processes"
 TIKTOKEN = "fineweb-shards, --engine tiktoken"
 # What follows a ratio in the README's sentence, by the name of the ratio.
 PROMISES = {"parquet": "times the speed of `fineweb.py`'s loop", "tiktoken": r"times with \[tiktoken\]"}
@@ -70,6 +69,7 @@ class Results:
     rounds: int
     small_peak: int  # with the part of the corpus; 0 if memory was not measured
     small_bytes: int
+    further: dict[str, tuple[float, float]]  # ns of parent and workers for each further token, by program
 
     def as_text(self) -> str:
         corpus = self.corpus
@@ -80,6 +80,9 @@ class Results:
             f"{machine}; {size}", "",
             *HEAD, *(row.as_line() for row in self.rows), "",
             "| ratio | |", "|---|---:|", *ratios, "",
+            *(f"{name}: each further token takes {sum(ns):.1f} ns of processor time, {ns[0]:.1f} of it in the "
+              "parent. That is this run less one with an eighth of the text, so without start and end.\n"
+              for name, ns in self.further.items()),
             f"The text is {corpus.source}: {corpus.documents:,} documents. Of its runs of 13 tokens, "
             f"{corpus.repeated_ngrams:.1%} occurred before. Rounds: {self.rounds}; a figure is the median.",
         ]  # fmt: skip
@@ -99,6 +102,10 @@ class Results:
             found["processor time: parquet / bare loop"] = ours.whole_ns / rows[ONE_LOOP].whole_ns
             found["processor time: our workers / bare loop"] = ours.worker_ns / rows[ONE_LOOP].whole_ns
         found["processor time: parent / workers"] = ours.parent_ns / ours.worker_ns
+        if PARQUET in self.further:
+            (parent, workers), bare = self.further[PARQUET], sum(self.further[ONE_LOOP])
+            found["... of each further token: parquet / bare loop"] = (parent + workers) / bare
+            found["... of each further token: parent / workers"] = parent / workers
         for name in (
             "JSON lines",
             "text",

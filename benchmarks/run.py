@@ -19,7 +19,16 @@ from statistics import median
 from corpus import DATA, Corpus, find_corpus
 from measure import Measurement, peak_memory, run_program
 from picture import draw_picture
-from programs import PARQUET, Program, form_programs, other_programs, our_program, setting_programs
+from programs import (
+    ONE_LOOP,
+    PARQUET,
+    Program,
+    bare_loop,
+    form_programs,
+    other_programs,
+    our_program,
+    setting_programs,
+)
 from results import Results, Row, update_readme, write_results
 
 
@@ -49,6 +58,7 @@ class Bench:
         self._part = part
         self._with_memory = with_memory
         self._small = our_program("parquet", part, scratch / "small", part.parquet)
+        self._few = {PARQUET: self._small, ONE_LOOP: bare_loop(part, 1, scratch / "other")}
         self._forms = form_programs(corpus, scratch)
         self._programs = [
             *other_programs(corpus, part, scratch),
@@ -60,6 +70,7 @@ class Bench:
         # Memory first, which also warms the cache of the disk.
         peaks = {program.name: self._weigh(program) for program in self._programs}
         runs: dict[str, list[Measurement]] = {program.name: [] for program in self._programs}
+        few: dict[str, list[Measurement]] = {name: [] for name in self._few}
         digests = {}
         for number in range(rounds):  # in turns, because the machine changes its mind
             for program in self._programs:
@@ -70,8 +81,16 @@ class Bench:
                 if program.layout:
                     digests[program.name] = program.check_files()
             self._check_same_bytes(digests)
+            for name, program in self._few.items():
+                say(f"round {number + 1} of {rounds}: {name}, a part of the text")
+                few[name].append(run_program(program.words, program.out, program.stdin))
         rows = [summarize(program, runs[program.name], peaks[program.name]) for program in self._programs]
-        return Results(rows, self._corpus, rounds, self._weigh(self._small), self._part.bytes)
+        further_tokens = self._corpus.tokens - self._part.tokens
+        further = {
+            name: further_time(few[name], runs[name], further_tokens) for name in self._few if further_tokens
+        }
+        small_peak = self._weigh(self._small)
+        return Results(rows, self._corpus, rounds, small_peak, self._part.bytes, further)
 
     def _weigh(self, program: Program) -> int:
         if not self._with_memory:
@@ -97,6 +116,15 @@ def summarize(program: Program, runs: list[Measurement], peak_bytes: int) -> Row
         program.name, median(speeds), median(run.seconds for run in runs),
         median(run.first_seconds for run in runs), median(parents), median(workers), peak_bytes,
     )  # fmt: skip
+
+
+def further_time(few: list[Measurement], many: list[Measurement], tokens: int) -> tuple[float, float]:
+    """Nanoseconds of processor time of parent and workers for each further token, without what a run of any
+    length takes at its start and its end: the difference between a short run and a long one."""
+    pairs = [(short.spent, long.spent) for short, long in zip(few, many, strict=True)]
+    parent = median(long.own - short.own for short, long in pairs)
+    workers = median(long.others - short.others for short, long in pairs)
+    return parent / tokens * 1e9, workers / tokens * 1e9
 
 
 def say(text: str) -> None:
