@@ -80,8 +80,8 @@ class Results:
             f"{machine}; {size}", "",
             *HEAD, *(row.as_line() for row in self.rows), "",
             "| ratio | |", "|---|---:|", *ratios, "",
-            *(f"{name}: each further token takes {sum(ns):.1f} ns of processor time, {ns[0]:.1f} of it in the "
-              "parent. That is this run less one with an eighth of the text, so without start and end.\n"
+            *(f"{name}: each further token takes {sum(ns):.1f} ns of processor time, {ns[0]:.1f} of it in "
+              "the parent. That is this run less one with an eighth of the text, so without start and end.\n"
               for name, ns in self.further.items()),
             f"The text is {corpus.source}: {corpus.documents:,} documents. Of its runs of 13 tokens, "
             f"{corpus.repeated_ngrams:.1%} occurred before. Rounds: {self.rounds}; a figure is the median.",

@@ -143,7 +143,7 @@ class Config:
     on_bad_file: str = _setting(
         "stop", "what to do about a damaged file, row group or line", choices=("stop", "skip")
     )
-    verify: bool = _setting(True, "read every shard back at the end and check it")
+    verify: bool = _setting(True, "check shards of earlier runs at the end, too; new ones always are")
     seed: int = _setting(
         0,
         "which documents are encoded again with tiktoken as a check",
