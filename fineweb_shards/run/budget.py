@@ -11,11 +11,11 @@ from fineweb_shards.errors import UsageError
 from fineweb_shards.system.machine import available_memory_bytes, memory_limits, usable_cores
 from fineweb_shards.units import show_bytes
 
-# What a process may take. Measured: two workers, the parent and the text in flight peak at 510 MB (PSS) from the
-# disk, at 830 MB from a hub.
+# What a process may take. Measured: two workers, the parent and the text in flight peak at 510 MB (PSS) from
+# the disk, at 830 MB from a hub.
 WORKER_BYTES = 240 * 2**20
 PARENT_BYTES = 192 * 2**20
-# A batch takes its text, packed and unpacked, and its tokens twice: as the engine makes them, and as they are kept.
+# A batch takes its text, packed and unpacked, and its tokens, as the engine makes them and as they are kept.
 _COPIES = 4
 MAXIMUM_WINDOW_BYTES = 192 * 2**20
 _BATCHES_PER_WORKER = 4  # of many workers: two to encode, two that wait for their turn to be written
