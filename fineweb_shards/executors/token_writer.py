@@ -38,6 +38,8 @@ class TokenWriter:
         parts = [tokens[begin:end] for begin, end in placement.ranges.tolist()]
         data = self._format.to_bytes(parts[0] if len(parts) == 1 else np.concatenate(parts))
         self._write_at(placement.path, placement.offset, data)
+        if os.name == "nt":  # where an open file can't be renamed
+            self.close()
 
     def close(self) -> None:
         """Close all files."""
