@@ -45,7 +45,11 @@ class GrowingFile:
         self._expected_tokens = shard_tokens
         self._disk = disk
         self._start_segment()
-        disk.attempt(self._open)
+
+    def open(self) -> None:
+        """Create the file, or continue it. Not in the constructor, so that the caller knows the file even if
+        this is interrupted."""
+        self._disk.attempt(self._open)
 
     def place(self, part: ShardSlice) -> Placement:
         """Return where the tokens of a slice belong: after all others."""

@@ -281,7 +281,7 @@ class Output:
             spec, tokens = self._spec, self._tokens[split]
             numbering = Numbering(spec.layout, spec.shard_tokens, spec.split_rule, self.manifest.digits)
             numbering.check_width(split, tokens)
-            self._files[split] = GrowingFile(
+            file = GrowingFile(
                 spec.folder / numbering.name(split, tokens),
                 spec.shard_format,
                 split,
@@ -289,7 +289,9 @@ class Output:
                 self._disk,
                 recorded_tokens=numbering.begin(tokens),
             )
-            self._unnamed.append(self._files[split])
+            self._unnamed.append(file)
+            file.open()
+            self._files[split] = file
         return self._files[split]
 
     def _reopen_growing(self) -> None:

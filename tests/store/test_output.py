@@ -315,8 +315,10 @@ def test_a_file_that_grows_goes_on_after_the_last_recorded_token(folder: Path) -
     part, *_ = slices_of(TOKENS, 6)
     with contextlib.closing(TokenWriter(FORMAT, disk)) as writer:
         file = GrowingFile(final, FORMAT, "val", 6, disk)
+        file.open()
         writer.write(TOKENS, file.place(part))
         grown = GrowingFile(final, FORMAT, "val", 6, disk, recorded_tokens=4)
+        grown.open()
         assert grown.path.stat().st_size == 128 + 8
         assert not grown.has_open_segment
         (rest,) = slices_of(TOKENS, 6, begin=4)
