@@ -36,9 +36,10 @@ STALL_RELIEF_PERCENT = 5.0
 RETIRE_AFTER_SECONDS = 10.0
 # A worker that exceeds its share of the budget is replaced, but not more often than this.
 RENEW_EVERY_SECONDS = 30.0
-# The kernel walks all pages of a process to measure it, which takes milliseconds: not at every look, and of
-# many processes only some each time.
+# The kernel walks all pages of a process to measure it, which takes milliseconds: not at every look once
+# memory has settled, and of many processes only some each time.
 MEASURE_EVERY_SECONDS = 3.0
+SETTLED_AFTER_SECONDS = 10.0
 MEASURED_AT_ONCE = 9
 
 
@@ -80,7 +81,7 @@ class MemoryGuard:
         self._read = read
         self._measure = measure
         self._clock = clock or Clock()
-        self._next_look = self._next_measurement = self._clock.now()
+        self._began = self._next_look = self._next_measurement = self._clock.now()
         self._next_retirement = 0.0
         self._next_renewal = self._next_look
 
@@ -91,7 +92,8 @@ class MemoryGuard:
             return None
         self._next_look = now + LOOK_EVERY_SECONDS
         if now >= self._next_measurement or self._sizes.keys() != {os.getpid(), *workers}:
-            self._next_measurement = now + MEASURE_EVERY_SECONDS
+            settled = now - self._began >= SETTLED_AFTER_SECONDS
+            self._next_measurement = now + (MEASURE_EVERY_SECONDS if settled else 0)
             self._measure_processes(workers)
         before, self.shortage = self.shortage, self._find_shortage()
         if self.shortage:
