@@ -30,7 +30,7 @@ class HubRef:
     hub_split: str
     commit: str
     max_outage_seconds: int
-    download_folder: str
+    work_folder: str  # for what the processes of a run share, and for downloads
     keep_downloads: bool
 
 
@@ -77,6 +77,10 @@ class Format(ABC):
     def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings]]:
         return type(self), (self.settings,)  # without open files and connections, which can't be pickled
 
+    def reopened(self, observer: Observer | None) -> Format:
+        """Return a format with the same settings and no file open; a new `observer` replaces the old one."""
+        return type(self)(self.settings, observer or self.retrier.observer)
+
     @abstractmethod
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         """Yield batches that refer to the file's documents from `position` on, in order."""
@@ -100,7 +104,8 @@ class Format(ABC):
         return None
 
     def prefetch(self, file: InputFile, batch: Batch) -> None:
-        """Fetch the bytes of the batch that will be read next. Runs in a worker, in a thread of its own."""
+        """Begin to fetch the bytes of a batch that will be read soon, and don't wait for them. Runs in a
+        worker, in the thread that receives orders."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +158,7 @@ class Source:
 
     def reopened(self, observer: Observer | None = None) -> Source:
         """Return a source of the same files with none of them open; a new `observer` replaces the old one."""
-        formats = {
-            name: type(one)(one.settings, observer or one.retrier.observer)
-            for name, one in self.formats.items()
-        }
+        formats = {name: one.reopened(observer) for name, one in self.formats.items()}
         return Source(self.files, formats, self.settings)
 
     def share_before(self, place: Cursor) -> float | None:
