@@ -62,6 +62,11 @@ class InputFile:
     is_pipe: bool = False  # standard input or a named pipe: can be read once, front to back
 
     @property
+    def kind(self) -> str:
+        """What is in the file, wherever it is: parquet, jsonl, text …"""
+        return self.format.rpartition("-")[2]
+
+    @property
     def by_value(self) -> bool:
         """Whether the file can only be read front to back, so that its batches carry their bytes."""
         return self.is_pipe or self.compression is not None or self.format == "hub-rows"
@@ -95,6 +100,9 @@ class Format(ABC):
 
     def expect(self, files: Sequence[InputFile]) -> None:
         """Prepare files that will be read next, such as by downloading them. Runs in the parent."""
+
+    def make_ready(self, file: InputFile) -> None:
+        """Wait until a file can be opened, such as for its download. Called before it is."""
 
     def release(self, files: Sequence[InputFile]) -> None:
         """Free what is kept of files that will never be read again. Runs in the parent."""

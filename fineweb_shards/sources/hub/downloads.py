@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fineweb_shards.events import Observer
-from fineweb_shards.sources.base import InputFile, ReadSettings
+from fineweb_shards.sources.base import Format, InputFile, ReadSettings
 from fineweb_shards.sources.hub.download import PARTIAL_ENDING, download
 from fineweb_shards.sources.hub.remote_files import RemoteFiles
+from fineweb_shards.sources.jsonl import JsonLinesFormat
 from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.sources.text import TextFormat
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.retry import Retrier
@@ -39,6 +40,11 @@ class Downloads:
                 self._begun[file.path] = in_background(partial(self._download, file, before))
             before = self._begun[file.path]
 
+    def has(self, file: InputFile) -> bool:
+        """Return whether a file is on the disk."""
+        begun = self._begun.get(file.path)
+        return begun is not None and begun.done() and begun.exception() is None
+
     def wait_for(self, file: InputFile) -> None:
         """Wait until a file is on the disk, and raise what went wrong."""
         self.expect([file])
@@ -61,19 +67,32 @@ class Downloads:
             Path(path + PARTIAL_ENDING).unlink(missing_ok=True)
 
 
-class DownloadedFormat(ParquetFormat):
-    """`--download`: parquet files of the hub that are read from the disk."""
+class DownloadedFormat(Format):
+    """Files of the hub that are read from the disk; the classes below say what is in them."""
 
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
         self._downloads = Downloads(settings, self.retrier)
 
     def expect(self, files: Sequence[InputFile]) -> None:
-        self._downloads.expect(files)
+        ours = [file for file in files if file.format == files[0].format]
+        self._downloads.expect(ours)
+        super().expect([file for file in ours if self._downloads.has(file)])
 
-    def open(self, file: InputFile) -> Any:
+    def make_ready(self, file: InputFile) -> None:
         self._downloads.wait_for(file)
-        return super().open(file)
 
     def release(self, files: Sequence[InputFile]) -> None:
-        self._downloads.release([file for file in files if file.format == "hub-download"])
+        self._downloads.release(files)
+
+
+class DownloadedParquet(DownloadedFormat, ParquetFormat):
+    """`--download`: parquet files of the hub."""
+
+
+class DownloadedJsonLines(DownloadedFormat, JsonLinesFormat):
+    """JSON lines of the hub, most of them compressed."""
+
+
+class DownloadedText(DownloadedFormat, TextFormat):
+    """Text of the hub, most of it compressed."""

@@ -78,7 +78,7 @@ def list_dataset(
         info = infos[path]
         digest = info.lfs.sha256 if info.lfs else info.blob_id
         location = str(work_folder / DOWNLOAD_FOLDER / path) if download else prefix + path
-        form = "hub-download" if download else "hub-parquet"
+        form = "download-parquet" if download else "hub-parquet"
         files.append(InputFile(index, location, path, form, None, info.size, 0, digest))
     return Listing(commit, tuple(files))
 
