@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import socket
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -47,7 +48,7 @@ class HubFile:
     @property
     def git_hash(self) -> str:
         """What git calls a small file."""
-        data = b"".join(self.read(0, self.size, 2**20))
+        data = self.read(0, self.size)
         return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
     @property
@@ -62,17 +63,21 @@ class HubFile:
         large = {"oid": self.sha256, "size": self.size, "pointerSize": 134}
         return {**entry, "lfs": large} if self.is_large else entry
 
-    def read(self, start: int, stop: int, chunk_bytes: int) -> Iterator[bytes]:
-        """Yield the bytes from start to stop in chunks."""
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes from start to stop."""
         if isinstance(self.content, bytes):
-            for at in range(start, stop, chunk_bytes):
-                yield self.content[at : min(at + chunk_bytes, stop)]
-            return
+            return self.content[start:stop]
         with self.content.open("rb") as file:
             file.seek(start)
-            while start < stop and (chunk := file.read(min(chunk_bytes, stop - start))):
-                start += len(chunk)
-                yield chunk
+            return file.read(stop - start)
+
+    def send(self, connection: socket.socket, start: int, stop: int) -> None:
+        """Send the bytes from start to stop; the kernel copies those of a file, not this process."""
+        if isinstance(self.content, bytes):
+            connection.sendall(memoryview(self.content)[start:stop])
+            return
+        with self.content.open("rb") as file:
+            connection.sendfile(file, start, stop - start)
 
 
 def fineweb_edu_card(paths: Iterable[str]) -> bytes:
@@ -90,6 +95,16 @@ def fineweb_edu_card(paths: Iterable[str]) -> bytes:
         for name, folder in {**default, **samples, **dumps}.items()
     ]
     return f"---\nlicense: odc-by\nconfigs:\n{''.join(configs)}---\n# FineWeb-Edu\n".encode()
+
+
+def many_files(contents: Sequence[Content], files: int = 2410, dumps: int = 110) -> dict[str, Content]:
+    """Return FineWeb-Edu's `default`, data/CC-MAIN-*/*.parquet, with a few contents that all files share."""
+    folders = [f"data/CC-MAIN-{2013 + number // 10}-{10 + 4 * (number % 10)}" for number in range(dumps)]
+    names = []
+    for number, folder in enumerate(folders):
+        count = files // dumps + (number < files % dumps)
+        names += [f"{folder}/train-{part:05d}-of-{count:05d}.parquet" for part in range(count)]
+    return {name: contents[number % len(contents)] for number, name in enumerate(names)}
 
 
 class Repository:
