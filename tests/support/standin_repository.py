@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -146,15 +146,24 @@ class Repository:
         """Whether a file of that name is kept as a large one."""
         return path.endswith(LARGE_FILE_SUFFIXES)
 
-    def list_tree(self, commit: str, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
-        """Return the entries below a folder, sorted; as in git there is no empty folder."""
+    def list_tree(self, commit: str, folder: str, *, recursive: bool) -> list[str]:
+        """Return the files and folders below a folder, sorted; as in git there is no empty folder."""
         prefix = f"{folder}/" if folder else ""
-        files = [file for path, file in self.commits[commit].items() if path.startswith(prefix)]
-        entries = {file.path: file.describe() for file in files}
-        for file in files:
-            for parent in map(str, PurePosixPath(file.path).parents):
-                if parent.startswith(prefix) and parent != ".":
-                    oid = _hash(parent.encode())[:40]
-                    entries[parent] = {"type": "directory", "path": parent, "size": 0, "oid": oid}
-        chosen = [path for path in entries if recursive or "/" not in path[len(prefix) :]]
-        return [entries[path] for path in sorted(chosen)]
+        names = {path for path in self.commits[commit] if path.startswith(prefix)}
+        folders = {path.rpartition("/")[0] for path in names}
+        for name in folders:
+            names.update(parent for parent in _with_parents(name) if parent.startswith(prefix))
+        return sorted(name for name in names if recursive or "/" not in name[len(prefix) :])
+
+    def describe(self, commit: str, name: str) -> dict[str, Any]:
+        """Return the entry of a file or a folder."""
+        file = self.commits[commit].get(name)
+        if file is not None:
+            return file.describe()
+        return {"type": "directory", "path": name, "size": 0, "oid": _hash(name.encode())[:40]}
+
+
+def _with_parents(folder: str) -> Iterator[str]:
+    while folder:
+        yield folder
+        folder = folder.rpartition("/")[0]

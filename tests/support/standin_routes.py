@@ -96,16 +96,17 @@ class HubHandler(Handler):
                     query.get(flag, ["false"])[0].lower() for flag in ("recursive", "expand")
                 )
                 folder_path = "/".join(folder)
-                entries = repository.list_tree(commit, folder_path, recursive=recursive == "true")
-                if not entries:
+                names = repository.list_tree(commit, folder_path, recursive=recursive == "true")
+                if not names:
                     raise RefusedError(404, "EntryNotFound", f"{folder_path} does not exist")
                 first = int(query.get("cursor", ["0"])[0])
                 most = EXPANDED_PAGE_ENTRIES if expand == "true" else MOST_PAGE_ENTRIES
                 last = first + min(most, self.server.hub.tree_page_entries)
                 page_url = f"{self.server.hub.url}{urlsplit(self.path).path}"
                 link = f'<{page_url}?recursive={recursive}&expand={expand}&cursor={last}>; rel="next"'
-                headers = {"Link": link} if last < len(entries) else {}
-                return Answer.of_json(entries[first:last], headers=headers)
+                headers = {"Link": link} if last < len(names) else {}
+                page = [repository.describe(commit, name) for name in names[first:last]]
+                return Answer.of_json(page, headers=headers)
             case ["paths-info", _]:
                 paths = [path for path in parse_qs(self.body.decode()).get("paths", []) if path in files]
                 return Answer.of_json([files[path].describe() for path in paths])
