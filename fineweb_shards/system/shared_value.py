@@ -52,10 +52,10 @@ class SharedValue:
 
 def _read(file: BinaryIO) -> dict[str, Any]:
     """Return the file's value; an empty one if it is new, or not ours."""
-    file.seek(0)
     try:
+        file.seek(0)
         value = json.loads(file.read(_MOST_BYTES))
-    except ValueError:
+    except (ValueError, OSError):
         return {}
     return value if isinstance(value, dict) else {}
 

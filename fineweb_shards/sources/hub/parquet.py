@@ -46,11 +46,11 @@ class HubParquetFormat(ParquetFormat):
     batches_at_once = 2
 
     def __init__(
-        self, settings: ReadSettings, observer: Observer | None = None, known: RemoteFiles | None = None
+        self, settings: ReadSettings, observer: Observer | None = None, before: RemoteFiles | None = None
     ) -> None:
         super().__init__(settings, observer)
         assert settings.hub is not None
-        self._remote_files = RemoteFiles(settings.hub, self.retrier, known)
+        self._remote_files = RemoteFiles(settings.hub, self.retrier, before)
         self._opened: dict[str, Future[_OpenFile]] = {}  # by path, those that are needed last at the end
         self._fetches: dict[tuple[str, int], Future[None]] = {}  # by path and position: batches to be read
         self._reading: str | None = None  # the path of the batch that is being read

@@ -49,7 +49,7 @@ class Quota:
                 raise TransientError(f"{host}: {reason}", seconds, advice)
             if wait <= 0 and state["quota"]:  # a new window
                 state |= {"left": state["quota"], "until": now + state["window"]}
-            state["left"] -= 1
+            state["left"] = max(0, state["left"] - 1)
 
     def learn(self, url: str, status: int, headers: Mapping[str, str]) -> None:
         """Note what an answer says about the quotas."""

@@ -38,6 +38,9 @@ _SLOWEST_BYTES_PER_SECOND = 4096
 _READ_BYTES = 256 * 1024
 
 
+AddressBook = dict[str, Address]  # by the file's URL on the hub
+
+
 class _BadAddressError(TransientError):
     """The address is of no use: the hub has to be asked for another one."""
 
@@ -46,14 +49,20 @@ class RemoteFile:
     """A file of a dataset at one commit. Threads may share it."""
 
     def __init__(
-        self, url: str, size_bytes: int, content_hash: str, retrier: Retrier, quota: Quota | None = None
+        self,
+        url: str,
+        size_bytes: int,
+        content_hash: str,
+        retrier: Retrier,
+        quota: Quota | None = None,
+        book: AddressBook | None = None,
     ) -> None:
         self.size_bytes = size_bytes
         self._url = url  # on the hub
         self._hash = content_hash  # by the listing; the hub's ETag
         self._retrier = retrier
         self._quota = quota
-        self._address: Address | None = None
+        self._book: AddressBook = {} if book is None else book
         self._refused = ""  # the last address that was of no use; others may still pass it on
         self._etags: dict[str, str] = {}  # of the answers from each address
         self._lock = threading.Lock()
@@ -63,18 +72,11 @@ class RemoteFile:
         """Where the bytes are; the hub is asked if that is not known, or not for much longer."""
         return self._retrier.call(self._find).url
 
-    @property
-    def known_address(self) -> str | None:
-        """Where the bytes are, if that is known; the hub is not asked."""
-        known = self._address
-        return known.url if known is not None and known.is_good else None
-
     def learn(self, url: str) -> None:
         """Take an address that another process has asked for."""
         with self._lock:
-            unknown = self._address is None or not self._address.is_good
-            if unknown and url != self._refused:
-                self._address = Address.received(url)
+            if self._known() is None and url != self._refused:
+                self._book[self._url] = Address.received(url)
 
     def fetch(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range, with retries."""
@@ -82,24 +84,30 @@ class RemoteFile:
 
     def _find(self) -> Address:
         with self._lock:  # held while the hub is asked, so that only one thread asks
-            if self._address is None or not self._address.is_good:
-                self._address = self._resolve()
-            return self._address
+            known = self._known()
+            if known is None:
+                known = self._book[self._url] = self._resolve()
+            return known
+
+    def _known(self) -> Address | None:
+        known = self._book.get(self._url)
+        return known if known is not None and known.is_good else None
 
     def _resolve(self) -> Address:
-        """Ask the hub where the bytes are now; ChangedError if it has another file."""
-        with translated_errors(self._url):
-            found = get_hf_file_metadata(self._url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
-        if found.etag != self._hash:
-            raise ChangedError(
-                f"{short_name(self._url)}: the file on the hub was {self._hash} and is {found.etag}."
-            )
-        return Address.received(found.location)
+        """Ask the hub where the bytes are now; ChangedError if it says twice that it has another file."""
+        for _ in range(2):
+            with translated_errors(self._url):
+                found = get_hf_file_metadata(self._url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+            if found.etag == self._hash:
+                return Address.received(found.location)
+        name = short_name(self._url)
+        raise ChangedError(f"{name}: the file on the hub was {self._hash} and is {found.etag}.")
 
     def _forget(self, address: Address) -> None:
         with self._lock:
-            if self._address is address:  # else another thread has a new one already
-                self._address, self._refused = None, address.url
+            self._refused = address.url
+            if self._book.get(self._url) is address:  # else another thread has a new one already
+                del self._book[self._url]
 
     def _fetch_once(self, start: int, stop: int) -> memoryview:
         address = self._find()

@@ -54,11 +54,11 @@ class HubTextFormat(TextFormat):
     """Text on the hub, read by range requests."""
 
     def __init__(
-        self, settings: ReadSettings, observer: Observer | None = None, known: RemoteFiles | None = None
+        self, settings: ReadSettings, observer: Observer | None = None, before: RemoteFiles | None = None
     ) -> None:
         super().__init__(settings, observer)
         assert settings.hub is not None
-        self._remote_files = RemoteFiles(settings.hub, self.retrier, known)
+        self._remote_files = RemoteFiles(settings.hub, self.retrier, before)
         self._contents: dict[str, RangeFile] = {}  # by path: files of which batches are being fetched
         self._waiting: dict[str, int] = {}  # by path: how many of those will still be read
         self._lock = threading.Lock()  # one thread receives orders, another one reads
