@@ -175,6 +175,25 @@ class RandomFaults(FaultPlan):
 
 
 @dataclass
+class FirstOfEachPath(FaultPlan):
+    """The fault for the first request for each path, never again: who asks a second time learns the truth."""
+
+    fault: Fault
+    _seen: set[str] = field(default_factory=set, init=False)
+
+    def next_fault(self, request: RequestRecord) -> Fault | None:
+        if request.path in self._seen:
+            return None
+        fault = super().next_fault(request)
+        if fault is not None:
+            self._seen.add(request.path)
+        return fault
+
+    def choose(self, number: int) -> Fault | None:
+        return self.fault
+
+
+@dataclass
 class LastingFault(FaultPlan):
     """The same fault for every request while `active`: an outage that a test starts and ends."""
 
