@@ -23,7 +23,8 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.store.changed_settings import check_settings
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME, FORMAT_VERSION, load_manifest, save_manifest
+from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest, save_manifest
+from fineweb_shards.store.manifest_text import FORMAT_VERSION
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
@@ -32,7 +33,7 @@ RECORD = ShardRecord(
 )
 MANIFEST = Manifest(
     Config(shard_tokens=10).fingerprint(),
-    [{"name": "a"}],
+    [{"name": "a", "size_bytes": 1, "content_hash": "ab"}],
     {"python": "3"},
     "c0ffee",
     (RECORD,),

@@ -17,7 +17,7 @@ from fineweb_shards.system.machine import oom_kills
 
 
 class WorkerProcess:
-    """A process that runs `run_worker`. Constructing it starts the process; `spec` is a pickled WorkerSpec."""
+    """A process that runs `run_worker`. Constructing it starts it. `spec` is a pickled WorkerSpec."""
 
     def __init__(self, spec: bytes) -> None:
         self.ready = False
@@ -34,9 +34,9 @@ class WorkerProcess:
         with _signals_blocked():
             self._process.start()
         worker_pipe.close()
-        # Not as an argument, and not in this thread: a listing of thousands of files does not fit into a pipe,
-        # so that each start would wait until the process before it reads, a second later. Orders can't
-        # overtake it, because they wait until the worker is ready.
+        # Not as an argument, and not in this thread: thousands of files don't fit into a pipe, so that each
+        # start would wait until the process before it reads, a second later. No order can overtake it: orders
+        # wait until the worker is ready.
         self._handover = in_background(lambda: self.pipe.send_bytes(spec))
 
     @property

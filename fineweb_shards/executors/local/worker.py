@@ -43,8 +43,8 @@ from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, T
 
 
 def run_worker(pipe: connection.Connection) -> None:
-    """Receive a WorkerSpec, then do what the parent orders until it closes the pipe. This is the process's main
-    function."""
+    """Receive a WorkerSpec, then do what the parent orders until it closes the pipe. This is the process's
+    main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by process.py
