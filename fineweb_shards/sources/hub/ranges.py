@@ -62,13 +62,14 @@ class RangeFile(io.RawIOBase):
             translated_errors(self._url),
             get_session().stream("GET", self._url, headers=headers, timeout=timeout) as response,
         ):
+            if response.status_code in (206, 416):  # 416: the file is shorter than the one that was listed
+                self._check_same(response)
             if response.status_code >= 400:
                 response.read()
             hf_raise_for_status(response)
             if response.status_code != 206 or response.headers.get("Content-Range") != wanted:
                 status, name = response.status_code, short_name(self._url)
                 raise TransientError(f"{hub_host()}: status {status} for a range of {name}")
-            self._check_same(response)
             buffer, received, begin = bytearray(stop - start), 0, time.monotonic()
             for chunk in response.iter_raw():
                 buffer[received : received + len(chunk)] = chunk
