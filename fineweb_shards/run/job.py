@@ -19,7 +19,7 @@ from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, ReadSettings, Source
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub.environment import check_addresses
-from fineweb_shards.sources.hub.listed_files import Listing
+from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.hub.quiet import quiet_clients
 from fineweb_shards.store.fresh import holds_shards
 from fineweb_shards.store.manifest import Manifest
@@ -149,24 +149,26 @@ def _open_hub(
 ) -> tuple[str, Source]:
     check_addresses()
     quiet_clients()  # both must be called before the clients are imported, for the listing or the formats
-    listing = recorded_listing(config, begun) or _list_dataset(config, pinned_commit(config, begun), observer)
-    downloads = folder / WORK_FOLDER / "downloads"
+    work_folder = folder / WORK_FOLDER
+    listing = recorded_listing(config, begun)
+    if listing is None:
+        listing = _list_dataset(config, pinned_commit(config, begun), work_folder, observer)
     hub = HubRef(
         dataset=config.dataset,
         name=config.name,
         hub_split=config.split,
         commit=listing.commit,
         max_outage_seconds=config.max_outage,
-        download_folder=str(downloads),
+        work_folder=str(work_folder),
         keep_downloads=config.keep_downloads,
     )
-    files = listing.input_files(downloads if config.download else None)
+    files = listing.input_files(work_folder / DOWNLOAD_FOLDER if config.download else None)
     return listing.commit, open_source(files, replace(settings, hub=hub), observer)
 
 
-def _list_dataset(config: Config, commit: str | None, observer: Observer) -> Listing:
+def _list_dataset(config: Config, commit: str | None, work_folder: Path, observer: Observer) -> Listing:
     from fineweb_shards.sources.hub.listing import list_dataset
 
     revision = commit or config.revision
     retrier = Retrier(config.max_outage, observer)
-    return list_dataset(config.dataset, config.name, config.split, revision, retrier)
+    return list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder)

@@ -63,10 +63,7 @@ def upload(
 
 def remote_files(hub: StandInHub) -> dict[str, bytes]:
     repository = hub.repositories[REPO]
-    return {
-        path: b"".join(file.read(0, file.size, 2**20))
-        for path, file in repository.commits[repository.head].items()
-    }
+    return {path: file.read(0, file.size) for path, file in repository.commits[repository.head].items()}
 
 
 def sent_bytes(hub: StandInHub) -> int:

@@ -43,6 +43,8 @@ PROMISES = {
     26: "the vocabulary is the vocabulary",
     27: "a worker's death with unwritten tokens costs only time",
     28: "a failing write in a worker never leaves a torn shard",
+    31: "the hub's quota is kept, not hit",
+    32: "the token is sent to the hub only",
 }
 
 Measure = Callable[[float], AbstractContextManager[None]]

@@ -6,12 +6,13 @@ Nothing here does I/O: `standin_hub` asks a plan once per request and carries it
 from __future__ import annotations
 
 import random
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["api", "resolve", "cdn", "upload"]
+Kind = Literal["api", "resolve", "cdn", "foreign", "upload"]
 
 
 class Fault:
@@ -71,15 +72,47 @@ class ChangedETag(Fault):
     etag: str = "changed"
 
 
+@dataclass(frozen=True)
+class WrongBytes(Fault):
+    """A body of the right size and ETag with one bit that is another: only a hash of it all can tell."""
+
+
+@dataclass(frozen=True)
+class ExpiredMidBody(Fault):
+    """The CDN closes the connection inside the body, and refuses this signed address from then on."""
+
+    after_fraction: float = 0.5
+
+
+@dataclass(frozen=True)
+class WrongRedirect(Fault):
+    """A redirect of a large file that leads somewhere else.
+
+    dead: to a port that refuses connections. nowhere: without a Location. home: to the same address of the
+    hub. foreign: to a host that answers everything with a page of its own, as a hotel's network does.
+    """
+
+    to: Literal["dead", "nowhere", "home", "foreign"]
+
+
+@dataclass(frozen=True)
+class OtherLinkedETag(Fault):
+    """A redirect that names another content than the listing, as if the file had been replaced."""
+
+    etag: str = "0" * 64
+
+
 @dataclass
 class RequestRecord:
-    """One line of the request log. It says whether a token came along, never which one."""
+    """One line of the request log. Printed, it says whether a token came along, never which one."""
 
     method: str
     kind: Kind
     path: str
     range: str | None
     authorized: bool
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    at: float = field(default_factory=time.monotonic)  # when it arrived
     status: int = 0  # stays 0 for a connection that was reset before the headers
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -139,6 +172,25 @@ class RandomFaults(FaultPlan):
     def choose(self, number: int) -> Fault | None:
         strikes = self._random.random() < self.probability and self.injected < self.budget
         return self._random.choice(self.faults) if strikes else None
+
+
+@dataclass
+class FirstOfEachPath(FaultPlan):
+    """The fault for the first request for each path, never again: who asks a second time learns the truth."""
+
+    fault: Fault
+    _seen: set[str] = field(default_factory=set, init=False)
+
+    def next_fault(self, request: RequestRecord) -> Fault | None:
+        if request.path in self._seen:
+            return None
+        fault = super().next_fault(request)
+        if fault is not None:
+            self._seen.add(request.path)
+        return fault
+
+    def choose(self, number: int) -> Fault | None:
+        return self.fault
 
 
 @dataclass

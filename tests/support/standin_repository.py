@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -47,7 +48,7 @@ class HubFile:
     @property
     def git_hash(self) -> str:
         """What git calls a small file."""
-        data = b"".join(self.read(0, self.size, 2**20))
+        data = self.read(0, self.size)
         return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
     @property
@@ -62,17 +63,21 @@ class HubFile:
         large = {"oid": self.sha256, "size": self.size, "pointerSize": 134}
         return {**entry, "lfs": large} if self.is_large else entry
 
-    def read(self, start: int, stop: int, chunk_bytes: int) -> Iterator[bytes]:
-        """Yield the bytes from start to stop in chunks."""
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes from start to stop."""
         if isinstance(self.content, bytes):
-            for at in range(start, stop, chunk_bytes):
-                yield self.content[at : min(at + chunk_bytes, stop)]
-            return
+            return self.content[start:stop]
         with self.content.open("rb") as file:
             file.seek(start)
-            while start < stop and (chunk := file.read(min(chunk_bytes, stop - start))):
-                start += len(chunk)
-                yield chunk
+            return file.read(stop - start)
+
+    def send(self, connection: socket.socket, start: int, stop: int) -> None:
+        """Send the bytes from start to stop; the kernel copies those of a file, not this process."""
+        if isinstance(self.content, bytes):
+            connection.sendall(memoryview(self.content)[start:stop])
+            return
+        with self.content.open("rb") as file:
+            connection.sendfile(file, start, stop - start)
 
 
 def fineweb_edu_card(paths: Iterable[str]) -> bytes:
@@ -90,6 +95,16 @@ def fineweb_edu_card(paths: Iterable[str]) -> bytes:
         for name, folder in {**default, **samples, **dumps}.items()
     ]
     return f"---\nlicense: odc-by\nconfigs:\n{''.join(configs)}---\n# FineWeb-Edu\n".encode()
+
+
+def many_files(contents: Sequence[Content], files: int = 2410, dumps: int = 110) -> dict[str, Content]:
+    """Return FineWeb-Edu's `default`, data/CC-MAIN-*/*.parquet, with a few contents that all files share."""
+    folders = [f"data/CC-MAIN-{2013 + number // 10}-{10 + 4 * (number % 10)}" for number in range(dumps)]
+    names = []
+    for number, folder in enumerate(folders):
+        count = files // dumps + (number < files % dumps)
+        names += [f"{folder}/train-{part:05d}-of-{count:05d}.parquet" for part in range(count)]
+    return {name: contents[number % len(contents)] for number, name in enumerate(names)}
 
 
 class Repository:
@@ -131,15 +146,24 @@ class Repository:
         """Whether a file of that name is kept as a large one."""
         return path.endswith(LARGE_FILE_SUFFIXES)
 
-    def list_tree(self, commit: str, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
-        """Return the entries below a folder, sorted; as in git there is no empty folder."""
+    def list_tree(self, commit: str, folder: str, *, recursive: bool) -> list[str]:
+        """Return the files and folders below a folder, sorted; as in git there is no empty folder."""
         prefix = f"{folder}/" if folder else ""
-        files = [file for path, file in self.commits[commit].items() if path.startswith(prefix)]
-        entries = {file.path: file.describe() for file in files}
-        for file in files:
-            for parent in map(str, PurePosixPath(file.path).parents):
-                if parent.startswith(prefix) and parent != ".":
-                    oid = _hash(parent.encode())[:40]
-                    entries[parent] = {"type": "directory", "path": parent, "size": 0, "oid": oid}
-        chosen = [path for path in entries if recursive or "/" not in path[len(prefix) :]]
-        return [entries[path] for path in sorted(chosen)]
+        names = {path for path in self.commits[commit] if path.startswith(prefix)}
+        folders = {path.rpartition("/")[0] for path in names}
+        for name in folders:
+            names.update(parent for parent in _with_parents(name) if parent.startswith(prefix))
+        return sorted(name for name in names if recursive or "/" not in name[len(prefix) :])
+
+    def describe(self, commit: str, name: str) -> dict[str, Any]:
+        """Return the entry of a file or a folder."""
+        file = self.commits[commit].get(name)
+        if file is not None:
+            return file.describe()
+        return {"type": "directory", "path": name, "size": 0, "oid": _hash(name.encode())[:40]}
+
+
+def _with_parents(folder: str) -> Iterator[str]:
+    while folder:
+        yield folder
+        folder = folder.rpartition("/")[0]

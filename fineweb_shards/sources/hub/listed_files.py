@@ -13,6 +13,8 @@ from typing import Any, Self
 
 from fineweb_shards.sources.base import InputFile
 
+DOWNLOAD_FOLDER = "downloads"  # in the work folder
+
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
@@ -46,5 +48,5 @@ class Listing:
         if not file.content_hash:
             form = "hub-rows"
         elif download is not None:
-            path, form = str(download / file.name), "hub-download"
+            path, form = str(download / file.name), "download-parquet"
         return InputFile(index, path, file.name, form, None, file.size_bytes, 0, file.content_hash)

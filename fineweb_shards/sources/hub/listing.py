@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
@@ -16,15 +17,18 @@ from huggingface_hub import HfApi
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.errors import hub_host, translated_errors
 from fineweb_shards.sources.hub.listed_files import ListedFile, Listing
+from fineweb_shards.sources.hub.quota import Quota
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.system.retry import Retrier, TransientError
 
 _PATHS_AT_ONCE = 500
 
 
-def list_dataset(dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier) -> Listing:
+def list_dataset(
+    dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, work_folder: Path
+) -> Listing:
     """List the files of a config and split."""
-    open_session(retrier)
+    open_session(retrier, Quota(work_folder, retrier.clock))
     api = HfApi()
 
     def commit_of() -> str:

@@ -1,0 +1,173 @@
+"""`--download` through everything that can happen to a file on its way: as sturdy as streaming."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import night
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import reference
+import runs
+from fourteen_files import (
+    DATASET,
+    FLAGS,
+    REPO,
+    SHARD_TOKENS,
+    build,
+    documents_of,
+    environment,
+    expected_shards,
+    sample_repository,
+)
+from promises import Tries
+from standin_faults import CutBody, FirstOfEachPath, Reset, ScriptedFaults, WrongBytes
+from standin_hub import StandInHub
+from standin_line import Line
+from standin_repository import Repository
+
+MOST_FILES = 3  # the one that is read, and two that are fetched
+NOISE_BYTES = 150_000
+DOCUMENTS = documents_of(0)
+LARGE_EXPECTED = reference.shard_files(reference.stream(DOCUMENTS), SHARD_TOKENS)
+
+
+def large_parquet() -> bytes:
+    """A file that takes a while to fetch, with few tokens to encode."""
+    noise = random.Random(4)
+    table = pa.table({"text": DOCUMENTS, "noise": [noise.randbytes(NOISE_BYTES) for _ in DOCUMENTS]})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, row_group_size=4, use_dictionary=False)
+    return buffer.getvalue()
+
+
+LARGE = large_parquet()
+
+
+@pytest.fixture
+def large() -> Repository:
+    return Repository(REPO, {"sample/10BT/000_00000.parquet": LARGE})
+
+
+def downloads_of(out: Path) -> Path:
+    return out / ".fineweb-shards" / "downloads"
+
+
+def start(hub: StandInHub, home: Path, out: Path, screen: Path) -> subprocess.Popen[bytes]:
+    """A build in a process group of its own, so that all of it can be killed."""
+    words = runs.command("build", *DATASET, "--out", out, *FLAGS, "--download")
+    variables = {**os.environ, **environment(hub, home)}
+    with screen.open("wb") as file:
+        return subprocess.Popen(words, env=variables, stdout=file, stderr=file, start_new_session=True)
+
+
+def wait_for_bytes(hub: StandInHub, process: subprocess.Popen[bytes], count: int, screen: Path) -> None:
+    while hub.content_bytes < count:
+        assert process.poll() is None, screen.read_text()
+        time.sleep(0.02)
+
+
+def test_a_short_body_and_a_reset(home: Path, tmp_path: Path) -> None:
+    """The rest is fetched, and nothing is left behind in the end."""
+    plan = ScriptedFaults([CutBody(), Reset(0.5), CutBody(0.0), Reset()], on="cdn")
+    with StandInHub([sample_repository()], [plan], cdn=True) as hub:
+        done = build(hub, home, tmp_path / "out", "--download")
+    assert done.returncode == 0, done.stderr
+    assert plan.injected == 4
+    assert "Traceback" not in done.stderr
+    assert runs.shards_in(tmp_path / "out") == expected_shards()
+    assert not [path for path in downloads_of(tmp_path / "out").rglob("*") if path.is_file()]
+
+
+def test_wrong_content_of_the_right_size(large: Repository, home: Path, tmp_path: Path) -> None:
+    """One wrong bit is found by the hub's SHA-256, and the file is fetched again."""
+    plan = FirstOfEachPath(WrongBytes(), on="cdn")
+    with StandInHub([large], [plan], cdn=True) as hub:
+        done = build(hub, home, tmp_path / "out", "--download", "--keep-downloads")
+        assert done.returncode == 0, done.stderr
+        assert plan.injected == 1
+        assert len(LARGE) < hub.content_bytes
+    assert runs.shards_in(tmp_path / "out") == LARGE_EXPECTED
+    assert [path.read_bytes() for path in downloads_of(tmp_path / "out").rglob("*.parquet")] == [LARGE]
+
+
+@pytest.mark.promise(1)
+def test_a_killed_download_goes_on(large: Repository, home: Path, tmp_path: Path, tries: Tries) -> None:
+    """After kill -9 in the middle the next run fetches the rest: less than 1.2 x the file in all."""
+    for number in tries(1, 10):
+        out, screen = tmp_path / str(number), tmp_path / f"{number}.txt"
+        with StandInHub([large], cdn=True, line_bytes_per_second=1e6) as hub:
+            process = start(hub, home, out, screen)
+            wait_for_bytes(hub, process, int(len(LARGE) * (0.2 + 0.06 * (9 - number))), screen)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert not runs.shards_in(out)
+            hub.line = Line(0.0, None, None)
+            done = build(hub, home, out, "--download")
+            assert done.returncode == 0, done.stderr
+            assert hub.content_bytes < 1.2 * len(LARGE)
+        assert runs.shards_in(out) == LARGE_EXPECTED
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with night.small_disk(tmp_path / "disk") as disk:
+        if disk is None:
+            pytest.skip("no small file system can be mounted here")
+        yield disk
+
+
+@pytest.mark.promise(13)
+def test_a_full_disk_is_waited_for(large: Repository, home: Path, tmp_path: Path, small_disk: Path) -> None:
+    """It fills up in the middle of a download; once there is space, the run goes on by itself."""
+    screen, ballast = tmp_path / "screen.txt", small_disk / "ballast"
+    with StandInHub([large], cdn=True, line_bytes_per_second=1e6) as hub:
+        process = start(hub, home, small_disk / "out", screen)
+        wait_for_bytes(hub, process, 10_000, screen)
+        fill(ballast)
+        while "waiting for the disk since" not in screen.read_text():
+            assert process.poll() is None, screen.read_text()
+            time.sleep(0.05)
+        ballast.unlink()
+        assert process.wait(timeout=600) == 0, screen.read_text()
+    assert "Traceback" not in screen.read_text()
+    assert runs.shards_in(small_disk / "out") == LARGE_EXPECTED
+
+
+def fill(path: Path) -> None:
+    """Write until there is no space left."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(65536))
+
+
+def count_contents(folder: Path) -> int:
+    """How many files there are with more in it than a note about a file."""
+    count = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            count += path.is_file() and path.stat().st_size > 1000
+    return count
+
+
+def test_few_files_are_on_the_disk_at_once(home: Path, tmp_path: Path) -> None:
+    """At most three, finished or not, however many the dataset has; none at the end."""
+    out, screen, most = tmp_path / "out", tmp_path / "screen.txt", 0
+    with StandInHub([sample_repository()], cdn=True, latency_seconds=0.05) as hub:
+        process = start(hub, home, out, screen)
+        while process.poll() is None:
+            most = max(most, count_contents(downloads_of(out)))
+            time.sleep(0.005)
+        assert process.returncode == 0, screen.read_text()
+    assert 1 <= most <= MOST_FILES
+    assert not [path for path in downloads_of(out).rglob("*") if path.is_file()]
+    assert runs.shards_in(out) == expected_shards()
