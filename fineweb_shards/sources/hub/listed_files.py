@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
+from fineweb_shards.errors import HubError
 from fineweb_shards.sources.base import InputFile
 
 DOWNLOAD_FOLDER = "downloads"  # in the work folder
@@ -48,5 +49,12 @@ class Listing:
         if not file.content_hash:
             form = "hub-rows"
         elif download is not None:
-            path, form = str(download / file.name), "download-parquet"
+            path, form = str(download / self._safe_name(file)), "download-parquet"
         return InputFile(index, path, file.name, form, None, file.size_bytes, 0, file.content_hash)
+
+    def _safe_name(self, file: ListedFile) -> str:
+        """Return a file's name if it stays inside a folder; a manifest may have been tampered with."""
+        parts = PurePosixPath(file.name).parts
+        if file.name.startswith("/") or ".." in parts or not parts:
+            raise HubError(f"dataset {self.dataset}: {file.name!r} is no name of a file in a dataset.")
+        return file.name
