@@ -1,13 +1,13 @@
 """List the files of a dataset on the hub: once, in the parent, at one pinned commit.
 
-Workers get paths, sizes and hashes. Config and split are resolved by `datasets` itself. Parquet is read by
-row groups (parquet.py) or downloaded whole (downloads.py); anything else is streamed front to back (rows.py).
+Config and split are resolved by `datasets` itself. Parquet is read by row groups (parquet.py) or downloaded
+whole (downloads.py); anything else is streamed front to back (rows.py). Workers get paths, sizes and hashes;
+a resume takes them from the manifest (listed_files.py).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,35 +15,19 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from fineweb_shards.errors import HubError
-from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.hub.errors import hub_host, translated_errors
+from fineweb_shards.sources.hub.listed_files import ListedFile, Listing
 from fineweb_shards.sources.hub.quota import Quota
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.system.retry import Retrier, TransientError
 
-DOWNLOAD_FOLDER = "downloads"  # in the work folder
 _PATHS_AT_ONCE = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The files of a dataset at one commit."""
-
-    commit: str
-    files: tuple[InputFile, ...]
-
-
 def list_dataset(
-    dataset: str,
-    name: str,
-    hub_split: str,
-    revision: str,
-    retrier: Retrier,
-    *,
-    work_folder: Path,
-    download: bool,
+    dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, work_folder: Path
 ) -> Listing:
-    """List the files of a config and split; with `download` they will be read from the disk."""
+    """List the files of a config and split."""
     open_session(retrier, Quota(work_folder, retrier.clock))
     api = HfApi()
 
@@ -57,10 +41,7 @@ def list_dataset(
     prefix = f"hf://datasets/{dataset}@{commit}/"
     paths = [url.removeprefix(prefix) for url in urls]
     if not all(path.endswith(".parquet") for path in paths):
-        whole = InputFile(
-            0, f"{prefix}{name}/{hub_split}", f"{name or dataset}/{hub_split}", "hub-rows", None, 0, 0, ""
-        )
-        return Listing(commit, (whole,))
+        return Listing(dataset, commit, (ListedFile(f"{name or dataset}/{hub_split}", 0, ""),))
 
     def describe(some: list[str]) -> list[Any]:
         with translated_errors(f"dataset {dataset}"):
@@ -73,14 +54,11 @@ def list_dataset(
     missing = [path for path in paths if path not in infos]
     if missing:
         raise HubError(f"dataset {dataset}: {missing[0]} is listed but not there.")
-    files = []
-    for index, path in enumerate(paths):
-        info = infos[path]
-        digest = info.lfs.sha256 if info.lfs else info.blob_id
-        location = str(work_folder / DOWNLOAD_FOLDER / path) if download else prefix + path
-        form = "download-parquet" if download else "hub-parquet"
-        files.append(InputFile(index, location, path, form, None, info.size, 0, digest))
-    return Listing(commit, tuple(files))
+    return Listing(dataset, commit, tuple(_listed_file(infos[path]) for path in paths))
+
+
+def _listed_file(info: Any) -> ListedFile:
+    return ListedFile(info.path, info.size, info.lfs.sha256 if info.lfs else info.blob_id)
 
 
 def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> list[str]:
