@@ -63,16 +63,10 @@ class JsonLinesFormat(TextFormat):
             else:
                 if line > start:
                     yield Range(start, line)
-                end = _skip_line(view, line)
+                end = skip_line(view, line)
                 if not (isinstance(view, StreamView) and view.is_cut_off_at(end)):
-                    yield Range(line, end, problem=self._leave_out(_too_long(file, line)))
+                    yield Range(line, end, problem=self.leave_out(_too_long(file, line)))
             start = end
-
-    def _leave_out(self, error: BadFileError) -> str:
-        """Return the message that something is left out; without `--on-bad-file skip`, raise the error."""
-        if not self.settings.skip_bad:
-            raise error
-        return f"left out: {error.message}"
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         data = self.read_range(file, batch)
@@ -101,7 +95,7 @@ class JsonLinesFormat(TextFormat):
                 if not self.settings.skip_bad:
                     failure, end = error, self.place_of(batch, number, offset)
                     break
-                problems.append(self._leave_out(error))
+                problems.append(self.leave_out(error))
                 counts += Counts(bad_parts=1)
             offset += len(line) + 1
         texts = Texts.from_pieces(documents)
@@ -178,7 +172,7 @@ def _find_line_end(view: FileView | StreamView, offset: int, limit: int) -> int 
     return None
 
 
-def _skip_line(view: FileView | StreamView, offset: int) -> int:
+def skip_line(view: FileView | StreamView, offset: int) -> int:
     """Return the offset after a line of any length, without keeping it in memory."""
     while window := view.read_at(offset, _WINDOW_BYTES):
         if (found := window.find(b"\n")) >= 0:
