@@ -1,9 +1,9 @@
 """Read CSV and TSV: batches are byte ranges that end at record ends; the first record names the columns.
 
 The parent counts quotes to find where records end (`quotes.py`), so it reads the whole file once; the
-workers split their ranges. Quotes are those of RFC 4180, in TSV as well. Where a quote breaks the rule, nobody
-knows where the record ends: with `--on-bad-file skip` everything from its beginning to the end of the line
-with that quote is left out, and a record begins behind it. That depends on the file alone.
+workers split their ranges. Quotes are those of RFC 4180, in TSV as well. Where a quote breaks the rule,
+nobody knows where the record ends: with `--on-bad-file skip` everything from its beginning to the end of the
+line with that quote is left out, and a record begins behind it. That depends on the file alone.
 """
 
 from __future__ import annotations

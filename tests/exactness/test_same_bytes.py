@@ -36,6 +36,9 @@ from fineweb_shards.watching.screen import Screen
 LARGE_SHARD_SIZES = [1_000_000, 777_777, 10**9]
 SHARD_SIZES = [100_000, 77_777, 10**9]
 SMALL_SHARD_SIZES = [10_000, 7_777, 10**9]
+FILES = ("parquet", "jsonl", "txt", "csv", "tsv")
+PACKED_FILES = ("jsonl.gz", "txt.gz", "txt.zst", "csv.gz", "csv.zstd")
+PIPES = ("stdin", "stdin jsonl", "stdin csv")
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -107,10 +110,7 @@ def check_command(run: Command, files: list[Path], scratch: Path, shard_sizes: l
 
 
 @pytest.mark.promise(5)
-@pytest.mark.parametrize(
-    "form",
-    "parquet,jsonl,txt,csv,tsv,jsonl.gz,txt.gz,txt.zst,csv.gz,csv.zstd,stdin,stdin jsonl,stdin csv".split(","),
-)
+@pytest.mark.parametrize("form", [*FILES, *PACKED_FILES, *PIPES])
 def test_the_same_documents_in_every_form(tmp_path: Path, form: str, soak: bool) -> None:
     """Parquet, JSON lines, text, CSV, compressed and through a pipe, with the real command (every day, for
     some of the files, in this process)."""
