@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,8 @@ class Block:
 
     def are_quoted(self, places: Places) -> NDArray[np.bool_]:
         """Tell for each place whether it is between quotes."""
-        return (np.searchsorted(self.quotes, places) + self.starts_quoted) % 2 == 1
+        quoted: NDArray[np.bool_] = (np.searchsorted(self.quotes, places) + self.starts_quoted) % 2 == 1
+        return quoted
 
     def first_end(self, offset: int, limit: int) -> int | None:
         """Return the place behind the first line end from `offset` to `limit` that ends a record."""
@@ -92,8 +94,10 @@ class Records:
         data, numbers = self.block.data, self._first[records] + field
         starts = self.starts[records] if field == 0 else self._ends[numbers - 1] + 1
         ends = _without_return(data, self._ends[numbers])
-        cells = (data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
-        return [cell[1:-1].replace(b'""', b'"') if cell[:1] == b'"' else cell for cell in cells]
+        quotes = np.searchsorted(self.block.quotes, ends) - np.searchsorted(self.block.quotes, starts)
+        starts, ends, has_doubled = starts + (quotes > 0), ends - (quotes > 0), quotes > 2
+        places = zip(starts.tolist(), ends.tolist(), has_doubled.tolist(), strict=True)
+        return [data[i:j].replace(b'""', b'"') if doubled else data[i:j] for i, j, doubled in places]
 
 
 def split_records(block: Block, delimiter: bytes) -> Records:
@@ -124,7 +128,7 @@ def _find_outside(block: Block, wanted: tuple[int, ...]) -> Places:
     found = []
     for offset in range(0, len(data), BLOCK_BYTES):
         piece = data[offset : offset + BLOCK_BYTES]
-        places = np.flatnonzero(np.logical_or.reduce([piece == byte for byte in wanted])) + offset
+        places = np.flatnonzero(reduce(np.logical_or, [piece == byte for byte in wanted])) + offset
         found.append(places[~block.are_quoted(places)])
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
