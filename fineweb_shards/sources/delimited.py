@@ -19,7 +19,7 @@ from fineweb_shards.sources.byte_view import FileView, StreamView
 from fineweb_shards.sources.jsonl import skip_line
 from fineweb_shards.sources.quotes import BLOCK_BYTES, Block, Records, slices_of_records, split_records
 from fineweb_shards.sources.rows import append_chunk
-from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
+from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to, next_target
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.sources.utf8 import decode_texts, is_utf8
 from fineweb_shards.texts import NO_TEXTS, Texts
@@ -95,7 +95,7 @@ class CsvFormat(TextFormat):
                         yield Range(start, record)
                     yield Range(record, end, problem=self.leave_out(_too_long(file, record)))
                     start = end
-                elif end // self.settings.batch_bytes > start // self.settings.batch_bytes:
+                elif end >= next_target(start, self.settings.batch_bytes):
                     yield Range(start, end)
                     start = end
                 record = end
@@ -123,8 +123,8 @@ class CsvFormat(TextFormat):
         if last is None:
             return
         batch_bytes = self.settings.batch_bytes
-        next_target = (offset // batch_bytes + 1) * batch_bytes
-        for target in (offset + 1, *range(next_target, offset + last, batch_bytes)):
+        targets = range(next_target(offset, batch_bytes), offset + last, batch_bytes)
+        for target in (offset + 1, *targets):
             end = block.first_end(target - offset - 1, limit)
             assert end is not None, "a record ends behind it"
             yield offset + end

@@ -15,7 +15,7 @@ import orjson
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, decode_text
 from fineweb_shards.sources.byte_view import FileView, StreamView
-from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
+from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to, next_target
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.texts import Texts, encode_utf8
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
@@ -53,7 +53,7 @@ class JsonLinesFormat(TextFormat):
     def _ranges(self, file: InputFile, view: FileView | StreamView, start: int) -> Iterator[Range]:
         """Yield ranges of whole lines, about `batch_bytes` each; a line that is too long is one by itself."""
         while view.read_at(start, 1):
-            target = start + self.settings.batch_bytes - 1
+            target = next_target(start, self.settings.batch_bytes) - 1
             end = _find_line_end(view, target, start + MAX_LINE_BYTES)
             if end is None:  # find out whether the line around `target` is too long, or only far from `start`
                 line = start + view.read_at(start, target - start).rfind(b"\n") + 1
