@@ -76,8 +76,8 @@ class CsvFormat(TextFormat):
             return
         found = f"{count} columns are called {wanted!r}" if count else f"there is no column {wanted!r}"
         hint = "Name the column with the text: --text-column. The first line must hold the names."
-        if self.delimiter == b"," and any("\t" in name for name in names):
-            hint = f"If tabs separate the columns: --format tsv. {hint}"
+        if len(names) == 1:  # perhaps because they are separated by something else
+            hint = f"Columns are separated by commas (--format csv) or tabs (--format tsv). {hint}"
         raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(names)[:200]}.", hint)
 
     def _ranges(self, file: InputFile, view: FileView | StreamView, start: int) -> Iterator[Range]:
