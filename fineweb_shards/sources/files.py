@@ -21,6 +21,8 @@ from fineweb_shards.sources.pipes import open_pipe
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLES = 8
+# An earlier version read files with these endings as text: a folder that it began must not go on as CSV.
+_FORMERLY_TEXT = ("csv", "tsv")
 _NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem", "is_pipe")
 
 
@@ -200,7 +202,11 @@ def _sample(path: str, size: int) -> str:
 
 
 def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
-    """Describe the files for the manifest: without paths, which differ on another machine, and without
+    """Describe the files for the manifest: without paths, which differ on another machine, and mostly without
     formats, which follow from names and settings (a file of the hub may be streamed or downloaded)."""
     kept = [field.name for field in fields(InputFile) if field.name not in _NOT_IN_THE_MANIFEST]
-    return [{name: getattr(file, name) for name in kept} for file in files]
+    return [
+        {name: getattr(file, name) for name in kept}
+        | ({"format": file.format} if file.format in _FORMERLY_TEXT else {})
+        for file in files
+    ]

@@ -24,6 +24,8 @@ class FormatEntry:
 FORMATS = {
     "parquet": FormatEntry("parquet.ParquetFormat", (".parquet",), reads_streams=False),
     "jsonl": FormatEntry("jsonl.JsonLinesFormat", (".jsonl", ".ndjson", ".json")),
+    "csv": FormatEntry("delimited.CsvFormat", (".csv",)),
+    "tsv": FormatEntry("delimited.TsvFormat", (".tsv", ".tab")),
     "text": FormatEntry("text.TextFormat", (".txt", ".text", ".md")),
     "hub-parquet": FormatEntry("hub.parquet.HubParquetFormat"),
     "hub-jsonl": FormatEntry("hub.text.HubJsonLinesFormat"),
