@@ -162,7 +162,7 @@ def _open_hub(
         work_folder=str(work_folder),
         keep_downloads=config.keep_downloads,
     )
-    files = listing.input_files(work_folder / DOWNLOAD_FOLDER if config.download else None)
+    files = listing.input_files(work_folder / DOWNLOAD_FOLDER, download=config.download)
     return listing.commit, open_source(files, replace(settings, hub=hub), observer)
 
 

@@ -32,6 +32,8 @@ FORMATS = {
     "hub-text": FormatEntry("hub.text.HubTextFormat"),
     "download-parquet": FormatEntry("hub.downloads.DownloadedParquet"),
     "download-jsonl": FormatEntry("hub.downloads.DownloadedJsonLines"),
+    "download-csv": FormatEntry("hub.downloads.DownloadedCsv"),
+    "download-tsv": FormatEntry("hub.downloads.DownloadedTsv"),
     "download-text": FormatEntry("hub.downloads.DownloadedText"),
     "hub-rows": FormatEntry("hub.rows.HubRowsFormat"),
 }

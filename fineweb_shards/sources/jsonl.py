@@ -43,7 +43,7 @@ class JsonLinesFormat(TextFormat):
         try:
             head = view.read_at(0, SAMPLE_BYTES)
             check_is_text(file, head)
-            if _is_array(head.removeprefix(_BOM)):
+            if is_array(head):
                 raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", _unwrap(file))
             go_to(file, view, position)
             yield from batches_of(file, view, self._ranges(file, view, position), "")
@@ -191,10 +191,10 @@ def _too_long(file: InputFile, offset: int) -> BadFileError:
     )
 
 
-def _is_array(head: bytes) -> bool:
+def is_array(head: bytes) -> bool:
     """Tell whether a file is one JSON array, on one line or over many, by its beginning."""
-    lines = head.split(b"\n")
-    if len(head) >= SAMPLE_BYTES - len(_BOM):
+    lines = head.removeprefix(_BOM).split(b"\n")
+    if len(head) >= SAMPLE_BYTES:
         lines.pop()  # it may be cut off by the end of the sample
     first, second = [*(line for line in lines if line.strip()), b"", b""][:2]
     if not first.lstrip().startswith(b"["):

@@ -13,17 +13,19 @@ from typing import Any, Self
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.base import InputFile
+from fineweb_shards.sources.files import split_suffixes
+from fineweb_shards.sources.formats import FORMATS
 
 DOWNLOAD_FOLDER = "downloads"  # in the work folder
 
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file of a dataset."""
+    """A file of a dataset. What is in it follows from its name."""
 
     name: str  # its path in the dataset
     size_bytes: int
-    content_hash: str  # empty: it stands for all rows of a dataset that is not parquet
+    content_hash: str  # empty: it stands for all rows of a dataset that only `datasets` can read
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +42,21 @@ class Listing:
         listed = (ListedFile(file["name"], file["size_bytes"], file["content_hash"]) for file in files)
         return cls(dataset, commit, tuple(listed))
 
-    def input_files(self, download: Path | None) -> tuple[InputFile, ...]:
-        """Return the files to read. `download` is the folder for downloads; None: they are read by ranges."""
-        return tuple(self._input_file(index, file, download) for index, file in enumerate(self.files))
+    def input_files(self, folder: Path, *, download: bool) -> tuple[InputFile, ...]:
+        """Return the files to read: by ranges or, with `download` and where ranges can't be read by
+        themselves, once they are in `folder`."""
+        return tuple(self._input_file(index, file, folder, download) for index, file in enumerate(self.files))
 
-    def _input_file(self, index: int, file: ListedFile, download: Path | None) -> InputFile:
-        path, form = f"hf://datasets/{self.dataset}@{self.commit}/{file.name}", "hub-parquet"
+    def _input_file(self, index: int, file: ListedFile, folder: Path, download: bool) -> InputFile:
+        path = f"hf://datasets/{self.dataset}@{self.commit}/{file.name}"
+        kind, compression = split_suffixes(file.name)
         if not file.content_hash:
             form = "hub-rows"
-        elif download is not None:
-            path, form = str(download / self._safe_name(file)), "download-parquet"
-        return InputFile(index, path, file.name, form, None, file.size_bytes, 0, file.content_hash)
+        elif download or compression or f"hub-{kind}" not in FORMATS:
+            path, form = str(folder / self._safe_name(file)), f"download-{kind}"
+        else:
+            form = f"hub-{kind}"
+        return InputFile(index, path, file.name, form, compression, file.size_bytes, 0, file.content_hash)
 
     def _safe_name(self, file: ListedFile) -> str:
         """Return a file's name if it stays inside a folder; a manifest may have been tampered with."""
