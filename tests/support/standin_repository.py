@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 FINEWEB_EDU_COMMIT = "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
 LARGE_FILE_SUFFIXES = (".parquet", ".gz", ".zst", ".npy", ".bin", ".idx")  # what .gitattributes sends to LFS
+LARGEST_GIT_FILE_BYTES = 2**20
 Content = bytes | Path
 
 
@@ -43,7 +44,9 @@ class HubFile:
 
     @property
     def is_large(self) -> bool:
-        return self.path.endswith(LARGE_FILE_SUFFIXES)
+        """Whether it is in the large store, from which a CDN sends it: by its name, or because git would not
+        take it (the real hub draws the line at 10 MB)."""
+        return self.path.endswith(LARGE_FILE_SUFFIXES) or self.size > LARGEST_GIT_FILE_BYTES
 
     @property
     def git_hash(self) -> str:
@@ -53,8 +56,8 @@ class HubFile:
 
     @property
     def etag(self) -> str:
-        """SHA-256 of a large file, 40 digits of a small one (where git would have a SHA-1)."""
-        return self.sha256 if self.is_large else self.sha256[:40]
+        """SHA-256 of a large file, git's hash of a small one."""
+        return self.sha256 if self.is_large else self.git_hash
 
     def describe(self) -> dict[str, Any]:
         """Return the entry that `tree` and `paths-info` show for this file."""

@@ -6,16 +6,16 @@ that was interrupted goes on behind it. Whatever a crash may have left there, th
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from fineweb_shards.sources.base import InputFile
+from fineweb_shards.sources.hub.content_hash import Digest, is_git_hash, make_digest
 from fineweb_shards.sources.hub.remote_file import RemoteFile
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.disk import Disk
@@ -26,12 +26,6 @@ PARTIAL_ENDING = ".part"
 _SMALLEST_PART_BYTES, _LARGEST_PART_BYTES = 2**18, 2**22
 _FEWEST_PARTS = 64  # of a large file, so that a download that is killed has something to go on with
 _PARTS_AT_ONCE = 8
-
-
-class _Digest(Protocol):
-    def update(self, data: bytes | memoryview, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
 
 
 def download(file: InputFile, remote: RemoteFile, disk: Disk, retrier: Retrier) -> None:
@@ -45,7 +39,7 @@ def download(file: InputFile, remote: RemoteFile, disk: Disk, retrier: Retrier) 
 def _download_once(file: InputFile, remote: RemoteFile, disk: Disk) -> None:
     path = Path(file.path)
     partial_path = path.with_name(path.name + PARTIAL_ENDING)
-    digest = _make_digest(file)
+    digest = make_digest(file.content_hash, file.size_bytes)
     try:
         partial_path.parent.mkdir(parents=True, exist_ok=True)
         partial_path.touch()
@@ -54,7 +48,8 @@ def _download_once(file: InputFile, remote: RemoteFile, disk: Disk) -> None:
             if path.exists():  # another process has just finished it
                 return
             done = _digest_beginning(output, digest, file.size_bytes)
-            for part in _parts(remote, done, file.size_bytes):
+            part_bytes = _choose_part_bytes(file)
+            for part in _parts(remote, done, file.size_bytes, part_bytes):
                 disk.attempt(partial(_write, output, part, done, partial_path))
                 digest.update(part)
                 done += len(part)
@@ -67,14 +62,7 @@ def _download_once(file: InputFile, remote: RemoteFile, disk: Disk) -> None:
         raise output_error(partial_path, error) from None
 
 
-def _make_digest(file: InputFile) -> _Digest:
-    """Return the hash that the hub has of a file: SHA-256 of a large one, else git's."""
-    if len(file.content_hash) == hashlib.sha256().digest_size * 2:
-        return hashlib.sha256()
-    return hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
-
-
-def _digest_beginning(output: BinaryIO, digest: _Digest, size_bytes: int) -> int:
+def _digest_beginning(output: BinaryIO, digest: Digest, size_bytes: int) -> int:
     """Add what is on the disk already to the digest; return its length."""
     output.truncate(min(output.seek(0, os.SEEK_END), size_bytes))
     output.seek(0)
@@ -85,10 +73,16 @@ def _digest_beginning(output: BinaryIO, digest: _Digest, size_bytes: int) -> int
     return done
 
 
-def _parts(remote: RemoteFile, start: int, stop: int) -> Iterator[memoryview]:
+def _choose_part_bytes(file: InputFile) -> int:
+    """Return the size of a part; a small file comes from the hub itself, which counts requests, in one."""
+    if is_git_hash(file.content_hash):
+        return max(1, file.size_bytes)
+    return min(max(file.size_bytes // _FEWEST_PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
+
+
+def _parts(remote: RemoteFile, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
     """Yield the bytes from `start` to `stop` in order, in parts that are fetched several at once."""
     waiting: deque[Future[memoryview]] = deque()
-    part_bytes = min(max(stop // _FEWEST_PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
     while start < stop or waiting:
         while start < stop and len(waiting) < _PARTS_AT_ONCE:
             end = min(start + part_bytes, stop)

@@ -15,6 +15,7 @@ from fineweb_shards.errors import HubError
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.files import split_suffixes
 from fineweb_shards.sources.formats import FORMATS
+from fineweb_shards.sources.hub.content_hash import is_git_hash
 
 DOWNLOAD_FOLDER = "downloads"  # in the work folder
 
@@ -26,6 +27,11 @@ class ListedFile:
     name: str  # its path in the dataset
     size_bytes: int
     content_hash: str  # empty: it stands for all rows of a dataset that only `datasets` can read
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the hub keeps it in git, without a CDN: each request for a part of it would be counted."""
+        return is_git_hash(self.content_hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Listing:
         kind, compression = split_suffixes(file.name)
         if not file.content_hash:
             form = "hub-rows"
-        elif download or compression or f"hub-{kind}" not in FORMATS:
+        elif download or compression or file.is_small or f"hub-{kind}" not in FORMATS:
             path, form = str(folder / self._safe_name(file)), f"download-{kind}"
         else:
             form = f"hub-{kind}"
