@@ -10,7 +10,7 @@ placement says. Values that travel between processes have no slots, which would 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -84,6 +84,8 @@ class Batch:
     payload: bytes | None = None
     broken_off: bool = False  # a damaged stream ends here: the last document is incomplete
     problem: str | None = None  # why this range is left out or, if it is empty, the rest of the file
+    # Of a file on the hub: where its bytes are, for a while. It holds a signature, which belongs in no log.
+    address: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,14 +138,14 @@ def _open_hub(
     quiet_clients()  # both must be called before the clients are imported, by the next line
     from fineweb_shards.sources.hub.listing import list_dataset
 
-    downloads = folder / WORK_FOLDER / "downloads"
     listing = list_dataset(
         config.dataset,
         config.name,
         config.split,
         commit or config.revision,
         Retrier(config.max_outage, observer),
-        download=downloads if config.download else None,
+        work_folder=folder / WORK_FOLDER,
+        download=config.download,
     )
     hub = HubRef(
         dataset=config.dataset,
@@ -153,7 +153,7 @@ def _open_hub(
         hub_split=config.split,
         commit=listing.commit,
         max_outage_seconds=config.max_outage,
-        download_folder=str(downloads),
+        work_folder=str(folder / WORK_FOLDER),
         keep_downloads=config.keep_downloads,
     )
     return listing.commit, open_source(listing.files, replace(settings, hub=hub), observer)

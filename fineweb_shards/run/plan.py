@@ -129,7 +129,7 @@ class _Trial:
 
     def separator_preview(self) -> SeparatorPreview | None:
         """Return how the text files are split into documents; None if there are none."""
-        has_text = any(file.format == "text" for file in self._job.source.files)
+        has_text = any(file.kind == "text" for file in self._job.source.files)
         return self.sample.separator_preview() if has_text else None
 
 
@@ -171,7 +171,7 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     sampled = sample.documents
     # The sample keeps only a part of what was read, and the trial may have encoded only a part of that.
     tokens = sampled + (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
-    a_file_a_document = job.config.separator == "none" and all(file.format == "text" for file in files)
+    a_file_a_document = job.config.separator == "none" and all(file.kind == "text" for file in files)
     documents = len(files) if a_file_a_document else round(sampled * scale)
     return Extent(documents, round(tokens * scale), exact=False)
 

@@ -51,7 +51,7 @@ class Uploader:
 
     def __init__(self, repo: str, retrier: Retrier, say: Say) -> None:
         # No retries in the session: a commit whose answer was lost must not be sent again unchanged.
-        open_session(None, _ANSWER_SECONDS)
+        open_session(None, answer_seconds=_ANSWER_SECONDS)
         if get_token() is None:
             raise HubError(
                 f"--repo {repo}: there is no token for the hub.",

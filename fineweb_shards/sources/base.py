@@ -30,7 +30,7 @@ class HubRef:
     hub_split: str
     commit: str
     max_outage_seconds: int
-    download_folder: str
+    work_folder: str  # for what the processes of a run share, and for downloads
     keep_downloads: bool
 
 
@@ -62,6 +62,11 @@ class InputFile:
     is_pipe: bool = False  # standard input or a named pipe: can be read once, front to back
 
     @property
+    def kind(self) -> str:
+        """What is in the file, wherever it is: parquet, jsonl, text …"""
+        return self.format.rpartition("-")[2]
+
+    @property
     def by_value(self) -> bool:
         """Whether the file can only be read front to back, so that its batches carry their bytes."""
         return self.is_pipe or self.compression is not None or self.format == "hub-rows"
@@ -76,6 +81,10 @@ class Format(ABC):
 
     def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings]]:
         return type(self), (self.settings,)  # without open files and connections, which can't be pickled
+
+    def reopened(self, observer: Observer | None) -> Format:
+        """Return a format with the same settings and no file open; a new `observer` replaces the old one."""
+        return type(self)(self.settings, observer or self.retrier.observer)
 
     @abstractmethod
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
@@ -92,6 +101,9 @@ class Format(ABC):
     def expect(self, files: Sequence[InputFile]) -> None:
         """Prepare files that will be read next, such as by downloading them. Runs in the parent."""
 
+    def make_ready(self, file: InputFile) -> None:
+        """Wait until a file can be opened, such as for its download. Called before it is."""
+
     def release(self, files: Sequence[InputFile]) -> None:
         """Free what is kept of files that will never be read again. Runs in the parent."""
 
@@ -100,7 +112,8 @@ class Format(ABC):
         return None
 
     def prefetch(self, file: InputFile, batch: Batch) -> None:
-        """Fetch the bytes of the batch that will be read next. Runs in a worker, in a thread of its own."""
+        """Begin to fetch the bytes of a batch that will be read soon, and don't wait for them. Runs in a
+        worker, in the thread that receives orders."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +166,7 @@ class Source:
 
     def reopened(self, observer: Observer | None = None) -> Source:
         """Return a source of the same files with none of them open; a new `observer` replaces the old one."""
-        formats = {
-            name: type(one)(one.settings, observer or one.retrier.observer)
-            for name, one in self.formats.items()
-        }
+        formats = {name: one.reopened(observer) for name, one in self.formats.items()}
         return Source(self.files, formats, self.settings)
 
     def share_before(self, place: Cursor) -> float | None:

@@ -13,7 +13,8 @@ from fineweb_shards.sources.base import Format
 
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
-    """A line of the table. Formats without endings can't be chosen by --format, only by the hub's listing."""
+    """A line of the table. Formats without endings can't be chosen by --format, only by the hub's listing:
+    `hub-` are read by ranges, `download-` from the disk, once they are there."""
 
     reader: str  # module and class, relative to this package
     endings: tuple[str, ...] = ()
@@ -25,7 +26,11 @@ FORMATS = {
     "jsonl": FormatEntry("jsonl.JsonLinesFormat", (".jsonl", ".ndjson", ".json")),
     "text": FormatEntry("text.TextFormat", (".txt", ".text", ".md")),
     "hub-parquet": FormatEntry("hub.parquet.HubParquetFormat"),
-    "hub-download": FormatEntry("hub.downloads.DownloadedFormat"),
+    "hub-jsonl": FormatEntry("hub.text.HubJsonLinesFormat"),
+    "hub-text": FormatEntry("hub.text.HubTextFormat"),
+    "download-parquet": FormatEntry("hub.downloads.DownloadedParquet"),
+    "download-jsonl": FormatEntry("hub.downloads.DownloadedJsonLines"),
+    "download-text": FormatEntry("hub.downloads.DownloadedText"),
     "hub-rows": FormatEntry("hub.rows.HubRowsFormat"),
 }
 BY_ENDING = {ending: name for name, entry in FORMATS.items() for ending in entry.endings}

@@ -14,7 +14,7 @@ import orjson
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, decode_text
-from fineweb_shards.sources.byte_view import FileView, StreamView
+from fineweb_shards.sources.byte_view import ByteView, StreamView
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.texts import Texts, encode_utf8
@@ -50,7 +50,7 @@ class JsonLinesFormat(TextFormat):
         finally:
             view.close()
 
-    def _ranges(self, file: InputFile, view: FileView | StreamView, start: int) -> Iterator[Range]:
+    def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Range]:
         """Yield ranges of whole lines, about `batch_bytes` each; a line that is too long is one by itself."""
         while view.read_at(start, 1):
             target = start + self.settings.batch_bytes - 1
@@ -166,7 +166,7 @@ class JsonLinesFormat(TextFormat):
         return None if text is None else encode_utf8(text), name if isinstance(name, str) else None, replaced
 
 
-def _find_line_end(view: FileView | StreamView, offset: int, limit: int) -> int | None:
+def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:
     """Return the offset after the first line end from `offset` on; None if there is none up to `limit`."""
     while offset <= limit:
         window = view.read_at(offset, _WINDOW_BYTES)
@@ -178,7 +178,7 @@ def _find_line_end(view: FileView | StreamView, offset: int, limit: int) -> int 
     return None
 
 
-def _skip_line(view: FileView | StreamView, offset: int) -> int:
+def _skip_line(view: ByteView, offset: int) -> int:
     """Return the offset after a line of any length, without keeping it in memory."""
     while window := view.read_at(offset, _WINDOW_BYTES):
         if (found := window.find(b"\n")) >= 0:

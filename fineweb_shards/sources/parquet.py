@@ -111,6 +111,7 @@ class ParquetFormat(Format):
         """Return the ParquetFile, which stays open until another file is opened."""
         if self._file is None or self._file[0] != file.path:
             self.close()
+            self.make_ready(file)
             self._file = (file.path, self.parse(file, self._open_local(file), _READ_BUFFER_BYTES))
         return self._file[1]
 

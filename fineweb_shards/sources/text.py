@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings
-from fineweb_shards.sources.byte_view import ByteView, FileView, StreamView, open_stream, open_view
+from fineweb_shards.sources.byte_view import ByteView, StreamView, open_stream, open_view
 from fineweb_shards.sources.read_ahead import ReadAhead
 from fineweb_shards.sources.separators import Literal, Separator, make_separator
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
@@ -52,7 +52,7 @@ class TextFormat(Format):
 
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
-        self._view: tuple[str, FileView | StreamView] | None = None
+        self._view: tuple[str, ByteView] | None = None
         self._streams: dict[str, ReadAhead] = {}  # compressed files that are being unpacked, by path
 
     def expect(self, files: Sequence[InputFile]) -> None:
@@ -62,8 +62,9 @@ class TextFormat(Format):
                 with contextlib.suppress(BadFileError):  # which is raised when the file's turn comes
                     self._streams[file.path] = open_stream(file)
 
-    def open_stream_view(self, file: InputFile) -> FileView | StreamView:
+    def open_stream_view(self, file: InputFile) -> ByteView:
         """Open a file to cut it into batches."""
+        self.make_ready(file)
         return open_view(file, self._streams.pop(file.path, None))
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
@@ -109,6 +110,7 @@ class TextFormat(Format):
             return batch.payload
         if self._view is None or self._view[0] != file.path:
             self.close()
+            self.make_ready(file)
             self._view = (file.path, open_view(file))
         data = self._view[1].read_at(batch.position, batch.end - batch.position)
         if len(data) < batch.end - batch.position:
@@ -180,7 +182,7 @@ class DamageLookahead:
 
 def batches_of(
     file: InputFile,
-    view: FileView | StreamView,
+    view: ByteView,
     ranges: Iterator[Range],
     separator: str,
     lookahead: DamageLookahead | None = None,
@@ -216,7 +218,7 @@ def batches_of(
         raise view.failure
 
 
-def go_to(file: InputFile, view: FileView | StreamView, position: int) -> None:
+def go_to(file: InputFile, view: ByteView, position: int) -> None:
     """Move the view to `position`; ChangedError if it ends before: standard input may be another stream."""
     if isinstance(view, StreamView):
         view.skip_to(position - 1)

@@ -130,6 +130,18 @@ def is_locked(folder: Path) -> bool:
         return False
 
 
+def lock_file(file: BinaryIO) -> None:
+    """Wait until this process alone has a file locked; closing the file frees it. For locks that nobody
+    holds for longer than a moment."""
+    if os.name != "nt":
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return
+    while not _try_lock(file):
+        time.sleep(_RETRY_SECONDS)
+
+
 def _try_lock_repeatedly(file: BinaryIO) -> bool:
     """Try to lock for a moment, because `is_locked` in other processes holds a shared lock for an instant.
     Any number of those is no reason to give up; an exclusive lock, which only a run holds, is."""

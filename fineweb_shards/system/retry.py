@@ -66,7 +66,7 @@ class Retrier:
     ) -> None:
         self.observer = observer or Observer()
         self._max_outage_seconds = max_outage_seconds
-        self._clock = clock or Clock()
+        self.clock = clock or Clock()
         self._cause = cause
         self._longest_wait_seconds = longest_wait_seconds
         self._error = error
@@ -82,9 +82,9 @@ class Retrier:
             try:
                 result = action()
             except TransientError as failure:
-                now = self._clock.now()
+                now = self.clock.now()
                 if began is None:
-                    began, since = now, self._clock.wall()
+                    began, since = now, self.clock.wall()
                 left = began + self._max_outage_seconds - now
                 if left <= 0:
                     raise self._error(
@@ -96,7 +96,7 @@ class Retrier:
                 if now - began + wait >= REPORT_AFTER_SECONDS:
                     wait_reported = True
                     self.observer.set_wait(self._cause, self._describe_wait(failure, since, wait, left))
-                self._clock.sleep(wait)
+                self.clock.sleep(wait)
                 tries += 1
             else:
                 if wait_reported:
@@ -109,8 +109,8 @@ class Retrier:
         """Say what is waited for, since when, and until when."""
         words = [f"waiting for the {self._cause} since {since} ({failure.reason})"]
         if wait_seconds >= _LONG_WAIT_SECONDS:
-            words.append(f"next try at {self._clock.wall(wait_seconds)}")
-        words.append(f"giving up at {self._clock.wall(left_seconds)}")
+            words.append(f"next try at {self.clock.wall(wait_seconds)}")
+        words.append(f"giving up at {self.clock.wall(left_seconds)}")
         return ", ".join(words) + (f"; {failure.advice}" if failure.advice else "")
 
     def _pause(self, tries: int, requested_seconds: float) -> float:

@@ -43,14 +43,12 @@ from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.executors.local.producer import Producer
 from fineweb_shards.executors.local.watchdog import Watchdog
 from fineweb_shards.executors.local.writes import Writes
+from fineweb_shards.executors.lookahead import Lookahead
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.unreadable_batch import replace_unreadable
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Quarantined, Tokens
-
-# A worker gets its next batch before it has finished the last, so that it never waits for an order.
-_QUEUED_BATCHES = 2
 
 
 class LocalExecutor(Executor):
@@ -74,8 +72,9 @@ class LocalExecutor(Executor):
         self._listening = False  # the executor waits for messages; False: the caller is busy
         self._blocked_by: WorkerProcess | None = None  # ... or for one worker, in the middle of a message
         unreadable = partial(replace_unreadable, spec.source)
+        self._lookahead = Lookahead(workers)
         self._schedule: Schedule[WorkerProcess] = Schedule(
-            window_bytes, _QUEUED_BATCHES, unreadable, quarantined
+            window_bytes, self._lookahead.batches, unreadable, quarantined
         )
         self._errands: Errands[WorkerProcess] = Errands()
         self._writes = Writes()
@@ -258,6 +257,8 @@ class LocalExecutor(Executor):
             case Done():
                 self._schedule.finish(worker)
                 self._observer.add_fetched(message.fetched_bytes)
+                self._lookahead.note_batch(message.fetched_bytes, message.waited_seconds, time.monotonic())
+                self._schedule.queued_batches = self._lookahead.batches
             case Returned():
                 self._errands.finish(message)
             case Failed():

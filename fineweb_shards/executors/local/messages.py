@@ -58,6 +58,7 @@ class Done:
     """The worker has encoded all blocks of its batch."""
 
     fetched_bytes: int = 0  # over the network, since the previous Done
+    waited_seconds: float = 0.0  # for those bytes, with nothing else to do
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Outbox(Observer):
         self._pipe = pipe
         self._lock = threading.Lock()
         self._fetched_bytes = 0  # not yet reported
+        self._waited_seconds = 0.0  # likewise
         self._fetched_lock = threading.Lock()  # a lock of its own, because sending may block for long
         self._last_alive = time.monotonic()
 
@@ -145,8 +147,13 @@ class Outbox(Observer):
         if quiet:
             self.send(Alive())
 
+    def add_fetch_wait(self, seconds: float) -> None:
+        with self._fetched_lock:
+            self._waited_seconds += seconds
+
     def send_done(self) -> None:
         """Tell the parent that all blocks of a batch were sent."""
         with self._fetched_lock:
-            done, self._fetched_bytes = Done(self._fetched_bytes), 0
+            done = Done(self._fetched_bytes, self._waited_seconds)
+            self._fetched_bytes, self._waited_seconds = 0, 0.0
         self.send(done)

@@ -41,13 +41,19 @@ def check_token(token: str | None) -> None:
         )
 
 
-def proxy_of(scheme: str, host: str) -> str | None:
-    """Return host and port of the proxy for a request; None if it uses none."""
-    proxies = urllib.request.getproxies()
-    found = proxies.get(scheme) or proxies.get("all")
-    if not found or urllib.request.proxy_bypass(host):
+def proxy_for(url: str) -> str | None:
+    """Return the address of the proxy for a request, with its password; None if it uses none."""
+    proxies, parts = urllib.request.getproxies(), urlsplit(url)
+    found = proxies.get(parts.scheme) or proxies.get("all")
+    if not found or urllib.request.proxy_bypass(parts.hostname or ""):
         return None
-    return urlsplit(found if "://" in found else f"http://{found}").netloc.rpartition("@")[2]
+    return found if "://" in found else f"http://{found}"
+
+
+def proxy_host_for(url: str) -> str | None:
+    """Return host and port of the proxy for a request; None if it uses none."""
+    proxy = proxy_for(url)
+    return None if proxy is None else urlsplit(proxy).netloc.rpartition("@")[2]
 
 
 def _proxies() -> list[tuple[str, str]]:

@@ -9,10 +9,12 @@ import re
 import socket
 import ssl
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
+import urllib3.exceptions
 from huggingface_hub import constants, get_token
 from huggingface_hub.errors import (
     FileMetadataError,
@@ -22,8 +24,8 @@ from huggingface_hub.errors import (
 )
 
 from fineweb_shards.errors import HubError, ShardError
-from fineweb_shards.sources.hub.environment import proxy_of
-from fineweb_shards.sources.hub.rate_limit import describe_limit, requested_wait_seconds
+from fineweb_shards.sources.hub.environment import proxy_host_for
+from fineweb_shards.sources.hub.rate_limit import describe_limit, read_limits, requested_wait_seconds
 from fineweb_shards.system.retry import TransientError
 
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -34,6 +36,11 @@ _REASONS = {
     "ReadError": "the connection broke",
     "WriteError": "the connection broke",
     "RemoteProtocolError": "the connection broke",
+    "ReadTimeoutError": "the connection stays silent",
+    "ConnectTimeoutError": "no answer",
+    "NewConnectionError": "no connection",
+    "ProtocolError": "the connection broke",
+    "IncompleteRead": "the connection broke",
 }
 
 
@@ -67,7 +74,7 @@ class translated_errors:  # noqa: N801 - used as a with statement, like a functi
                 return status_error(error.response)
             return HubError(f"{self._what}: {_refusal(error, error.response.status_code)}.")
         if isinstance(error, httpx2.RequestError):
-            return request_error(error)
+            return request_error(str(error.request.url), error)
         if isinstance(error, (ConnectionError, TimeoutError)):
             return TransientError(f"{hub_host()}: {_reason(error)}")
         if isinstance(error, FileMetadataError):
@@ -79,18 +86,25 @@ class translated_errors:  # noqa: N801 - used as a with statement, like a functi
 
 def status_error(response: httpx2.Response) -> TransientError:
     """Make the error for an answer with a transient status."""
-    host, status = response.request.url.netloc.decode("ascii", "replace"), response.status_code
+    return status_error_of(str(response.request.url), response.status_code, response.headers)
+
+
+def status_error_of(url: str, status: int, headers: Mapping[str, str]) -> TransientError:
+    """Make the error for an answer with a transient status, by its parts."""
     reason, advice = f"status {status}", ""
     if status == 429:
-        reason, advice = describe_limit(response.headers, has_token=get_token() is not None)
-    return TransientError(f"{host}: {reason}", requested_wait_seconds(response.headers, status), advice)
+        kind = next((limit.kind for limit in read_limits(headers)), "resolvers")
+        reason, advice = describe_limit(kind, has_token=get_token() is not None)
+    return TransientError(f"{host_of(url)}: {reason}", requested_wait_seconds(headers, status), advice)
 
 
-def request_error(error: httpx2.RequestError) -> TransientError | HubError:
+def request_error(url: str, error: Exception) -> TransientError | HubError:
     """Make the error for a request that got no answer, or only a part of one."""
-    url = error.request.url
-    host = url.netloc.decode("ascii", "replace")
-    proxy = proxy_of(url.scheme, url.host)
+    if isinstance(error, urllib3.exceptions.MaxRetryError) and isinstance(error.reason, Exception):
+        return request_error(url, error.reason)
+    parts = urlsplit(url)
+    host = host_of(url)
+    proxy = proxy_host_for(url)
     where = f"{host} (by the proxy {proxy})" if proxy else host
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -102,12 +116,23 @@ def request_error(error: httpx2.RequestError) -> TransientError | HubError:
         if isinstance(cause, socket.gaierror):
             return TransientError(f"{where}: no such host, or no network")
     if isinstance(error, httpx2.UnsupportedProtocol):
-        return HubError(f"{url.scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
-    if isinstance(error, httpx2.ProxyError) and "407" in str(error):
+        return HubError(f"{parts.scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
+    if isinstance(error, (httpx2.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
         return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
     if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error):
         return HubError(f"{where}: the request can't be sent.", "Check HF_TOKEN: it holds odd characters.")
     return TransientError(f"{where}: {_reason(error)}")
+
+
+def is_hub(url: str) -> bool:
+    """Tell whether an address is the hub's own: only there a token may be sent, and requests are counted."""
+    ours, theirs = urlsplit(constants.ENDPOINT), urlsplit(url)
+    return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
+
+
+def host_of(url: str) -> str:
+    """Return host and port of an address, without a password."""
+    return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def hub_host() -> str:
@@ -155,4 +180,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         yield current
-        current = current.__cause__ or current.__context__
+        # urllib3 wraps some errors without naming them as the cause.
+        wrapped = next((item for item in current.args if isinstance(item, BaseException)), None)
+        current = current.__cause__ or current.__context__ or wrapped

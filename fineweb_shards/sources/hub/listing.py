@@ -17,9 +17,11 @@ from huggingface_hub import HfApi
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.hub.errors import hub_host, translated_errors
+from fineweb_shards.sources.hub.quota import Quota
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.system.retry import Retrier, TransientError
 
+DOWNLOAD_FOLDER = "downloads"  # in the work folder
 _PATHS_AT_ONCE = 500
 
 
@@ -32,10 +34,17 @@ class Listing:
 
 
 def list_dataset(
-    dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, *, download: Path | None
+    dataset: str,
+    name: str,
+    hub_split: str,
+    revision: str,
+    retrier: Retrier,
+    *,
+    work_folder: Path,
+    download: bool,
 ) -> Listing:
-    """List the files of a config and split. `download` is the folder for downloads; None: stream them."""
-    open_session(retrier)
+    """List the files of a config and split; with `download` they will be read from the disk."""
+    open_session(retrier, Quota(work_folder, retrier.clock))
     api = HfApi()
 
     def commit_of() -> str:
@@ -68,8 +77,8 @@ def list_dataset(
     for index, path in enumerate(paths):
         info = infos[path]
         digest = info.lfs.sha256 if info.lfs else info.blob_id
-        location = str(download / path) if download else prefix + path
-        form = "hub-download" if download else "hub-parquet"
+        location = str(work_folder / DOWNLOAD_FOLDER / path) if download else prefix + path
+        form = "download-parquet" if download else "hub-parquet"
         files.append(InputFile(index, location, path, form, None, info.size, 0, digest))
     return Listing(commit, tuple(files))
 

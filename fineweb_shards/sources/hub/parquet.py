@@ -1,18 +1,26 @@
-"""Read row groups of parquet files on the hub: the workers fetch them by range requests."""
+"""Read row groups of parquet files on the hub: the workers fetch them by range requests.
+
+Files are opened in the background, the next one ahead of time: a footer takes three requests in a row.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from huggingface_hub import hf_hub_url
-
-from fineweb_shards.errors import Interrupted, ShardError
+from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import InputFile, ReadSettings
-from fineweb_shards.sources.hub.ranges import RangeFile
-from fineweb_shards.sources.hub.session import open_session
+from fineweb_shards.sources.footer import Footer, read_footer
+from fineweb_shards.sources.hub.range_file import RangeFile
+from fineweb_shards.sources.hub.remote_files import RemoteFiles
 from fineweb_shards.sources.parquet import ParquetFormat
-from fineweb_shards.types import Batch
+from fineweb_shards.system.background import in_background
+from fineweb_shards.types import Batch, TextChunk
 
 # Neighbouring row groups are fetched with one request, including the columns that are not needed, if that is
 # at most so much more than the text.
@@ -21,85 +29,133 @@ _LARGEST_FETCH_BYTES = 64 * 2**20
 _READ_BUFFER_BYTES = 8 * 2**20
 
 
+@dataclass
+class _OpenFile:
+    """A file whose footer is parsed."""
+
+    parsed: Any  # the ParquetFile
+    footer: Footer
+    content: RangeFile
+    is_nearly_all_text: bool  # the other columns are small: neighbouring row groups are fetched as one range
+
+
 class HubParquetFormat(ParquetFormat):
     """Parquet files on the hub, read by range requests."""
 
-    # Larger batches, because the hub allows an anonymous user only ten requests a second.
+    # Larger batches, because each takes a request.
     batches_at_once = 2
 
-    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
+    def __init__(
+        self, settings: ReadSettings, observer: Observer | None = None, before: RemoteFiles | None = None
+    ) -> None:
         super().__init__(settings, observer)
-        open_session(self.retrier)
-        self._open_files: dict[str, tuple[Any, RangeFile]] = {}
-        self._nearly_all_text: dict[str, bool] = {}
+        assert settings.hub is not None
+        self._remote_files = RemoteFiles(settings.hub, self.retrier, before)
+        self._opened: dict[str, Future[_OpenFile]] = {}  # by path, those that are needed last at the end
+        self._fetches: dict[tuple[str, int], Future[None]] = {}  # by path and position: batches to be read
+        self._reading: str | None = None  # the path of the batch that is being read
+        self._lock = threading.RLock()  # one thread receives orders, another one reads
 
-    def open(self, file: InputFile) -> Any:
-        return self._opened(file)[0]
+    def reopened(self, observer: Observer | None) -> HubParquetFormat:
+        """Return the same without open files, but with the addresses that are known."""
+        return type(self)(self.settings, observer or self.retrier.observer, self._remote_files)
 
-    def _opened(self, file: InputFile) -> tuple[Any, RangeFile]:
-        """Open a file. At most two stay open: the one being read and the one being prefetched."""
-        if file.path not in self._open_files:
-            remote = self._remote(file)
-            parsed = self.parse(file, remote, _READ_BUFFER_BYTES)
-            for old in list(self._open_files)[:-1]:
-                self._open_files.pop(old)[1].close()
-            self._open_files[file.path] = (parsed, remote)
-        return self._open_files[file.path]
+    def expect(self, files: Sequence[InputFile]) -> None:
+        """Open the current file and the next one."""
+        for file in files[:2]:
+            if file.problem is None:
+                self._begin_opening(file)
 
-    def _remote(self, file: InputFile) -> RangeFile:
-        hub = self.settings.hub
-        assert hub is not None
-        url = hf_hub_url(hub.dataset, file.name, repo_type="dataset", revision=hub.commit)
-        return RangeFile(url, file.size_bytes, file.content_hash, self.retrier)
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
+        remote = self._remote_files.get(file)
+        for batch in super().batches(file, position, starts_mid_document):
+            yield replace(batch, address=remote.address)
 
-    def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Any:
+    def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Iterator[Batch]:
         """Keep a large row group in one batch: if it were divided, every worker would fetch all of it."""
         yield Batch(file.index, group, group + 1, size)
 
     def prefetch(self, file: InputFile, batch: Batch) -> None:
-        try:
-            parsed, remote = self._opened(file)
-        except Interrupted:
-            raise
-        except ShardError:
-            return  # reading the batch will raise it again, and then it is reported
-        for start, stop in self._ranges(file, parsed.metadata, batch):
-            if stop - start <= _LARGEST_FETCH_BYTES:
-                remote.prefetch(start, stop)
+        opening = self._begin_opening(file, batch.address)
+        begin = in_background(partial(self._begin_fetching, opening, batch))
+        with self._lock:
+            self._fetches[file.path, batch.position] = begin
 
-    def _ranges(self, file: InputFile, metadata: Any, batch: Batch) -> list[tuple[int, int]]:
-        """Return the ranges to fetch for a batch: all its row groups as one, or only the text of each."""
-        groups = [_extents(metadata.row_group(i)) for i in range(batch.position, batch.end)]
-        texts = [group[self.settings.text_column] for group in groups]
-        if self._is_nearly_all_text(file):
-            return [(texts[0][0], max(groups[-1][name][1] for name in self.columns(file)))]
-        return texts
-
-    def columns(self, file: InputFile) -> list[str]:
-        """Return the columns to read; not FineWeb's token counts if those would need extra requests."""
-        return super().columns(file) if self._is_nearly_all_text(file) else [self.settings.text_column]
-
-    def _is_nearly_all_text(self, file: InputFile) -> bool:
-        """Tell whether the other columns are small enough to fetch neighbouring row groups as one range."""
-        if file.path not in self._nearly_all_text:
-            metadata = self.open(file).metadata
-            groups = [_extents(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
-            texts = [group[self.settings.text_column] for group in groups]
-            everything = sum(stop - start for group in groups for start, stop in group.values())
-            only_text = sum(stop - start for start, stop in texts)
-            self._nearly_all_text[file.path] = everything <= _MOST_OVERHEAD * only_text
-        return self._nearly_all_text[file.path]
-
-    def chunks(self, file: InputFile, batch: Batch) -> Any:
-        parsed, remote = self._opened(file)
-        remote.forget_before(self._ranges(file, parsed.metadata, batch)[0][0])
+    def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
+        with self._lock:
+            self._reading = file.path
+            fetch = self._fetches.pop((file.path, batch.position), None)
+        if fetch is not None:
+            fetch.exception()  # waits; what went wrong is raised by reading
+        opened = self._begin_opening(file, batch.address).result()
+        opened.content.forget_before(self._ranges(opened, batch)[0][0])
         return super().chunks(file, batch)
 
+    def footer(self, file: InputFile) -> Footer:
+        return self._begin_opening(file).result().footer
+
+    def columns(self, file: InputFile) -> list[str]:
+        return self._columns(self._begin_opening(file).result())
+
+    def open(self, file: InputFile) -> Any:
+        return self._begin_opening(file).result().parsed
+
+    def _begin_opening(self, file: InputFile, address: str | None = None) -> Future[_OpenFile]:
+        """Open a file in the background, if it is not open, and close those that nobody needs."""
+        with self._lock:
+            if file.path not in self._opened:
+                needed = {self._reading, *(path for path, _ in self._fetches)}
+                for old in [path for path in list(self._opened)[:-1] if path not in needed]:
+                    self._close_file(old)
+                self._opened[file.path] = in_background(partial(self._open, file, address))
+            elif address is not None:
+                self._remote_files.get(file, address)
+            return self._opened[file.path]
+
+    def _open(self, file: InputFile, address: str | None) -> _OpenFile:
+        content = RangeFile(self._remote_files.get(file, address), self.retrier.observer)
+        parsed = self.parse(file, content, _READ_BUFFER_BYTES)
+        footer = read_footer(file, parsed, self.settings)
+        nearly_all_text = _is_nearly_all_text(parsed.metadata, self.settings.text_column)
+        return _OpenFile(parsed, footer, content, nearly_all_text)
+
+    def _columns(self, opened: _OpenFile) -> list[str]:
+        """Return the columns to read; not FineWeb's token counts if those would need extra requests."""
+        return list(opened.footer.columns) if opened.is_nearly_all_text else [self.settings.text_column]
+
+    def _close_file(self, path: str) -> None:
+        opening = self._opened.pop(path)
+        self._remote_files.forget(path)
+        if opening.done() and opening.exception() is None:
+            opening.result().content.close()
+
+    def _begin_fetching(self, opening: Future[_OpenFile], batch: Batch) -> None:
+        if isinstance(opening.exception(), ShardError):
+            return  # reading the batch will raise it again, and then it is reported
+        opened = opening.result()
+        for start, stop in self._ranges(opened, batch):
+            if stop - start <= _LARGEST_FETCH_BYTES:
+                opened.content.prefetch(start, stop)
+
+    def _ranges(self, opened: _OpenFile, batch: Batch) -> list[tuple[int, int]]:
+        """Return the ranges to fetch for a batch: all its row groups as one, or only the text of each."""
+        metadata, text = opened.parsed.metadata, self.settings.text_column
+        groups = [_extents(metadata.row_group(i)) for i in range(batch.position, batch.end)]
+        if opened.is_nearly_all_text:
+            return [(groups[0][text][0], max(groups[-1][name][1] for name in self._columns(opened)))]
+        return [group[text] for group in groups]
+
     def close(self) -> None:
-        for _, remote in self._open_files.values():
-            remote.close()
-        self._open_files.clear()
+        for path in list(self._opened):
+            self._close_file(path)
         super().close()
+
+
+def _is_nearly_all_text(metadata: Any, text_column: str) -> bool:
+    groups = [_extents(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
+    everything = sum(stop - start for group in groups for start, stop in group.values())
+    only_text = sum(group[text_column][1] - group[text_column][0] for group in groups if text_column in group)
+    return everything <= _MOST_OVERHEAD * only_text
 
 
 def _extents(group: Any) -> dict[str, tuple[int, int]]:

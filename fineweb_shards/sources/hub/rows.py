@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from fineweb_shards.errors import BadFileError, HubError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text, first_line
 from fineweb_shards.sources.hub.errors import hub_host, translated_errors
+from fineweb_shards.sources.hub.quota import Quota
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.sources.jsonl import JsonLinesFormat
 from fineweb_shards.system.retry import TransientError
@@ -30,7 +32,8 @@ class HubRowsFormat(JsonLinesFormat):
 
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
-        open_session(self.retrier)
+        folder = Path(settings.hub.work_folder) if settings.hub else None
+        open_session(self.retrier, Quota(folder, self.retrier.clock))
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         lines: list[str] = []

@@ -370,22 +370,27 @@ def test_a_file_replaced_while_it_is_read_is_noticed(
     hub: StandInHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer with another ETag is asked for again; a file that really is another one ends the run."""
+    from huggingface_hub import constants
+
     from fineweb_shards.errors import ChangedError
-    from fineweb_shards.sources.hub.ranges import RangeFile
+    from fineweb_shards.sources.hub.remote_file import RemoteFile
+    from fineweb_shards.sources.hub.session import open_session
     from fineweb_shards.system.retry import Retrier
 
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    retrier = Retrier(60)
+    open_session(retrier)
     name, data = next(iter(FILES.items()))
     repository = hub.repositories[REPO]
     digest = repository.commits[repository.head][name].sha256
     url = f"{hub.endpoint}/datasets/{REPO}/resolve/{repository.head}/{name}"
-    file = RangeFile(url, len(data), digest, Retrier(60))
-    hub.faults.append(ScriptedFaults(script=[None, ChangedETag(), ChangedETag()], path_contains=name))
-    assert file.read(100) == data[:100]
-    assert file.read(100) == data[100:200]
+    file = RemoteFile(url, len(data), digest, retrier)
+    hub.faults.append(ScriptedFaults(script=[None, None, ChangedETag()], path_contains=name))
+    assert file.fetch(0, 100) == data[:100]
+    assert file.fetch(100, 200) == data[100:200]
     repository.replace_file(name, data[:-1] + b"x", new_commit=False)
     with pytest.raises(ChangedError, match=r"was .* and is"):
-        file.read(100)
-    file.close()
+        file.fetch(200, 300)
 
 
 def test_a_silent_listing_is_asked_again(

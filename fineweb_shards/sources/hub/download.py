@@ -1,0 +1,105 @@
+"""Download one file from the hub: in parts, several at once, onto the disk, and check its hash at the end.
+
+The parts are written in order, so that what is on the disk is always the beginning of the file: a download
+that was interrupted goes on behind it. Whatever a crash may have left there, the hash decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from fineweb_shards.sources.base import InputFile
+from fineweb_shards.sources.hub.remote_file import RemoteFile
+from fineweb_shards.system.background import in_background
+from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.durable import lock_file, output_error
+from fineweb_shards.system.retry import Retrier, TransientError
+
+PARTIAL_ENDING = ".part"
+_PART_BYTES = 4 * 2**20
+_PARTS_AT_ONCE = 8
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def download(file: InputFile, remote: RemoteFile, disk: Disk, retrier: Retrier) -> None:
+    """Bring a file to its path, unless it is there. A full disk is waited for."""
+    path = Path(file.path)
+    if path.exists() and path.stat().st_size == file.size_bytes:
+        return
+    retrier.call(partial(_download_once, file, remote, disk))
+
+
+def _download_once(file: InputFile, remote: RemoteFile, disk: Disk) -> None:
+    path = Path(file.path)
+    partial_path = path.with_name(path.name + PARTIAL_ENDING)
+    digest = _make_digest(file)
+    try:
+        partial_path.parent.mkdir(parents=True, exist_ok=True)
+        partial_path.touch()
+        with open(partial_path, "r+b", buffering=0) as output:
+            lock_file(output)
+            if path.exists():  # another process has just finished it
+                return
+            done = _digest_beginning(output, digest, file.size_bytes)
+            for part in _parts(remote, done, file.size_bytes):
+                disk.attempt(partial(_write, output, part, done, partial_path))
+                digest.update(part)
+                done += len(part)
+            if digest.hexdigest() != file.content_hash:
+                output.truncate(0)
+                raise TransientError(f"{file.name}: other content than the hub lists")
+            os.fsync(output.fileno())
+            os.replace(partial_path, path)
+    except OSError as error:
+        raise output_error(partial_path, error) from None
+
+
+def _make_digest(file: InputFile) -> _Digest:
+    """Return the hash that the hub has of a file: SHA-256 of a large one, else git's."""
+    if len(file.content_hash) == hashlib.sha256().digest_size * 2:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
+
+
+def _digest_beginning(output: BinaryIO, digest: _Digest, size_bytes: int) -> int:
+    """Add what is on the disk already to the digest; return its length."""
+    output.truncate(min(output.seek(0, os.SEEK_END), size_bytes))
+    output.seek(0)
+    done = 0
+    while data := output.read(_PART_BYTES):
+        digest.update(data)
+        done += len(data)
+    return done
+
+
+def _parts(remote: RemoteFile, start: int, stop: int) -> Iterator[memoryview]:
+    """Yield the bytes from `start` to `stop` in order, in parts that are fetched several at once."""
+    waiting: deque[Future[memoryview]] = deque()
+    while start < stop or waiting:
+        while start < stop and len(waiting) < _PARTS_AT_ONCE:
+            end = min(start + _PART_BYTES, stop)
+            waiting.append(in_background(partial(remote.fetch, start, end)))
+            start = end
+        yield waiting.popleft().result()
+
+
+def _write(output: BinaryIO, data: memoryview, position: int, path: Path) -> None:
+    """Write a part at its place; DiskFullError if there is no space. It can be repeated."""
+    try:
+        output.seek(position)
+        while data:
+            data = data[output.write(data) :]
+    except OSError as error:
+        raise output_error(path, error) from None

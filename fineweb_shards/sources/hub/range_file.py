@@ -1,0 +1,73 @@
+"""Read a file on the hub as if it were a local one; ranges can be fetched ahead in the background."""
+
+from __future__ import annotations
+
+import io
+import time
+from concurrent.futures import Future
+
+from fineweb_shards.events import Observer
+from fineweb_shards.sources.hub.remote_file import RemoteFile
+from fineweb_shards.system.background import in_background
+
+
+class RangeFile(io.RawIOBase):
+    """A seekable file. Reads inside a range that is fetched ahead make no request."""
+
+    def __init__(self, remote: RemoteFile, observer: Observer) -> None:
+        super().__init__()
+        self._remote = remote
+        self._observer = observer
+        self._position = 0
+        self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
+
+    def prefetch(self, start: int, stop: int) -> None:
+        """Begin to fetch a range in the background. It is kept until `forget_before`."""
+        if (start, stop) not in self._ahead:
+            self._ahead[start, stop] = in_background(lambda: self._remote.fetch(start, stop))
+
+    def forget_before(self, position: int) -> None:
+        """Drop ranges that end before `position`."""
+        for start, stop in list(self._ahead):
+            if stop <= position:
+                del self._ahead[start, stop]
+
+    def read_range(self, start: int, stop: int) -> memoryview:
+        """Return the bytes of a range, without a copy of those that were fetched ahead."""
+        for (first, last), future in list(self._ahead.items()):
+            if first <= start and stop <= last:
+                return self._wait_for(future)[start - first : stop - first]
+        return self._remote.fetch(start, stop)
+
+    def _wait_for(self, future: Future[memoryview]) -> memoryview:
+        if not future.done():
+            begin = time.monotonic()
+            future.exception()  # waits; `result` raises it
+            self._observer.add_fetch_wait(time.monotonic() - begin)
+        return future.result()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._remote.size_bytes)[whence]
+        return self._position
+
+    def read(self, length: int = -1) -> memoryview:
+        """Read without a copy: pyarrow accepts any object with a buffer."""
+        start, size = self._position, self._remote.size_bytes
+        stop = size if length is None or length < 0 else min(size, start + length)
+        if stop <= start:
+            return memoryview(b"")
+        self._position = stop
+        return self.read_range(start, stop)
+
+    def close(self) -> None:
+        self._ahead.clear()
+        super().close()
