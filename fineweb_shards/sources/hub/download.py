@@ -23,7 +23,8 @@ from fineweb_shards.system.durable import lock_file, output_error
 from fineweb_shards.system.retry import Retrier, TransientError
 
 PARTIAL_ENDING = ".part"
-_PART_BYTES = 4 * 2**20
+_SMALLEST_PART_BYTES, _LARGEST_PART_BYTES = 2**18, 2**22
+_FEWEST_PARTS = 64  # of a large file, so that a download that is killed has something to go on with
 _PARTS_AT_ONCE = 8
 
 
@@ -78,7 +79,7 @@ def _digest_beginning(output: BinaryIO, digest: _Digest, size_bytes: int) -> int
     output.truncate(min(output.seek(0, os.SEEK_END), size_bytes))
     output.seek(0)
     done = 0
-    while data := output.read(_PART_BYTES):
+    while data := output.read(_LARGEST_PART_BYTES):
         digest.update(data)
         done += len(data)
     return done
@@ -87,9 +88,10 @@ def _digest_beginning(output: BinaryIO, digest: _Digest, size_bytes: int) -> int
 def _parts(remote: RemoteFile, start: int, stop: int) -> Iterator[memoryview]:
     """Yield the bytes from `start` to `stop` in order, in parts that are fetched several at once."""
     waiting: deque[Future[memoryview]] = deque()
+    part_bytes = min(max(stop // _FEWEST_PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
     while start < stop or waiting:
         while start < stop and len(waiting) < _PARTS_AT_ONCE:
-            end = min(start + _PART_BYTES, stop)
+            end = min(start + part_bytes, stop)
             waiting.append(in_background(partial(remote.fetch, start, end)))
             start = end
         yield waiting.popleft().result()

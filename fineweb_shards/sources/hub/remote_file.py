@@ -151,10 +151,9 @@ class RemoteFile:
         host, name = host_of(url), short_name(self._url)
         if status in TRANSIENT_STATUSES:
             raise status_error_of(url, status, headers)
-        if status >= 300:  # perhaps the signature has expired; the hub will say if it is more than that
-            raise _BadAddressError(f"{host}: status {status} for a range of {name}")
+        # Perhaps the signature has expired, or this is not the right host; the hub will say if it is more.
         if status != 206 or headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{self.size_bytes}":
-            raise TransientError(f"{host}: status {status} for a range of {name}")
+            raise _BadAddressError(f"{host}: status {status} for a range of {name}")
         # A CDN has ETags of its own, so they are compared with each other; the hub's was compared with the
         # listing when it was asked for this address.
         etag = _strip(headers.get("ETag"))
