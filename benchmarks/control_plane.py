@@ -58,7 +58,7 @@ class SimulatedWorker:
     ends: list[connection.Connection]  # prepared before the simulation was started
     simulation = 0  # its process id
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: bytes) -> None:
         self.pipe = SimulatedWorker.ends.pop()
         self.sentinel, self._never = os.pipe()
         self.pid = SimulatedWorker.simulation

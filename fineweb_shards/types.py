@@ -81,6 +81,7 @@ class Batch:
     ends_at_seam: bool = False  # the next batch begins at such a cut
     rows: tuple[int, int] | None = None  # in parquet: only these rows of a large row group
     separator: str = ""  # in text: what separates documents, if it was detected and not given
+    columns: tuple[str, ...] = ()  # in CSV: their names, which only the file's first line has
     payload: bytes | None = None
     broken_off: bool = False  # a damaged stream ends here: the last document is incomplete
     problem: str | None = None  # why this range is left out or, if it is empty, the rest of the file

@@ -9,12 +9,13 @@ from fineweb_shards.commands.arguments import add_config_flags
 from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
-from fineweb_shards.run.job import make_job, pinned_commit
+from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan
 from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.run.separator_preview import document_rows
 from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.system.durable import is_locked
 from fineweb_shards.units import show_count, show_seconds
 from fineweb_shards.watching.screen import LineScreen
@@ -28,7 +29,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the plan; if a build would be refused, raise the same error after it."""
     config = dataclasses.replace(read_config(options), download=False)  # a plan needs no whole file
-    job = make_job(config, commit=pinned_commit(config), observer=WaitsOnScreen(LineScreen()))
+    begun = load_manifest(config.folder) if config.out else None
+    job = make_job(config, begun=begun, observer=WaitsOnScreen(LineScreen()))
     manifest, refusal = None, None
     try:
         manifest = open_manifest(job, same_source=False)

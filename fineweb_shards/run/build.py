@@ -24,7 +24,7 @@ from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.closing import closing_lines
 from fineweb_shards.report.page import prepare_report, write_report
 from fineweb_shards.run.config import Config
-from fineweb_shards.run.job import Job, make_job, output_spec, pinned_commit
+from fineweb_shards.run.job import Job, make_job, output_spec
 from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.run.resume import open_manifest
@@ -69,11 +69,11 @@ def locked_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[J
     """Make the job and lock its folder. The hub is only asked once the folder is locked; local files are
     found before, so that a misspelt name leaves no folder behind."""
     folder = output_spec(config).folder
-    load_manifest(folder)  # refuses a folder of another program before anything is written into it
+    begun = load_manifest(folder)  # refuses a folder of another program before anything is written into it
     if config.dataset:
         check_addresses()
         with FolderLock(folder):
-            yield make_job(config, commit=None if fresh else pinned_commit(config), observer=observer)
+            yield make_job(config, begun=None if fresh else begun, observer=observer)
         return
     job = make_job(config)
     with FolderLock(folder):

@@ -87,9 +87,12 @@ class MeasuredSample:
     tokens_per_second: float | None
 
 
-def take_sample(job: Job, limit_bytes: int, start: Cursor) -> InputSample:
-    """Read the beginning of some files that are evenly spread over all of them."""
+def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = True) -> InputSample:
+    """Read the beginning of some files that are evenly spread over all of them. Without `download`, those
+    that would have to be downloaded first are left out."""
     files = [file for file in job.source.files[start.file :] if not (file.is_pipe or file.problem)]
+    if not download:
+        files = [file for file in files if not file.is_missing]
     most = 1 if job.commit else _files_to_sample(files)
     chosen = files[:: max(1, len(files) // most)][:most]
     sample = InputSample()

@@ -19,9 +19,11 @@ from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, ReadSettings, Source
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub.environment import check_addresses
+from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.hub.quiet import quiet_clients
 from fineweb_shards.store.fresh import holds_shards
-from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import FILE_NAME
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.split import make_split_rule
 from fineweb_shards.system.durable import WORK_FOLDER
@@ -65,10 +67,10 @@ class Job:
         }
 
 
-def make_job(config: Config, *, commit: str | None = None, observer: Observer | None = None) -> Job:
+def make_job(config: Config, *, begun: Manifest | None = None, observer: Observer | None = None) -> Job:
     """Resolve names, find the files, divide the memory; a mistake in any of them is raised here.
 
-    `commit` is the dataset's commit if this is a resume.
+    `begun` is the output folder's manifest if this is a resume.
     """
     output = output_spec(config)
     engine = resolve_engine(config.engine)
@@ -81,10 +83,11 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
     notes: list[str] = []
+    commit: str | None = None
     if config.dataset:
-        commit, source = _open_hub(config, settings, output.folder, commit, observer or Observer())
+        commit, source = _open_hub(config, settings, output.folder, begun, observer or Observer())
     else:
-        commit, source = None, _open_local(config, settings, output, notes)
+        source = _open_local(config, settings, output, notes)
     return Job(config, output, engine, source, budget, commit, tuple(notes))
 
 
@@ -110,16 +113,26 @@ def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
     return OutputSpec(config.folder, layout, vocabulary, shard_tokens, split_rule, drop)
 
 
-def pinned_commit(config: Config) -> str | None:
+def recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:
+    """Return the files in the output folder's manifest; None if it has none, or if others are asked for."""
+    if begun is None or begun.commit is None or not begun.files:
+        return None
+    if not _are_same(config, begun, "dataset", "name", "split", "revision"):
+        return None
+    return Listing.from_manifest(config.dataset, begun.commit, begun.files)
+
+
+def pinned_commit(config: Config, begun: Manifest | None) -> str | None:
     """Return the dataset's commit in the output folder's manifest; None if it has none, or if no shard is
     finished and another dataset or revision is asked for."""
-    if not (config.dataset and config.out):
+    if begun is None:
         return None
-    manifest = load_manifest(config.folder)
-    if manifest is None:
-        return None
-    same = all(manifest.settings.get(name) == getattr(config, name) for name in ("dataset", "revision"))
-    return manifest.commit if same or holds_shards(config.folder, manifest) else None
+    same = _are_same(config, begun, "dataset", "revision")
+    return begun.commit if same or holds_shards(config.folder, begun) else None
+
+
+def _are_same(config: Config, begun: Manifest, *names: str) -> bool:
+    return all(begun.settings.get(name) == getattr(config, name) for name in names)
 
 
 def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, notes: list[str]) -> Source:
@@ -132,28 +145,30 @@ def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, note
 
 
 def _open_hub(
-    config: Config, settings: ReadSettings, folder: Path, commit: str | None, observer: Observer
+    config: Config, settings: ReadSettings, folder: Path, begun: Manifest | None, observer: Observer
 ) -> tuple[str, Source]:
     check_addresses()
-    quiet_clients()  # both must be called before the clients are imported, by the next line
-    from fineweb_shards.sources.hub.listing import list_dataset
-
-    listing = list_dataset(
-        config.dataset,
-        config.name,
-        config.split,
-        commit or config.revision,
-        Retrier(config.max_outage, observer),
-        work_folder=folder / WORK_FOLDER,
-        download=config.download,
-    )
+    quiet_clients()  # both must be called before the clients are imported, for the listing or the formats
+    work_folder = folder / WORK_FOLDER
+    listing = recorded_listing(config, begun)
+    if listing is None:
+        listing = _list_dataset(config, pinned_commit(config, begun), work_folder, observer)
     hub = HubRef(
         dataset=config.dataset,
         name=config.name,
         hub_split=config.split,
         commit=listing.commit,
         max_outage_seconds=config.max_outage,
-        work_folder=str(folder / WORK_FOLDER),
+        work_folder=str(work_folder),
         keep_downloads=config.keep_downloads,
     )
-    return listing.commit, open_source(listing.files, replace(settings, hub=hub), observer)
+    files = listing.input_files(work_folder / DOWNLOAD_FOLDER, download=config.download)
+    return listing.commit, open_source(files, replace(settings, hub=hub), observer)
+
+
+def _list_dataset(config: Config, commit: str | None, work_folder: Path, observer: Observer) -> Listing:
+    from fineweb_shards.sources.hub.listing import list_dataset
+
+    revision = commit or config.revision
+    retrier = Retrier(config.max_outage, observer)
+    return list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder)

@@ -20,6 +20,7 @@ from fineweb_shards.run.input_sample import (
 )
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.separator_preview import SeparatorPreview
+from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.system.machine import free_disk_bytes
@@ -120,7 +121,9 @@ class _Trial:
 
     @cached_property
     def sample(self) -> InputSample:
-        return take_sample(self._job, _SAMPLE_BYTES if self._seconds else QUICK_SAMPLE_BYTES, self._start)
+        if not self._seconds:
+            return take_sample(self._job, QUICK_SAMPLE_BYTES, self._start)
+        return take_sample(self._job, _SAMPLE_BYTES, self._start, download=False)
 
     @cached_property
     def measured(self) -> MeasuredSample:
@@ -159,14 +162,14 @@ def _predict_speed(job: Job, sample: InputSample, measured: MeasuredSample) -> f
 
 def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
     files = tuple(file for file in job.source.files if file.problem is None)
-    if any(file.is_pipe for file in files):
-        return Extent(None, None, exact=False)
+    if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):
+        return Extent(None, None, exact=False)  # `plan` downloads nothing
     if all(isinstance(job.source.formats[file.format], ParquetFormat) for file in files):
         return _parquet_extent(job, trial, start, every_footer=every_footer)
     sample, measured = trial.sample, trial.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
-    total_bytes = sum(file.size_bytes * expansion_of(file) for file in files)
+    total_bytes = _unpacked_bytes(files)
     scale = total_bytes / sample.read_bytes
     sampled = sample.documents
     # The sample keeps only a part of what was read, and the trial may have encoded only a part of that.
@@ -174,6 +177,14 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     a_file_a_document = job.config.separator == "none" and all(file.kind == "text" for file in files)
     documents = len(files) if a_file_a_document else round(sampled * scale)
     return Extent(documents, round(tokens * scale), exact=False)
+
+
+def _unpacked_bytes(files: tuple[InputFile, ...]) -> float:
+    """Return the size of all files after decompression; those that are not on the disk yet, because they come
+    from the hub, as if they were like those that are."""
+    sizes = [(file.size_bytes, file.size_bytes * expansion_of(file)) for file in files if not file.is_missing]
+    ratio = sum(unpacked for _, unpacked in sizes) / max(1, sum(size for size, _ in sizes))
+    return ratio * sum(file.size_bytes for file in files)
 
 
 def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:

@@ -28,7 +28,7 @@ def plan_warning_lines(plan: Plan) -> list[str]:
 def short_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return name and text of each line."""
     job, extent = plan.job, plan.extent
-    kinds = sorted({file.format.removeprefix("hub-") for file in job.source.files})
+    kinds = sorted({file.kind for file in job.source.files})
     count = len(job.source.files)
     size = show_bytes(job.source.size_bytes)
     where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""

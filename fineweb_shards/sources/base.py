@@ -6,6 +6,7 @@ read next to nothing; `chunks` runs in the workers and does the reading.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,11 @@ class InputFile:
     def kind(self) -> str:
         """What is in the file, wherever it is: parquet, jsonl, text …"""
         return self.format.rpartition("-")[2]
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it comes from the hub, is read from the disk, and is not there yet."""
+        return self.format.startswith("download-") and not os.path.exists(self.path)
 
     @property
     def by_value(self) -> bool:

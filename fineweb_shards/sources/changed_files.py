@@ -61,6 +61,8 @@ def _check_same_names(now: list[str], before: list[str]) -> None:
 def _describe_change(file: InputFile, old: dict[str, Any]) -> str:
     """Describe how a file differs from the one that the manifest records."""
     size = old.get("size_bytes", 0)
+    if files_to_json((file,))[0].get("format") != old.get("format"):
+        return f"an earlier version, which began these shards, read it as text; now it is {file.format}"
     if file.is_pipe:
         return "standard input begins with other bytes than when these shards were begun"
     if file.problem is not None:

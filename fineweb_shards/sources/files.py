@@ -21,6 +21,8 @@ from fineweb_shards.sources.pipes import open_pipe
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLES = 8
+# An earlier version read files with these endings as text: a folder that it began must not go on as CSV.
+_FORMERLY_TEXT = ("csv", "tsv")
 _NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem", "is_pipe")
 
 
@@ -86,7 +88,7 @@ def _expand(
     else:
         raise InputError(f"--input {text}: {_describe_missing(path)}.", "Check the path.")
     ours = {name for name in findings.files if is_output(Path(findings.path_of(name)))}
-    taken = [name for name in findings.files if any_ending or _split_suffixes(name)[0] or name in ours]
+    taken = [name for name in findings.files if any_ending or split_suffixes(name)[0] or name in ours]
     passed_over = sorted({*findings.files, *findings.not_files} - {*taken})
     if not taken and not findings.unreadable:
         raise _no_file_error(text, passed_over, is_folder=os.path.isdir(path))
@@ -149,7 +151,7 @@ def readable_name(name: str) -> str:
     return os.fsencode(name).replace(b"\\x", b"\\x5cx").decode("utf-8", "backslashreplace")
 
 
-def _split_suffixes(name: str) -> tuple[str | None, str | None]:
+def split_suffixes(name: str) -> tuple[str | None, str | None]:
     """Return format and compression by a file's name; None for a format that the name does not tell."""
     stem, last = os.path.splitext(name.lower())
     compression = _COMPRESSIONS.get(last)
@@ -159,7 +161,7 @@ def _split_suffixes(name: str) -> tuple[str | None, str | None]:
 
 def _describe(index: int, found: _Found, format_name: str) -> InputFile:
     path, name = found.path, readable_name(found.name)
-    known, compression = _split_suffixes(found.name)
+    known, compression = split_suffixes(found.name)
     kind = (known or "text") if format_name == "auto" else format_name
     if path == STANDARD_INPUT or _is_fifo(Path(path)):
         return _describe_pipe(index, path, name, kind, compression)
@@ -200,7 +202,11 @@ def _sample(path: str, size: int) -> str:
 
 
 def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
-    """Describe the files for the manifest: without paths, which differ on another machine, and without
+    """Describe the files for the manifest: without paths, which differ on another machine, and mostly without
     formats, which follow from names and settings (a file of the hub may be streamed or downloaded)."""
     kept = [field.name for field in fields(InputFile) if field.name not in _NOT_IN_THE_MANIFEST]
-    return [{name: getattr(file, name) for name in kept} for file in files]
+    return [
+        {name: getattr(file, name) for name in kept}
+        | ({"format": file.format} if file.format in _FORMERLY_TEXT else {})
+        for file in files
+    ]

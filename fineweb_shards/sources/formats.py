@@ -24,12 +24,16 @@ class FormatEntry:
 FORMATS = {
     "parquet": FormatEntry("parquet.ParquetFormat", (".parquet",), reads_streams=False),
     "jsonl": FormatEntry("jsonl.JsonLinesFormat", (".jsonl", ".ndjson", ".json")),
+    "csv": FormatEntry("delimited.CsvFormat", (".csv",)),
+    "tsv": FormatEntry("delimited.TsvFormat", (".tsv", ".tab")),
     "text": FormatEntry("text.TextFormat", (".txt", ".text", ".md")),
     "hub-parquet": FormatEntry("hub.parquet.HubParquetFormat"),
     "hub-jsonl": FormatEntry("hub.text.HubJsonLinesFormat"),
     "hub-text": FormatEntry("hub.text.HubTextFormat"),
     "download-parquet": FormatEntry("hub.downloads.DownloadedParquet"),
     "download-jsonl": FormatEntry("hub.downloads.DownloadedJsonLines"),
+    "download-csv": FormatEntry("hub.downloads.DownloadedCsv"),
+    "download-tsv": FormatEntry("hub.downloads.DownloadedTsv"),
     "download-text": FormatEntry("hub.downloads.DownloadedText"),
     "hub-rows": FormatEntry("hub.rows.HubRowsFormat"),
 }

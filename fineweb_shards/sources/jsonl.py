@@ -15,7 +15,7 @@ import orjson
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, decode_text
 from fineweb_shards.sources.byte_view import ByteView, StreamView
-from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
+from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to, next_target
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.texts import Texts, encode_utf8
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
@@ -43,7 +43,7 @@ class JsonLinesFormat(TextFormat):
         try:
             head = view.read_at(0, SAMPLE_BYTES)
             check_is_text(file, head)
-            if _is_array(head.removeprefix(_BOM)):
+            if is_array(head):
                 raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", _unwrap(file))
             go_to(file, view, position)
             yield from batches_of(file, view, self._ranges(file, view, position), "")
@@ -53,7 +53,7 @@ class JsonLinesFormat(TextFormat):
     def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Range]:
         """Yield ranges of whole lines, about `batch_bytes` each; a line that is too long is one by itself."""
         while view.read_at(start, 1):
-            target = start + self.settings.batch_bytes - 1
+            target = next_target(start, self.settings.batch_bytes) - 1
             end = _find_line_end(view, target, start + MAX_LINE_BYTES)
             if end is None:  # find out whether the line around `target` is too long, or only far from `start`
                 line = start + view.read_at(start, target - start).rfind(b"\n") + 1
@@ -63,16 +63,10 @@ class JsonLinesFormat(TextFormat):
             else:
                 if line > start:
                     yield Range(start, line)
-                end = _skip_line(view, line)
+                end = skip_line(view, line)
                 if not (isinstance(view, StreamView) and view.is_cut_off_at(end)):
-                    yield Range(line, end, problem=self._leave_out(_too_long(file, line)))
+                    yield Range(line, end, problem=self.leave_out(_too_long(file, line)))
             start = end
-
-    def _leave_out(self, error: BadFileError) -> str:
-        """Return the message that something is left out; without `--on-bad-file skip`, raise the error."""
-        if not self.settings.skip_bad:
-            raise error
-        return f"left out: {error.message}"
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         data = self.read_range(file, batch)
@@ -101,7 +95,7 @@ class JsonLinesFormat(TextFormat):
                 if not self.settings.skip_bad:
                     failure, end = error, self.place_of(batch, number, offset)
                     break
-                problems.append(self._leave_out(error))
+                problems.append(self.leave_out(error))
                 counts += Counts(bad_parts=1)
             offset += len(line) + 1
         texts = Texts.from_pieces(documents)
@@ -178,7 +172,7 @@ def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:
     return None
 
 
-def _skip_line(view: ByteView, offset: int) -> int:
+def skip_line(view: ByteView, offset: int) -> int:
     """Return the offset after a line of any length, without keeping it in memory."""
     while window := view.read_at(offset, _WINDOW_BYTES):
         if (found := window.find(b"\n")) >= 0:
@@ -197,10 +191,10 @@ def _too_long(file: InputFile, offset: int) -> BadFileError:
     )
 
 
-def _is_array(head: bytes) -> bool:
+def is_array(head: bytes) -> bool:
     """Tell whether a file is one JSON array, on one line or over many, by its beginning."""
-    lines = head.split(b"\n")
-    if len(head) >= SAMPLE_BYTES - len(_BOM):
+    lines = head.removeprefix(_BOM).split(b"\n")
+    if len(head) >= SAMPLE_BYTES:
         lines.pop()  # it may be cut off by the end of the sample
     first, second = [*(line for line in lines if line.strip()), b"", b""][:2]
     if not first.lstrip().startswith(b"["):

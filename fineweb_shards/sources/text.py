@@ -117,6 +117,12 @@ class TextFormat(Format):
             raise BadFileError(f"{file.path}: the file has become shorter while it was read.")
         return data
 
+    def leave_out(self, error: BadFileError) -> str:
+        """Return the message that something is left out; without `--on-bad-file skip`, raise the error."""
+        if not self.settings.skip_bad:
+            raise error
+        return f"left out: {error.message}"
+
     def close(self) -> None:
         while self._streams:
             self._streams.popitem()[1].close()
@@ -226,6 +232,12 @@ def go_to(file: InputFile, view: ByteView, position: int) -> None:
         raise ChangedError(f"{file.path}: ends before byte {position:,}, which the last run had reached.")
 
 
+def next_target(start: int, batch_bytes: int, distance: int = 0) -> int:
+    """Return the place behind which the batch from `start` on ends, as soon as it can: the next multiple of
+    `batch_bytes`, more than `distance` bytes away. So the places to look for ends are known beforehand."""
+    return ((start + distance) // batch_bytes + 1) * batch_bytes
+
+
 def find_ranges(
     view: ByteView, separator: Separator, start: int, starts_mid_document: bool, batch_bytes: int
 ) -> Iterator[Range]:
@@ -239,8 +251,8 @@ def find_ranges(
 
 def _find_end(view: ByteView, separator: Separator, start: int, batch_bytes: int) -> tuple[int, bool, bool]:
     """Return the end of a range from `start`, whether it is in the middle of a document, and at a seam."""
-    target = start + batch_bytes
     lookback = separator.lookback
+    target = next_target(start, batch_bytes, max(lookback, CONTEXT_BYTES))
     cut_bytes = min(batch_bytes, _WINDOW_BYTES)
     offset = target
     # Look at least as far as a separator that begins before a cut can extend.
@@ -255,7 +267,7 @@ def _find_end(view: ByteView, separator: Separator, start: int, batch_bytes: int
     if isinstance(separator, Literal) and separator.overlaps_itself:
         # In a sequence such as `-----` split at `--`, the first occurrence decides where the others are.
         border = separator.last_border(view.read_at(start, offset - start))
-        if border is not None and border >= batch_bytes:
+        if border is not None and border >= target - start:
             return start + border, False, False
     # The document is long. No separator follows `target`, so a cut after it can't divide one.
     window = view.read_at(target - CONTEXT_BYTES, cut_bytes + 2 * CONTEXT_BYTES)

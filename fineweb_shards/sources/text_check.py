@@ -35,6 +35,9 @@ _COMMON_SHARE = 1 / 100
 _KINDS = {
     b"%PDF-": ("a PDF", "Extract its text first, with pdftotext for example"),
     b"PAR1": ("a parquet file", "Name it .parquet, or say --format parquet"),
+    b"ARROW1\0\0": ("an Arrow file", "Write its table as parquet first, with pyarrow for example"),
+    b"\xff\xff\xff\xff": ("an Arrow stream", "Write it as parquet first: Dataset.to_parquet of `datasets`"),
+    b"FEA1": ("a Feather file", "Write its table as parquet first, with pyarrow for example"),
     b"PK\x03\x04": ("a zip file", "Unpack it first"),
     b"\x1f\x8b": ("a gzip file", "Its name must end in .gz"),
     b"\x28\xb5\x2f\xfd": ("a zstd file", "Its name must end in .zst"),

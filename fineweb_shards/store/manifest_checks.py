@@ -8,6 +8,7 @@ that says what is wrong. None of them reads a token file.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +19,10 @@ from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.json_values import expect, get
-from fineweb_shards.types import SPLITS, Cursor, Quarantined, ShardRecord
+from fineweb_shards.types import SPLITS, Counts, Cursor, Quarantined, ShardRecord
 
 _SHA256 = re.compile("[0-9a-f]{64}")
+_get_counts = operator.attrgetter(*(field.name for field in dataclasses.fields(Counts)))
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -56,9 +58,12 @@ def check_settings_kinds(settings: dict[str, Any]) -> None:
 
 
 def check_files(files: Sequence[Any]) -> None:
-    """Check that every input file has a name; a resume compares the rest."""
+    """Check what a resume from the hub reads by; what it compares need not be checked."""
     for file in files:
         get(expect("a file", file, dict), "name", str)
+        get(file, "content_hash", str)
+        if get(file, "size_bytes", int) < 0:
+            raise ValueError("the size of a file is negative")
 
 
 def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_format: ShardFormat) -> None:
@@ -70,7 +75,7 @@ def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_fo
             raise ValueError(f"{record.name}: {record.documents:,} documents in {record.tokens:,} tokens")
         if not _SHA256.fullmatch(record.sha256):
             raise ValueError(f"{record.name}: {record.sha256!r:.80} is no SHA-256")
-        if min(dataclasses.astuple(record.counts)) < 0:
+        if min(_get_counts(record.counts)) < 0:
             raise ValueError(f"{record.name}: a count is negative")
         done[record.split] += record.tokens
     val, limit = done["val"], numbering.split_rule.val_tokens

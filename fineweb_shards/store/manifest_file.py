@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_checks import check_manifest
-from fineweb_shards.store.manifest_vocabulary import check_dtype, vocabulary_of, vocabulary_to_json
+from fineweb_shards.store.manifest_text import FORMAT_VERSION, ManifestText, checksum_of
+from fineweb_shards.store.manifest_vocabulary import check_dtype, vocabulary_of
 from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, read_file, write_file
 from fineweb_shards.system.json_values import expect, get, make, parse_object
 from fineweb_shards.types import Quarantined, ShardRecord
 
 FILE_NAME = "manifest.json"
-FORMAT_VERSION = 3
 # Formats that can be read; a folder that was begun with an older one is saved in the newest.
 _READABLE_FORMATS = (2, FORMAT_VERSION)
 _RENAMED_SINCE_2 = {"inside": "starts_mid_document", "wrong_claims": "token_count_mismatches"}
@@ -28,29 +25,21 @@ _FIELDS = (
 )  # fmt: skip
 
 
+class ManifestFile:
+    """The manifest of a folder, for a run that saves it often."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._text = ManifestText()
+
+    def save(self, manifest: Manifest) -> None:
+        """Replace the folder's manifest durably."""
+        write_file(self._folder / FILE_NAME, self._text.make(manifest), self._folder / WORK_FOLDER)
+
+
 def save_manifest(manifest: Manifest, folder: Path) -> None:
     """Replace the folder's manifest durably."""
-    data = {
-        "format": FORMAT_VERSION,
-        "vocabulary": vocabulary_to_json(manifest.shard_format),
-        "settings": manifest.settings,
-        "commit": manifest.commit,
-        "digits": manifest.digits,
-        "versions": manifest.versions,
-        "totals": manifest.totals,
-        "effort": {
-            "seconds": round(manifest.seconds, 3),
-            "tokens_per_second": round(manifest.tokens / max(manifest.seconds, 1e-3)),
-            "peak_memory_bytes": manifest.peak_memory_bytes,
-        },
-        "quarantined": [asdict(document) for document in manifest.quarantined],
-        "shards": [asdict(shard) for shard in manifest.shards],
-        "files": manifest.files,
-        "complete": manifest.complete,  # last, so that the end of the file shows it
-    }
-    text = json.dumps({"checksum": _checksum(data), **data}, indent=1, ensure_ascii=False) + "\n"
-    # A lone surrogate (in a file name) is written as a JSON escape, because it has no UTF-8.
-    write_file(folder / FILE_NAME, text.encode("utf-8", "backslashreplace"), folder / WORK_FOLDER)
+    ManifestFile(folder).save(manifest)
 
 
 def load_manifest(folder: Path) -> Manifest | None:
@@ -130,7 +119,7 @@ def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
             "Use the version that made it, or another --out.",
         )
     recorded = data.pop("checksum", None)  # early manifests have none
-    if recorded is not None and recorded != _checksum(data):
+    if recorded is not None and recorded != checksum_of(data):
         raise ValueError("its checksum does not fit; it was changed after it was written")
     if found == 2:
         data = _with_new_names(data)
@@ -164,8 +153,3 @@ def _with_new_names(value: Any) -> Any:
     if isinstance(value, dict):
         return {_RENAMED_SINCE_2.get(name, name): _with_new_names(one) for name, one in value.items()}
     return value
-
-
-def _checksum(data: dict[str, Any]) -> str:
-    """Return the SHA-256 of the values, which does not depend on white space."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -28,7 +28,7 @@ from fineweb_shards.store.files import growing_path, list_files
 from fineweb_shards.store.growing_file import GrowingFile
 from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import save_manifest
+from fineweb_shards.store.manifest_file import ManifestFile, save_manifest
 from fineweb_shards.store.megatron_index import write_index
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.segment import Segment, seal_segment
@@ -85,6 +85,7 @@ class Output:
         on_record: Callable[[Sequence[ShardRecord], Cursor], None] = lambda records, end: None,
     ) -> None:
         self.manifest = manifest
+        self._manifest_file = ManifestFile(spec.folder)
         self._spec = spec
         self._plane = plane
         self._disk = disk
@@ -271,7 +272,7 @@ class Output:
     def _save(self, manifest: Manifest) -> None:
         """Add the totals to a manifest and save it durably."""
         self.manifest = self._add_totals(manifest)
-        self._disk.attempt(lambda: save_manifest(self.manifest, self._spec.folder))
+        self._disk.attempt(lambda: self._manifest_file.save(self.manifest))
 
     # Files
 

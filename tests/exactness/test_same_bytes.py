@@ -19,7 +19,7 @@ from corpus import corpus_files, read_texts
 from documents import make_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inputs import write_gzip, write_jsonl, write_parquet, write_text, write_zstd
+from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import build
@@ -36,6 +36,9 @@ from fineweb_shards.watching.screen import Screen
 LARGE_SHARD_SIZES = [1_000_000, 777_777, 10**9]
 SHARD_SIZES = [100_000, 77_777, 10**9]
 SMALL_SHARD_SIZES = [10_000, 7_777, 10**9]
+FILES = ("parquet", "jsonl", "txt", "csv", "tsv")
+PACKED_FILES = ("jsonl.gz", "txt.gz", "txt.zst", "csv.gz", "csv.zstd")
+PIPES = ("stdin", "stdin jsonl", "stdin csv")
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -107,30 +110,30 @@ def check_command(run: Command, files: list[Path], scratch: Path, shard_sizes: l
 
 
 @pytest.mark.promise(5)
-@pytest.mark.parametrize(
-    "form", ["parquet", "jsonl", "txt", "jsonl.gz", "txt.gz", "txt.zst", "stdin", "stdin jsonl"]
-)
+@pytest.mark.parametrize("form", [*FILES, *PACKED_FILES, *PIPES])
 def test_the_same_documents_in_every_form(tmp_path: Path, form: str, soak: bool) -> None:
-    """Parquet, JSON lines, text, compressed and through a pipe, with the real command (every day, for some
-    of the files, in this process)."""
+    """Parquet, JSON lines, text, CSV, compressed and through a pipe, with the real command (every day, for
+    some of the files, in this process)."""
     documents = [text for text in make_documents(300, seed=22) if text and "<|endoftext|>" not in text]
     text = write_text(tmp_path / "plain", documents).read_bytes()
     lines = write_jsonl(tmp_path / "lines", documents).read_bytes()
+    records = write_csv(tmp_path / "records", documents, "\t" if form == "tsv" else ",").read_bytes()
     path = tmp_path / f"input.{form}"
     arguments, stdin = ["--input", str(path)], None
     if form == "parquet":
         write_parquet(path, documents, 50)
     elif form.startswith("stdin"):
         arguments, stdin = ["--input", "-"], text
-        if form.endswith("jsonl"):
-            arguments, stdin = ["--input", "-", "--format", "jsonl"], lines
+        if kind := form.partition(" ")[2]:
+            arguments += ["--format", kind]
+            stdin = lines if kind == "jsonl" else records
     else:
-        data = lines if form.startswith("jsonl") else text
-        writers = {"gz": write_gzip, "zst": write_zstd}
+        data = {"jsonl": lines, "txt": text}.get(form.partition(".")[0], records)
+        writers = {"gz": write_gzip, "zst": write_zstd, "zstd": write_zstd}
         writers.get(form.rsplit(".")[-1], Path.write_bytes)(path, data)
     out = tmp_path / "out"
     words = ["build", *arguments, "--out", out, "--shard-tokens", "9k", "--batch-bytes", "20k"]
-    if soak or form in ("parquet", "jsonl.gz", "stdin", "stdin jsonl"):
+    if soak or stdin is not None or form in ("parquet", "jsonl.gz"):
         done = runs.run_command(*words, stdin=stdin)
     else:
         done = inline.run_command(*words)

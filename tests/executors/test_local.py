@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,17 @@ def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
             if number == 5:
                 for worker in executor._workers:
                     os.kill(worker.pid, signal.SIGKILL)
+    assert tokens_of(blocks) == EXPECTED
+
+
+def test_workers_that_die_before_they_know_thousands_of_files(source: Source) -> None:
+    """A listing that fits into no pipe is on its way to them: one is replaced, and the others read it."""
+    more = tuple(replace(source.files[0], index=number, name=f"{number:0100d}") for number in range(1, 5000))
+    with executor_of(Source((*source.files, *more), source.formats, source.settings), 2) as executor:
+        os.kill(executor._workers[1].pid, signal.SIGKILL)
+        blocks = list(collecting.encode(executor, source.batches(runs.START)))
+        os.kill(executor._workers[0].pid, signal.SIGSTOP)  # and one that reads nothing is no reason to wait
+        executor._pool.remove(executor._workers[0])
     assert tokens_of(blocks) == EXPECTED
 
 

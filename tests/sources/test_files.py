@@ -105,6 +105,17 @@ def test_unchanged_files_are_accepted_and_may_lie_elsewhere(folder: Path, tmp_pa
     check_same_files(find_files((str(folder / "moved"),), "auto"), recorded, trust_times=False)
 
 
+def test_a_csv_file_that_was_read_as_text_is_refused(tmp_path: Path) -> None:
+    """A folder that an earlier version began must not go on with other documents."""
+    (tmp_path / "a.csv").write_text("text\none\n")
+    files = find_files((str(tmp_path),), "auto")
+    recorded = files_to_json(files)
+    check_same_files(files, recorded, trust_times=False)
+    del recorded[0]["format"]
+    with pytest.raises(ChangedError, match=r"a\.csv: an earlier version.* read it as text; now it is csv"):
+        check_same_files(files, recorded, trust_times=False)
+
+
 @pytest.mark.promise(6)
 @pytest.mark.parametrize(
     ("change", "sentence"),

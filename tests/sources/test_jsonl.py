@@ -15,6 +15,7 @@ from inputs import write_jsonl
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import InputFile, ReadSettings
 from fineweb_shards.sources.jsonl import JsonLinesFormat
+from fineweb_shards.types import Cursor
 from fineweb_shards.vocabulary import GPT2
 
 DOCUMENTS = make_documents(150, seed=5)
@@ -26,6 +27,22 @@ def test_documents_and_batches_of_any_size(tmp_path: Path, batch_bytes: int) -> 
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     runs.build_inline(tmp_path / "out", path, batch_bytes=batch_bytes, shard_tokens=4000)
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(DOCUMENTS), 4000)
+
+
+@pytest.mark.parametrize(("name", "before"), [("a.jsonl", 1), ("a.csv", 1), ("a.txt", 0)])
+def test_batches_end_behind_multiples_of_their_size(tmp_path: Path, name: str, before: int) -> None:
+    """Wherever reading begins: so the places to look for ends are known beforehand."""
+    path = tmp_path / name
+    path.write_text("text\n" + "".join(f"{i} {'x' * (i % 90)}\n" for i in range(900)))
+    source = runs.job_of(tmp_path / "out", path, batch_bytes=1024, separator="line").source
+    ends = [batch.end for batch in source.batches(runs.START)]
+    assert len(ends) > 40
+    lines = path.read_bytes()
+    assert ends[:-1] == [lines.index(b"\n", 1024 * i - before) + 1 for i in range(1, len(ends))]
+    for number in range(0, len(ends), 7):
+        assert [batch.end for batch in source.batches(Cursor(0, ends[number]))] == ends[number + 1 :]
+        begun = [batch.end for batch in source.batches(Cursor(0, lines.index(b"\n", ends[number] + 99) + 1))]
+        assert begun == ends[number + 1 :]
 
 
 def test_what_json_allows(tmp_path: Path) -> None:

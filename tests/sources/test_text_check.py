@@ -31,6 +31,8 @@ NO_TEXT = {
     "a zip file": b"PK\x03\x04" + NOISE,
     "a gzip file": gzip.compress(b"text"),
     "a parquet file": b"PAR1" + NOISE,
+    "an Arrow file": b"ARROW1\0\0" + NOISE,
+    "an Arrow stream": b"\xff\xff\xff\xff" + NOISE,
     "a program": Path(sys.executable).resolve().read_bytes()[:SAMPLE_BYTES],
     "no text: 100 %": bytes(1000),
     "another encoding": RUSSIAN.encode("koi8-r"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import random
@@ -23,7 +24,8 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.store.changed_settings import check_settings
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME, FORMAT_VERSION, load_manifest, save_manifest
+from fineweb_shards.store.manifest_file import FILE_NAME, ManifestFile, load_manifest, save_manifest
+from fineweb_shards.store.manifest_text import FORMAT_VERSION
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
@@ -32,7 +34,7 @@ RECORD = ShardRecord(
 )
 MANIFEST = Manifest(
     Config(shard_tokens=10).fingerprint(),
-    [{"name": "a"}],
+    [{"name": "a", "size_bytes": 1, "content_hash": "ab"}],
     {"python": "3"},
     "c0ffee",
     (RECORD,),
@@ -58,6 +60,32 @@ def test_a_person_and_a_program_can_read_it(folder: Path) -> None:
     data = json.loads((folder / FILE_NAME).read_text())
     assert {"name", "tokens", "documents", "bytes", "sha256", "end"} <= data["shards"][0].keys()
     assert list(data)[-1] == "complete"
+
+
+def test_a_file_that_is_saved_again_is_as_if_saved_at_once(folder: Path) -> None:
+    """Whether lists grow, shrink or change between two saves, the text is what `json` writes of all values,
+    and its checksum is theirs."""
+    file = ManifestFile(folder)
+    names = [{"name": name, "size_bytes": 1, "content_hash": "ab"} for name in ("é", "\udc80", "c")]
+    records = [dataclasses.replace(RECORD, end=Cursor(0, row)) for row in range(4)]
+    saves: list[tuple[list[dict[str, Any]], list[ShardRecord]]] = [
+        ([], []),
+        (names, records[:1]),
+        (names, records[:3]),
+        (names, records),
+        (names[:2], [records[1], *records[:1]]),
+        (names[1:], []),
+    ]
+    for number, (files, shards) in enumerate(saves):
+        file.save(dataclasses.replace(MANIFEST, files=files, shards=tuple(shards), seconds=number))
+        text = (folder / FILE_NAME).read_bytes()
+        data = json.loads(text)
+        assert data["files"] == files
+        assert data["shards"] == [dataclasses.asdict(record) for record in shards]
+        indented = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+        assert text == indented.encode("utf-8", "backslashreplace")
+        checksum = data.pop("checksum")
+        assert checksum == hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 @pytest.mark.promise(6)

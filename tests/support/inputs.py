@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from collections.abc import Sequence
@@ -21,6 +22,19 @@ def write_parquet(path: Path, documents: Sequence[str | None], rows: int = 100, 
 def write_jsonl(path: Path, documents: Sequence[str | None]) -> Path:
     lines = [json.dumps({"id": i, "text": text}, ensure_ascii=i % 2 == 0) for i, text in enumerate(documents)]
     path.write_bytes("".join(line + "\n" for line in lines).encode("utf-8", "surrogatepass"))
+    return path
+
+
+def write_csv(path: Path, documents: Sequence[str], delimiter: str = ",", line_end: str = "\n") -> Path:
+    """Every second record has all its fields in quotes."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        some, every = (
+            csv.writer(file, delimiter=delimiter, lineterminator=line_end, quoting=quoting)
+            for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        )
+        some.writerow(["id", "text", "note"])
+        for i, text in enumerate(documents):
+            (every if i % 2 or "\r" in text else some).writerow([i, text, 'a "note", and\nmore' * (i % 3)])
     return path
 
 

@@ -5,6 +5,7 @@ What they work on is decided in schedule.py.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterator
 
@@ -28,7 +29,7 @@ class WorkerPool:
         self.senders: dict[object, WorkerProcess] = {}  # by pipe, and by sentinel
         self.paused = False  # memory is short
         self._observer = observer
-        self._spec = spec
+        self._spec = pickle.dumps(spec)  # once for all workers
         self._guard = guard
         self._early_crashes = self._early_kills = 0
 

@@ -7,18 +7,19 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent import futures
 from multiprocessing import resource_tracker
 
-from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.exit_cause import Death, DeathKind, explain_exit
 from fineweb_shards.executors.local.worker import run_worker
+from fineweb_shards.system.background import in_background
 from fineweb_shards.system.machine import oom_kills
 
 
 class WorkerProcess:
-    """A process that runs `run_worker`. Constructing it starts the process."""
+    """A process that runs `run_worker`. Constructing it starts it. `spec` is a pickled WorkerSpec."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: bytes) -> None:
         self.ready = False
         self.leaving = False  # it gets no more work, and is ended when it has none
         self.waits: dict[str, str] = {}  # why it waits for the network or the disk: cause to reason
@@ -28,11 +29,15 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = context.Pipe()
         self._process = context.Process(
-            target=run_worker, args=(worker_pipe, spec), name="fineweb-shards worker", daemon=True
+            target=run_worker, args=(worker_pipe,), name="fineweb-shards worker", daemon=True
         )
         with _signals_blocked():
             self._process.start()
         worker_pipe.close()
+        # Not as an argument, and not in this thread: thousands of files don't fit into a pipe, so that each
+        # start would wait until the process before it reads, a second later. No order can overtake it: orders
+        # wait until the worker is ready.
+        self._handover = in_background(lambda: self.pipe.send_bytes(spec))
 
     @property
     def pid(self) -> int:
@@ -50,6 +55,7 @@ class WorkerProcess:
     def join(self) -> None:
         """Wait until the process has ended, and close the pipe."""
         self._process.join()
+        futures.wait([self._handover])  # if it failed, the process ended before it had read all
         self.pipe.close()
 
     def kill_stuck(self, reason: str, *, stopped: bool) -> None:

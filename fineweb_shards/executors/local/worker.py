@@ -42,11 +42,16 @@ from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
 
 
-def run_worker(pipe: connection.Connection, spec: WorkerSpec) -> None:
-    """Do what the parent orders until it closes the pipe. This is the process's main function."""
+def run_worker(pipe: connection.Connection) -> None:
+    """Receive a WorkerSpec, then do what the parent orders until it closes the pipe. This is the process's
+    main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by process.py
+    try:
+        spec: WorkerSpec = pipe.recv()
+    except (EOFError, OSError):
+        return  # the parent is gone
     apply_priority(spec.priority)
     offer_to_oom_killer()
     outbox = Outbox(pipe)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings
+from fineweb_shards.sources.delimited import CsvFormat, TsvFormat
 from fineweb_shards.sources.hub.download import PARTIAL_ENDING, download
 from fineweb_shards.sources.hub.remote_files import RemoteFiles
 from fineweb_shards.sources.jsonl import JsonLinesFormat
@@ -92,6 +93,14 @@ class DownloadedParquet(DownloadedFormat, ParquetFormat):
 
 class DownloadedJsonLines(DownloadedFormat, JsonLinesFormat):
     """JSON lines of the hub, most of them compressed."""
+
+
+class DownloadedCsv(DownloadedFormat, CsvFormat):
+    """CSV of the hub: where records end is known only by reading all of it."""
+
+
+class DownloadedTsv(DownloadedFormat, TsvFormat):
+    """TSV of the hub."""
 
 
 class DownloadedText(DownloadedFormat, TextFormat):

@@ -1,49 +1,48 @@
 """List the files of a dataset on the hub: once, in the parent, at one pinned commit.
 
-Workers get paths, sizes and hashes. Config and split are resolved by `datasets` itself. Parquet is read by
-row groups (parquet.py) or downloaded whole (downloads.py); anything else is streamed front to back (rows.py).
+Config and split are resolved by `datasets` itself. Files that our readers know are then read without it; what
+is left is streamed front to back by it (rows.py). Workers get paths, sizes and hashes; a resume takes them
+from the manifest (listed_files.py).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, hf_hub_url
 
 from fineweb_shards.errors import HubError
-from fineweb_shards.sources.base import InputFile
+from fineweb_shards.sources.files import split_suffixes
+from fineweb_shards.sources.formats import FORMATS
 from fineweb_shards.sources.hub.errors import hub_host, translated_errors
+from fineweb_shards.sources.hub.listed_files import ListedFile, Listing
 from fineweb_shards.sources.hub.quota import Quota
+from fineweb_shards.sources.hub.remote_file import RemoteFile
 from fineweb_shards.sources.hub.session import open_session
+from fineweb_shards.sources.jsonl import is_array
+from fineweb_shards.sources.text_check import SAMPLE_BYTES
 from fineweb_shards.system.retry import Retrier, TransientError
 
-DOWNLOAD_FOLDER = "downloads"  # in the work folder
 _PATHS_AT_ONCE = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The files of a dataset at one commit."""
-
-    commit: str
-    files: tuple[InputFile, ...]
+# Of a config of `datasets`: what says nothing about how files are read.
+_PLAIN_FIELDS = {"name", "version", "data_dir", "data_files", "description", "features"}
+_UNREADABLE = {
+    ".arrow": "an Arrow file",
+    ".tar": "an archive (WebDataset)",
+    ".tar.gz": "an archive (WebDataset)",
+    ".py": "a script",
+}
 
 
 def list_dataset(
-    dataset: str,
-    name: str,
-    hub_split: str,
-    revision: str,
-    retrier: Retrier,
-    *,
-    work_folder: Path,
-    download: bool,
+    dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, work_folder: Path
 ) -> Listing:
-    """List the files of a config and split; with `download` they will be read from the disk."""
+    """List the files of a config and split."""
     open_session(retrier, Quota(work_folder, retrier.clock))
     api = HfApi()
 
@@ -53,14 +52,13 @@ def list_dataset(
 
     # First, because its errors are clear: `datasets` reports an outage as a missing file.
     commit = retrier.call(commit_of)
-    urls = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
+    found = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
     prefix = f"hf://datasets/{dataset}@{commit}/"
-    paths = [url.removeprefix(prefix) for url in urls]
-    if not all(path.endswith(".parquet") for path in paths):
-        whole = InputFile(
-            0, f"{prefix}{name}/{hub_split}", f"{name or dataset}/{hub_split}", "hub-rows", None, 0, 0, ""
-        )
-        return Listing(commit, (whole,))
+    paths = [url.removeprefix(prefix) for url in found.urls]
+    _refuse_unreadable(dataset, paths)
+    rows = Listing(dataset, commit, (ListedFile(f"{name or dataset}/{hub_split}", 0, ""),))
+    if found.needs_datasets or not all(_is_known(path) for path in paths):
+        return rows
 
     def describe(some: list[str]) -> list[Any]:
         with translated_errors(f"dataset {dataset}"):
@@ -73,17 +71,51 @@ def list_dataset(
     missing = [path for path in paths if path not in infos]
     if missing:
         raise HubError(f"dataset {dataset}: {missing[0]} is listed but not there.")
-    files = []
-    for index, path in enumerate(paths):
-        info = infos[path]
-        digest = info.lfs.sha256 if info.lfs else info.blob_id
-        location = str(work_folder / DOWNLOAD_FOLDER / path) if download else prefix + path
-        form = "download-parquet" if download else "hub-parquet"
-        files.append(InputFile(index, location, path, form, None, info.size, 0, digest))
-    return Listing(commit, tuple(files))
+    listing = Listing(dataset, commit, tuple(_listed_file(infos[path]) for path in paths))
+    return rows if _is_one_array(listing, retrier) else listing
 
 
-def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> list[str]:
+def _is_known(path: str) -> bool:
+    """Return whether one of our readers reads a file, by its name."""
+    kind, compression = split_suffixes(path)
+    return kind is not None and (compression is None or FORMATS[kind].reads_streams)
+
+
+def _refuse_unreadable(dataset: str, paths: list[str]) -> None:
+    """Raise HubError for files that hold no text, or in a way that nobody here reads."""
+    for path in paths:
+        for ending, what in _UNREADABLE.items():
+            if path.lower().endswith(ending):
+                raise HubError(
+                    f"dataset {dataset}: {path} is {what}, which can't be read.",
+                    "Choose another config or dataset; the hub's own conversion to parquet may be on its "
+                    "branch refs/convert/parquet (--revision).",
+                )
+
+
+def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
+    """Return whether the first `.json` file is an array, which `datasets` can read, and not JSON lines."""
+    file = next((file for file in listing.files if file.name.lower().endswith(".json")), None)
+    if file is None or not file.size_bytes:
+        return False
+    url = hf_hub_url(listing.dataset, file.name, repo_type="dataset", revision=listing.commit)
+    remote = RemoteFile(url, file.size_bytes, file.content_hash, retrier)
+    return is_array(bytes(remote.fetch(0, min(SAMPLE_BYTES, file.size_bytes))))
+
+
+def _listed_file(info: Any) -> ListedFile:
+    return ListedFile(info.path, info.size, info.lfs.sha256 if info.lfs else info.blob_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """What `datasets` says about a config and split."""
+
+    urls: list[str]
+    needs_datasets: bool  # the dataset's card says how to read them, in a way that our readers don't know
+
+
+def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> _Resolved:
     import datasets  # heavy, and only needed here
 
     try:
@@ -103,4 +135,14 @@ def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> list[str]:
     if hub_split not in found:
         known = ", ".join(map(str, found)) or "none"
         raise HubError(f"dataset {dataset}: there is no split {hub_split!r}.", f"Its splits are: {known}.")
-    return [str(url) for url in found[hub_split]]
+    return _Resolved([str(url) for url in found[hub_split]], _has_instructions(builder.config))
+
+
+def _has_instructions(config: Any) -> bool:
+    """Return whether a config says how its files are to be read, such as the field of a JSON file, or the
+    separator of a CSV file."""
+    fields = [field for field in dataclasses.fields(config) if field.name not in _PLAIN_FIELDS]
+    changed = {field.name for field in fields if getattr(config, field.name) != field.default}
+    if getattr(config, "sep", None) == "\t":  # set for .tsv by `datasets` itself
+        changed.discard("sep")
+    return bool(changed)

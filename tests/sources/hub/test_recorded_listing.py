@@ -1,0 +1,99 @@
+"""A resume from the hub: the manifest has the files, so that the hub is asked for nothing but their bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import runs
+from fourteen_files import REPO, build, expected_shards, sample_repository
+from standin_hub import StandInHub
+from standin_repository import Repository
+
+from fineweb_shards.errors import HubError
+from fineweb_shards.sources.hub.listed_files import ListedFile, Listing
+
+FILES = 3
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return sample_repository(rows=20, files=FILES)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    with StandInHub([sample_repository(rows=20, files=FILES)]) as hub:
+        done = build(hub, folder / "home", folder / "out")
+    assert done.returncode == 0, done.stderr
+    return folder / "out"
+
+
+@pytest.fixture
+def out(made: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run."""
+    return Path(shutil.copytree(made, tmp_path / "out"))
+
+
+@pytest.fixture
+def without_datasets(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `datasets` can't be imported."""
+    folder = tmp_path / "shadow"
+    folder.mkdir()
+    (folder / "datasets.py").write_text('raise SystemExit("datasets was imported")\n')
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
+
+
+def lose_last_shard(out: Path) -> None:
+    (out / sorted(expected_shards(FILES))[-1]).unlink()
+
+
+def test_a_finished_run_asks_for_nothing(
+    hub: StandInHub, home: Path, out: Path, without_datasets: dict[str, str]
+) -> None:
+    """Started again it says so, without a request, and without a network."""
+    done = build(hub, home, out, **without_datasets, HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    assert "Nothing to do" in done.stdout
+    assert not hub.requests
+
+
+@pytest.mark.parametrize("how", [[], ["--download"]], ids=["by ranges", "by download"])
+def test_a_resume_asks_for_bytes_only(
+    hub: StandInHub, home: Path, out: Path, without_datasets: dict[str, str], how: list[str]
+) -> None:
+    """Begun by ranges, it goes on by ranges or by downloads, at the same commit, without a listing."""
+    lose_last_shard(out)
+    hub.repositories[REPO].replace_file("sample/10BT/000_00000.parquet", b"pushed since")
+    done = build(hub, home, out, *how, **without_datasets)
+    assert done.returncode == 0, done.stderr
+    assert runs.shards_in(out) == expected_shards(FILES)
+    assert not [record.path for record in hub.requests_of("api") if "/api/datasets/" in record.path]
+
+
+def test_other_files_are_still_asked_for(hub: StandInHub, home: Path, out: Path) -> None:
+    """Another config and another revision are told by name, as before; --fresh lists what the hub has now."""
+    other = build(hub, home, out, "--name", "sample-100BT")
+    assert other.returncode == 3  # there is no such config
+    assert "sample-100BT" in other.stderr
+    revised = build(hub, home, out, "--revision", hub.repositories[REPO].head)
+    assert revised.returncode == 4
+    assert "--revision was not set" in revised.stderr
+    pushed = hub.repositories[REPO].replace_file("README.md", b"---\n---\n# new\n")
+    hub.clear_requests()
+    fresh = build(hub, home, out, "--fresh", "--yes")
+    assert hub.api_requests > 0
+    assert fresh.returncode == 3  # the new card has no config of that name
+    assert json.loads((out / "manifest.json").read_text())["commit"] != pushed
+
+
+@pytest.mark.promise(23)
+@pytest.mark.parametrize("name", ["../escape.parquet", "/etc/passwd", "a/../../b.parquet", "..", ""])
+def test_no_download_escapes_its_folder(tmp_path: Path, name: str) -> None:
+    """A doctored manifest can't make us write elsewhere."""
+    with pytest.raises(HubError, match="no name of a file in a dataset"):
+        Listing(REPO, "c0ffee", (ListedFile(name, 1, "ab"),)).input_files(tmp_path)
