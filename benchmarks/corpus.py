@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from packages import fetch_packages, read_pages
 from prose import paragraphs_of
 
+from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import resolve_engine
 
 DATA = Path(__file__).parent / ".data"
@@ -162,9 +163,9 @@ def count_tokens(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     engine = resolve_engine("auto")()
     tokens, counts = [], []
     for begin in range(0, len(texts), ROW_GROUP_DOCUMENTS):
-        ids, offsets = engine.encode(texts[begin : begin + ROW_GROUP_DOCUMENTS])
-        tokens.append(ids.astype(np.uint16))
-        counts.append(np.diff(offsets))
+        encoded = engine.encode(Texts.from_strings(texts[begin : begin + ROW_GROUP_DOCUMENTS]))
+        tokens += [np.asarray(ids, np.uint16) for ids in encoded]
+        counts.append(np.array([len(ids) for ids in encoded]))
     return np.concatenate(tokens), np.concatenate(counts)
 
 

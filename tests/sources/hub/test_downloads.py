@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import night
@@ -31,26 +32,34 @@ from fourteen_files import (
     sample_repository,
 )
 from promises import Tries
-from standin_faults import CutBody, FirstOfEachPath, Reset, ScriptedFaults, WrongBytes
+from standin_faults import (
+    CutBody,
+    Fault,
+    FaultPlan,
+    FirstOfEachPath,
+    Reset,
+    ScriptedFaults,
+    Stall,
+    WrongBytes,
+)
 from standin_hub import StandInHub
-from standin_line import Line
 from standin_repository import Repository
 
-NOISE_BYTES = 150_000
+LARGE_NOISE_BYTES, HUGE_NOISE_BYTES = 150_000, 800_000  # a document
 DOCUMENTS = documents_of(0)
 LARGE_EXPECTED = reference.shard_files(reference.stream(DOCUMENTS), SHARD_TOKENS)
 
 
-def large_parquet() -> bytes:
+def large_parquet(noise_bytes: int) -> bytes:
     """A file that takes a while to fetch, with few tokens to encode."""
     noise = random.Random(4)
-    table = pa.table({"text": DOCUMENTS, "noise": [noise.randbytes(NOISE_BYTES) for _ in DOCUMENTS]})
+    table = pa.table({"text": DOCUMENTS, "noise": [noise.randbytes(noise_bytes) for _ in DOCUMENTS]})
     buffer = io.BytesIO()
     pq.write_table(table, buffer, row_group_size=4, use_dictionary=False)
     return buffer.getvalue()
 
 
-LARGE = large_parquet()
+LARGE = large_parquet(LARGE_NOISE_BYTES)
 
 
 @pytest.fixture
@@ -62,18 +71,29 @@ def downloads_of(out: Path) -> Path:
     return out / ".fineweb-shards" / "downloads"
 
 
-def start(hub: StandInHub, home: Path, out: Path, screen: Path) -> subprocess.Popen[bytes]:
-    """A build in a process group of its own, so that all of it can be killed."""
+@contextlib.contextmanager
+def started(hub: StandInHub, home: Path, out: Path, screen: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A build in a process group of its own; whatever is left of it in the end is killed."""
     words = runs.command("build", *DATASET, "--out", out, *FLAGS, "--download")
     variables = {**os.environ, **environment(hub, home)}
-    with screen.open("wb") as file:
-        return subprocess.Popen(words, env=variables, stdout=file, stderr=file, start_new_session=True)
+    with (
+        screen.open("wb") as file,
+        subprocess.Popen(words, env=variables, stdout=file, stderr=file, start_new_session=True) as process,
+    ):
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def wait_for_bytes(hub: StandInHub, process: subprocess.Popen[bytes], count: int, screen: Path) -> None:
-    while hub.content_bytes < count:
-        assert process.poll() is None, screen.read_text()
-        time.sleep(0.02)
+def sizes_in(folder: Path) -> list[int]:
+    """The bytes of every file with more in it than a note about a file."""
+    sizes = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            sizes += [path.stat().st_size] if path.is_file() else []
+    return [size for size in sizes if size > 1000]
 
 
 def test_a_short_body_and_a_reset(home: Path, tmp_path: Path) -> None:
@@ -100,21 +120,38 @@ def test_wrong_content_of_the_right_size(large: Repository, home: Path, tmp_path
     assert [path.read_bytes() for path in downloads_of(tmp_path / "out").rglob("*.parquet")] == [LARGE]
 
 
+@dataclass
+class StallAfter(FaultPlan):
+    """Once so many bytes are on the disk, no request is answered to its end any more."""
+
+    folder: Path
+    size_bytes: int
+
+    def choose(self, number: int) -> Fault | None:
+        return Stall(0.1) if sum(sizes_in(self.folder)) >= self.size_bytes else None
+
+
 @pytest.mark.promise(1)
-def test_a_killed_download_goes_on(large: Repository, home: Path, tmp_path: Path, tries: Tries) -> None:
+def test_a_killed_download_goes_on(home: Path, tmp_path: Path, tries: Tries) -> None:
     """After kill -9 in the middle the next run fetches the rest: less than 1.2 x the file in all."""
-    for number in tries(1, 10):
+    huge = large_parquet(HUGE_NOISE_BYTES)
+    for number in tries(1, 5):
         out, screen = tmp_path / str(number), tmp_path / f"{number}.txt"
-        with StandInHub([large], cdn=True, line_bytes_per_second=1e6) as hub:
-            process = start(hub, home, out, screen)
-            wait_for_bytes(hub, process, int(len(LARGE) * (0.2 + 0.06 * (9 - number))), screen)
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        repository = Repository(REPO, {"sample/10BT/000_00000.parquet": huge})
+        half = StallAfter(downloads_of(out), len(huge) // 2, on="cdn")
+        with StandInHub([repository], [half], cdn=True) as hub:
+            with started(hub, home, out, screen) as process:
+                while not half.injected:
+                    assert process.poll() is None, screen.read_text()
+                    time.sleep(0.02)
             assert not runs.shards_in(out)
-            hub.line = Line(0.0, None, None)
+            before = hub.content_bytes
+            hub.faults.clear()
+            hub.clear_requests()  # what was stalled is sent now, to nobody
+            hub.release_stalls()
             done = build(hub, home, out, "--download")
             assert done.returncode == 0, done.stderr
-            assert hub.content_bytes < 1.2 * len(LARGE)
+            assert before + hub.content_bytes < 1.2 * len(huge)
         assert runs.shards_in(out) == LARGE_EXPECTED
 
 
@@ -130,9 +167,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_waited_for(large: Repository, home: Path, tmp_path: Path, small_disk: Path) -> None:
     """It fills up in the middle of a download; once there is space, the run goes on by itself."""
     screen, ballast = tmp_path / "screen.txt", small_disk / "ballast"
-    with StandInHub([large], cdn=True, line_bytes_per_second=1e6) as hub:
-        process = start(hub, home, small_disk / "out", screen)
-        wait_for_bytes(hub, process, 10_000, screen)
+    with (
+        StandInHub([large], cdn=True, line_bytes_per_second=1e6) as hub,
+        started(hub, home, small_disk / "out", screen) as process,
+    ):
+        while hub.content_bytes < 10_000:
+            assert process.poll() is None, screen.read_text()
+            time.sleep(0.02)
         fill(ballast)
         while "waiting for the disk since" not in screen.read_text():
             assert process.poll() is None, screen.read_text()
@@ -150,22 +191,15 @@ def fill(path: Path) -> None:
             file.write(bytes(65536))
 
 
-def count_contents(folder: Path) -> int:
-    """How many files there are with more in it than a note about a file."""
-    count = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-            count += path.is_file() and path.stat().st_size > 1000
-    return count
-
-
 def test_few_files_are_on_the_disk_at_once(home: Path, tmp_path: Path) -> None:
     """Those that are being read or in an unfinished shard, and two more, never all; none at the end."""
     out, screen, most = tmp_path / "out", tmp_path / "screen.txt", 0
-    with StandInHub([sample_repository()], cdn=True, latency_seconds=0.05) as hub:
-        process = start(hub, home, out, screen)
+    with (
+        StandInHub([sample_repository()], cdn=True, latency_seconds=0.05) as hub,
+        started(hub, home, out, screen) as process,
+    ):
         while process.poll() is None:
-            most = max(most, count_contents(downloads_of(out)))
+            most = max(most, len(sizes_in(downloads_of(out))))
             time.sleep(0.005)
         assert process.returncode == 0, screen.read_text()
     assert 1 <= most < FILES

@@ -108,14 +108,15 @@ def test_faults_of_redirects_and_addresses(
     the token, nor has anything that is written or said."""
     budget = sum(1 for _ in tries(20, 200))
     wrong_redirects, refusals = plans = [
-        RandomFaults(WRONG_REDIRECTS, seed=6, probability=0.5, budget=budget // 2, on="resolve"),
-        RandomFaults(CDN_FAULTS, seed=7, probability=0.4, budget=budget // 2, on="cdn"),
+        RandomFaults(WRONG_REDIRECTS, seed=6, probability=0.25, budget=budget // 2, on="resolve"),
+        RandomFaults(CDN_FAULTS, seed=7, probability=0.25, budget=budget // 2, on="cdn"),
     ]
     other_etags = FirstOfEachPath(OtherLinkedETag(), on="resolve", path_contains="7_00000.parquet")
-    files, out = max(FILES, budget // 2), tmp_path / "out"
+    files, out = 3 * budget // 2, tmp_path / "out"
+    words = ["--workers", "4", "--max-outage", "1min", *way]
     repository = sample_repository(files=files, token=CANARY)
     with StandInHub([repository], [other_etags, *plans], cdn=True) as hub:
-        done = build(hub, home, out, "--workers", "4", *way, HF_TOKEN=CANARY, HF_HUB_DOWNLOAD_TIMEOUT="5")
+        done = build(hub, home, out, *words, HF_TOKEN=CANARY, HF_HUB_DOWNLOAD_TIMEOUT="5")
         assert done.returncode == 0, done.stderr
         assert min(wrong_redirects.injected, refusals.injected) >= 0.2 * budget
         assert other_etags.injected >= 1
