@@ -8,6 +8,7 @@ import gzip
 import json
 import lzma
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from text_datasets import (
     left_in_downloads,
     write_form,
 )
+from text_datasets import DOCUMENTS as MANY_DOCUMENTS
 
 DOCUMENTS = [text for text in make_documents(300, seed=7) if text]
 ROWS = [{"text": text} for text in DOCUMENTS]
@@ -36,22 +38,25 @@ PLAIN = [f"document {number}" for number in range(40)]
 # For each config that only `datasets` can read: its file, what the card says about it, and its documents.
 THROUGH_DATASETS: dict[str, tuple[str, bytes, str, list[str]]] = {
     "array": ("a.json", json.dumps(ROWS).encode(), "", DOCUMENTS),
+    "lines-of-array": ("a.json", json.dumps(ROWS, indent=1).encode(), "", DOCUMENTS),
     "packed-array": ("a.json.gz", gzip.compress(json.dumps(ROWS).encode()), "", DOCUMENTS),
     "field": ("a.json", json.dumps({"rows": ROWS}).encode(), "  field: rows\n", DOCUMENTS),
     "sep": ("a.csv", "\n".join(["text;n", *(f"{text};1" for text in PLAIN)]).encode(), '  sep: ";"\n', PLAIN),
     "other": ("a.jsonl.xz", lzma.compress(LINES), "", DOCUMENTS),
 }
 REFUSED = {
-    "arrow": ("a.arrow", "arrow/a.arrow is an Arrow file, which can't be read"),
-    "tar": ("a.tar", "tar/a.tar is an archive (WebDataset), which can't be read"),
+    "arrow": ("a.arrow", "a.arrow is an Arrow file, which can't be read"),
+    "tar": ("a.tar", "a.tar is an archive (WebDataset), which can't be read"),
+    "script": ("script.py", "script.py"),
 }
 
 
-def run_builds(hub: StandInHub, home: Path, tmp_path: Path, *names: str) -> list[Any]:
-    """A build of each config, into a folder of its name."""
-    words = ["build", *DATASET, "--batch-bytes", "30k", "--workers", "1"]
-    commands = [[*words, "--name", name, "--out", str(tmp_path / name)] for name in names]
-    return runs.run_commands(commands, **environment(hub, home))
+def run_builds(hub: StandInHub, home: Path, tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    """A build of each dataset of the hub, into a folder of its name."""
+    names = [repo_id.partition("/")[2] for repo_id in hub.repositories]
+    words = ["build", "--shard-tokens", str(SHARD_TOKENS), "--batch-bytes", "30k", "--workers", "1"]
+    commands = [[*words, "--dataset", f"me/{name}", "--out", str(tmp_path / name)] for name in names]
+    return zip(names, runs.run_commands(commands, **environment(hub, home)), strict=True)
 
 
 def expected_of(documents: list[str]) -> dict[str, bytes]:
@@ -60,32 +65,30 @@ def expected_of(documents: list[str]) -> dict[str, bytes]:
 
 def test_what_is_left_to_datasets(home: Path, tmp_path: Path) -> None:
     """One array in a file, a card that says how to read, an ending that we don't know."""
-    files = {f"{name}/{file}": data for name, (file, data, _, _) in THROUGH_DATASETS.items()}
-    configs = {name: f"{name}/*\n{more}".rstrip() for name, (_, _, more, _) in THROUGH_DATASETS.items()}
-    with StandInHub([Repository(REPO, {"README.md": card(configs), **files})], cdn=True) as hub:
-        endings = run_builds(hub, home, tmp_path, *THROUGH_DATASETS)
-    for (name, (_, _, _, documents)), done in zip(THROUGH_DATASETS.items(), endings, strict=True):
-        assert done.returncode == 0, (name, done.stderr)
-        assert runs.shards_in(tmp_path / name) == expected_of(documents), name
-        manifest = json.loads((tmp_path / name / "manifest.json").read_text())
-        assert [file["content_hash"] for file in manifest["files"]] == [""], name
+    repositories = [
+        Repository(f"me/{name}", {"README.md": card({"default": f"{file}\n{more}".rstrip()}), file: data})
+        for name, (file, data, more, _) in THROUGH_DATASETS.items()
+    ]
+    with StandInHub(repositories, cdn=True) as hub:
+        for name, done in run_builds(hub, home, tmp_path):
+            assert done.returncode == 0, (name, done.stderr)
+            assert runs.shards_in(tmp_path / name) == expected_of(THROUGH_DATASETS[name][-1]), name
+            manifest = json.loads((tmp_path / name / "manifest.json").read_text())
+            assert [file["content_hash"] for file in manifest["files"]] == [""], name
 
 
 def test_what_is_refused(home: Path, tmp_path: Path) -> None:
     """Arrow files, archives and scripts: each with its sentence and exit code 3."""
-    files = {f"{name}/{file}": b"x" * 100 for name, (file, _) in REFUSED.items()}
-    readme = {"README.md": card({name: f"{name}/*" for name in REFUSED})}
-    script = Repository("me/script", {"README.md": b"# A script\n", "script.py": b"import datasets\n"})
-    with StandInHub([Repository(REPO, {**readme, **files}), script], cdn=True) as hub:
-        endings = run_builds(hub, home, tmp_path, *REFUSED)
-        words = ["build", "--dataset", "me/script", "--out", str(tmp_path / "script")]
-        endings += runs.run_commands([words], **environment(hub, home))
-    sentences = [*(sentence for _, sentence in REFUSED.values()), "script.py"]
-    for sentence, done in zip(sentences, endings, strict=True):
-        assert done.returncode == 3, done.stderr
-        assert sentence in done.stderr
-        assert "Traceback" not in done.stderr
-        assert "waiting" not in done.stderr
+    repositories = [
+        Repository(f"me/{name}", {"README.md": b"# A dataset\n", file: b"import datasets\n"})
+        for name, (file, _) in REFUSED.items()
+    ]
+    with StandInHub(repositories, cdn=True) as hub:
+        for name, done in run_builds(hub, home, tmp_path):
+            assert done.returncode == 3, done.stderr
+            assert REFUSED[name][1] in done.stderr
+            assert "Traceback" not in done.stderr
+            assert "waiting" not in done.stderr
 
 
 def unpack_zstd(packed: bytes) -> bytes:
@@ -99,7 +102,7 @@ def unpack_zstd(packed: bytes) -> bytes:
 
 def test_a_file_that_is_cut_off(home: Path, tmp_path: Path) -> None:
     """As a local one: the run stops at the damage, or goes on behind it with what was whole."""
-    whole = write_form(tmp_path, "jsonl.zst", DOCUMENTS)
+    whole = write_form(tmp_path, "jsonl.zst", MANY_DOCUMENTS)
     cut = whole[: len(whole) // 2]
     files = {"a.jsonl.zst": cut, "b.jsonl.zst": whole}
     repository = Repository(REPO, {"README.md": card({"default": '"*.zst"'}), **files})
@@ -113,8 +116,8 @@ def test_a_file_that_is_cut_off(home: Path, tmp_path: Path) -> None:
     assert skipped.returncode == 0, skipped.stderr
     assert "a.jsonl.zst: broken after" in skipped.stdout + skipped.stderr
     kept = [json.loads(line)["text"] for line in unpack_zstd(cut).split(b"\n")[:-1]]
-    assert 0 < len(kept) < len(DOCUMENTS)
-    assert runs.shards_in(tmp_path / "skip") == expected_of(kept + DOCUMENTS)
+    assert 0 < len(kept) < len(MANY_DOCUMENTS)
+    assert runs.shards_in(tmp_path / "skip") == expected_of(kept + MANY_DOCUMENTS)
     assert left_in_downloads(tmp_path / "skip") == []
 
 
