@@ -112,7 +112,7 @@ def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
 
 
 def _may_be_array(name: str) -> bool:
-    """Return whether a file may hold one array, by its name. Nobody packs one with zstd."""
+    """Return whether a file may hold one array, by its name. With zstd it is refused when it is read."""
     return name.lower().endswith((".json", ".json.gz", ".json.gzip"))
 
 

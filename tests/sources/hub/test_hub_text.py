@@ -237,3 +237,15 @@ def test_faults_while_ranges_are_read(
         assert plan.injected >= 15
         assert "Traceback" not in done.stderr
         assert runs.shards_in(tmp_path / str(number)) == expected_shards()
+
+
+def test_nothing_is_left_of_what_was_fetched_too_far(
+    repository: Repository, home: Path, tmp_path: Path
+) -> None:
+    """A run that ends with --max-tokens deletes the files it has fetched ahead, whole or not."""
+    with StandInHub([repository], cdn=True, line_bytes_per_second=150e3) as hub:
+        done = build(hub, home, tmp_path / "out", "zst", "--max-tokens", "40k")
+    assert done.returncode == 0, done.stderr
+    name = min(expected_shards(), key=lambda shard: shard[-10:])
+    assert runs.shards_in(tmp_path / "out") == {name: expected_shards()[name]}
+    assert left_in_downloads(tmp_path / "out") == []
