@@ -112,6 +112,7 @@ def measure_hub(scratch: Path, corpus: Corpus, served: Path, latency_ms: int) ->
             return measure(our_program("hub", corpus, scratch / f"hub{latency_ms}", [], *DATASET))
         finally:
             server.terminate()
+            server.stdout.read()  # what it was asked for, which it tells at the end
 
 
 if __name__ == "__main__":
