@@ -108,21 +108,25 @@ def test_the_order_of_documents_depends_on_nothing_but_themselves(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_the_corpus_is_the_same_documents_in_every_form(tmp_path: Path) -> None:
+def test_the_corpus_is_the_same_documents_in_every_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where groups and files of parquet end, and its figures are those of the documents."""
     import json
 
+    import corpus as module
     import pyarrow.parquet as pq
-    from corpus import FILE_GROUPS, GROUP_DOCUMENTS, CorpusWriter, load_corpus
 
-    texts = [f"Text {number} of them." for number in range(FILE_GROUPS * GROUP_DOCUMENTS + 7)]
-    with CorpusWriter(tmp_path / "corpus", "a test", with_forms=True) as writer:
+    monkeypatch.setattr(module, "GROUP_DOCUMENTS", 10)
+    monkeypatch.setattr(module, "FILE_GROUPS", 3)
+    texts = [f"Text {number} of them." for number in range(37)]
+    with module.CorpusWriter(tmp_path / "corpus", "a test", with_forms=True) as writer:
         for text in texts:
             writer.add(text)
-    corpus = load_corpus(tmp_path / "corpus")
+    corpus = module.load_corpus(tmp_path / "corpus")
     tables = [pq.read_table(path) for path in corpus.parquet]
     lines = Path(corpus.form("jsonl")).read_text().splitlines()
-    assert [len(table) for table in tables] == [FILE_GROUPS * GROUP_DOCUMENTS, 7]
+    assert [len(table) for table in tables] == [30, 7]
     assert [text for table in tables for text in table["text"].to_pylist()] == texts
     assert Path(corpus.form("txt")).read_text().split("<|endoftext|>") == texts
     assert [json.loads(line)["text"] for line in lines] == texts
