@@ -63,7 +63,8 @@ def download_packages(folder: Path, names: list[str]) -> None:
     here = [name for name in names if name in known]
     if here:
         print(f"  downloading {len(here)} packages", file=sys.stderr)
-        subprocess.run(["apt-get", "download", "-qq", *here], cwd=folder)
+        # As the user that runs this: apt's own may not write into the folder, and warns about it.
+        subprocess.run(["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *here], cwd=folder)
 
 
 def read_pages(package: Path) -> Iterator[tuple[str, str]]:
