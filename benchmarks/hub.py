@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from corpus import DATA, Corpus, find_corpus
+from corpus import DATA, Corpus, find_corpora
 from measure import run_program
-from programs import HERE, Program, our_program
+from programs import HERE, SMALL_SHARDS, Program, our_program
 
 from fineweb_shards.units import show_count
 
@@ -31,14 +31,16 @@ def main() -> None:
     parser.add_argument("--files", nargs="*", help="parquet files with a text column")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    corpus = find_corpus(files=options.files)
+    corpus = find_corpora(files=options.files).part
     with tempfile.TemporaryDirectory(dir=DATA) as folder:
         scratch = Path(folder)
         served = serve_folder(scratch, corpus)
         local: list[float] = []
         remote: dict[int, list[float]] = {latency: [] for latency in LATENCIES_MS}
         for _ in range(options.rounds):  # in turns, because the machine changes its mind
-            local.append(measure_speed(our_program("disk", corpus, scratch / "local", corpus.parquet)))
+            local.append(
+                measure_speed(our_program("disk", corpus, scratch / "local", corpus.parquet, *SMALL_SHARDS))
+            )
             for latency, speeds in remote.items():
                 speeds.append(measure_hub(scratch, corpus, served, latency))
         print(f"| from the disk | {show_count(median(local))} tokens/s |")
@@ -71,7 +73,9 @@ def measure_hub(scratch: Path, corpus: Corpus, served: Path, latency_ms: int) ->
         os.environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(scratch / f"home{latency_ms}")}
         os.environ["NO_PROXY"] = "127.0.0.1,localhost"
         try:
-            return measure_speed(our_program("hub", corpus, scratch / f"hub{latency_ms}", [], *DATASET))
+            return measure_speed(
+                our_program("hub", corpus, scratch / f"hub{latency_ms}", [], *SMALL_SHARDS, *DATASET)
+            )
         finally:
             server.terminate()
 

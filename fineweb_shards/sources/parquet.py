@@ -42,6 +42,7 @@ class ParquetFormat(Format):
 
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
+        _use_small_memory_pool()
         self._file: tuple[str, Any] | None = None
         self._rows: _RowReader | None = None
         self._footer: tuple[str, Footer] | None = None
@@ -189,6 +190,13 @@ class ParquetFormat(Format):
             self._rows = None
             if reader.next_row >= first:  # if it broke before, the batch with those rows reports it
                 raise
+
+
+def _use_small_memory_pool() -> None:
+    """Have pyarrow allocate with jemalloc, where it has it. By default it does with mimalloc, which keeps
+    47 MB more in every worker, for as much speed; malloc has ten times the page faults."""
+    if "jemalloc" in pa.supported_memory_backends():
+        pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
 class _RowReader:
