@@ -9,13 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.events import Observer
+from fineweb_shards.sources.where import Where
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from fineweb_shards.sources.row_filter import RowFilter
 
 STANDARD_INPUT = "-"
 _EXPECTED_FILES = 3  # the current one and the next two
@@ -44,6 +50,7 @@ class ReadSettings:
     skip_bad: bool
     vocabulary: Vocabulary  # whose tokens FineWeb's `token_count` counts, or not
     hub: HubRef | None = None
+    where: Where | None = None  # which documents to read; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,15 @@ class Format(ABC):
 
     def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings]]:
         return type(self), (self.settings,)  # without open files and connections, which can't be pickled
+
+    @cached_property
+    def row_filter(self) -> RowFilter | None:
+        """What tells the documents to read from the others; None if all are read."""
+        if self.settings.where is None:
+            return None
+        from fineweb_shards.sources.row_filter import RowFilter  # here: pyarrow.compute takes 40 ms
+
+        return RowFilter(self.settings.where)
 
     @abstractmethod
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:

@@ -164,7 +164,8 @@ class ParquetFormat(Format):
         return total
 
     def columns(self, file: InputFile) -> list[str]:
-        """Return the columns to read of a file: the text and, in FineWeb's files, token_count and id."""
+        """Return the columns to read of a file: the text, what --where needs and, in FineWeb's files,
+        token_count and id."""
         return list(self.footer(file).columns)
 
     def _read_group(self, file: InputFile, group: int, rows: tuple[int, int] | None) -> Iterator[TextChunk]:
@@ -179,11 +180,15 @@ class ParquetFormat(Format):
         reader = self._rows
         if reader is None or reader.place != place or reader.next_row > first:
             slice_rows = _slice_rows(footer.group_rows[group], footer.group_bytes[group])
-            reader = _RowReader(place, self.open(file), group, self.columns(file), slice_rows)
+            needed = len(footer.needed_columns)
+            reader = _RowReader(place, self.open(file), group, self.columns(file), needed, slice_rows)
             self._rows = reader
         try:
             for row, row_slice in reader.read(first, end):
-                yield from split_rows(row_slice, footer.first_rows[group] + row)
+                selection = self.row_filter.select(row_slice) if self.row_filter else None
+                yield from split_rows(
+                    row_slice, footer.first_rows[group] + row, footer.count_columns, selection
+                )
         except BadFileError:
             self._rows = None
             if reader.next_row >= first:  # if it broke before, the batch with those rows reports it
@@ -194,15 +199,18 @@ class _RowReader:
     """Reads one row group from front to back.
 
     Where a damaged row group ends must depend on nothing but the file. So whole slices are decoded, whatever
-    rows are asked for, and if the columns beside the text can't be read, the text is read without them.
+    rows are asked for, and if columns that are not needed can't be read, the others are read without them.
     """
 
-    def __init__(self, place: str, file: Any, group: int, columns: list[str], slice_rows: int) -> None:
+    def __init__(
+        self, place: str, file: Any, group: int, columns: list[str], needed: int, slice_rows: int
+    ) -> None:
         self.place = place
         self.next_row = 0
         self._file = file
         self._group = group
         self._columns = columns  # the text first
+        self._needed = needed  # how many of them
         self._slice_rows = slice_rows
         self._rest: Any = None  # rows of the last slice that were not asked for yet
         self._slices: Iterator[Any] | None = None
@@ -221,9 +229,9 @@ class _RowReader:
         try:
             return self._decode_slice()
         except BadFileError:
-            if len(self._columns) == 1:
+            if len(self._columns) == self._needed:
                 raise
-        self._columns, self._slices = self._columns[:1], None
+        self._columns, self._slices = self._columns[: self._needed], None
         rows, decoded = self._decode_slice(), 0
         while decoded + len(rows) <= self.next_row:
             decoded += len(rows)

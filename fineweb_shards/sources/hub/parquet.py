@@ -68,16 +68,20 @@ class HubParquetFormat(ParquetFormat):
                 remote.prefetch(start, stop)
 
     def _ranges(self, file: InputFile, metadata: Any, batch: Batch) -> list[tuple[int, int]]:
-        """Return the ranges to fetch for a batch: all its row groups as one, or only the text of each."""
+        """Return the ranges to fetch for a batch, in their order: all its row groups as one, or of each
+        only the columns that are read."""
         groups = [_extents(metadata.row_group(i)) for i in range(batch.position, batch.end)]
-        texts = [group[self.settings.text_column] for group in groups]
+        columns = self.columns(file)
         if self._is_nearly_all_text(file):
-            return [(texts[0][0], max(groups[-1][name][1] for name in self.columns(file)))]
-        return texts
+            first = min(groups[0][name][0] for name in columns)
+            return [(first, max(groups[-1][name][1] for name in columns))]
+        return sorted(group[name] for group in groups for name in columns)
 
     def columns(self, file: InputFile) -> list[str]:
         """Return the columns to read; not FineWeb's token counts if those would need extra requests."""
-        return super().columns(file) if self._is_nearly_all_text(file) else [self.settings.text_column]
+        return (
+            super().columns(file) if self._is_nearly_all_text(file) else [*self.footer(file).needed_columns]
+        )
 
     def _is_nearly_all_text(self, file: InputFile) -> bool:
         """Tell whether the other columns are small enough to fetch neighbouring row groups as one range."""
