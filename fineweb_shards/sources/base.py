@@ -9,8 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.events import Observer
@@ -19,9 +17,6 @@ from fineweb_shards.system.retry import Retrier
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from fineweb_shards.sources.row_filter import RowFilter
 
 STANDARD_INPUT = "-"
 _EXPECTED_FILES = 3  # the current one and the next two
@@ -83,15 +78,6 @@ class Format(ABC):
 
     def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings]]:
         return type(self), (self.settings,)  # without open files and connections, which can't be pickled
-
-    @cached_property
-    def row_filter(self) -> RowFilter | None:
-        """What tells the documents to read from the others; None if all are read."""
-        if self.settings.where is None:
-            return None
-        from fineweb_shards.sources.row_filter import RowFilter  # here: pyarrow.compute takes 40 ms
-
-        return RowFilter(self.settings.where)
 
     @abstractmethod
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import InputFile, decode_text
+from fineweb_shards.events import Observer
+from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text
 from fineweb_shards.sources.byte_view import FileView, StreamView
+from fineweb_shards.sources.load_filter import load_filter
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.sources.where import kind_of
@@ -50,6 +52,10 @@ class _Row(NamedTuple):
 
 class JsonLinesFormat(TextFormat):
     """Documents that are the value of a key, one JSON object per line."""
+
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
+        super().__init__(settings, observer)
+        self.row_filter = load_filter(settings.where)
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         view = self.open_stream_view(file)

@@ -20,6 +20,7 @@ from fineweb_shards.errors import BadFileError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, read_error
 from fineweb_shards.sources.footer import Footer, read_footer, translated_pyarrow_errors
+from fineweb_shards.sources.load_filter import load_filter
 from fineweb_shards.sources.rows import append_chunk, split_rows, unwrap
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
@@ -46,6 +47,7 @@ class ParquetFormat(Format):
         self._rows: _RowReader | None = None
         self._footer: tuple[str, Footer] | None = None
         self._group_counts: dict[int, int] = {}
+        self.row_filter = load_filter(settings.where)
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         footer = self.footer(file)

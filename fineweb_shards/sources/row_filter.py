@@ -88,25 +88,24 @@ class RowFilter:
                 return f"has {shown} as {name!r}, which --where compares with {IN_WORDS[wanted]}"
         return None
 
+    def find_wrong_type(self, name: str, kind: Any) -> str | None:
+        """Return a phrase about a parquet column of this type if the condition can't be applied to it."""
+        kind, wanted = _plain_type(kind), dict(self.where.kinds)[name]
+        if pa.types.is_null(kind):
+            return None
+        if pa.types.is_nested(kind):
+            return f"holds {kind}, which --where can't look into"
+        if wanted == "text" and _is_moment(kind):
+            return _find_wrong_moment(self.where.condition, name, kind)
+        right = {"number": _is_number, "text": is_text, "truth": pa.types.is_boolean, "any": lambda _: True}
+        return None if right[wanted](kind) else f"holds {kind}; --where compares it with {IN_WORDS[wanted]}"
+
 
 def _count(met: Any, *, skipped: int = 0) -> Counts:
     """Count the rows that don't pass, by what the condition is for them."""
     return Counts(
         skipped_documents=skipped, filtered_documents=met.false_count, unknown_documents=met.null_count
     )
-
-
-def find_wrong_type(where: Where, name: str, kind: Any) -> str | None:
-    """Return a phrase about a parquet column of this type if the condition can't be applied to it."""
-    kind, wanted = _plain_type(kind), dict(where.kinds)[name]
-    if pa.types.is_null(kind):
-        return None
-    if pa.types.is_nested(kind):
-        return f"holds {kind}, which --where can't look into"
-    if wanted == "text" and _is_moment(kind):
-        return _find_wrong_moment(where.condition, name, kind)
-    right = {"number": _is_number, "text": is_text, "truth": pa.types.is_boolean, "any": lambda _: True}
-    return None if right[wanted](kind) else f"holds {kind}; --where compares it with {IN_WORDS[wanted]}"
 
 
 def _plain_type(kind: Any) -> Any:
