@@ -19,7 +19,7 @@ from typing import Any
 from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
-from fineweb_shards.sources.where import parse_where
+from fineweb_shards.sources.where_parser import parse_where
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds

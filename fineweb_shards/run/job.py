@@ -20,7 +20,7 @@ from fineweb_shards.sources.base import HubRef, ReadSettings, Source
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.quiet import quiet_clients
-from fineweb_shards.sources.where import parse_where
+from fineweb_shards.sources.where_parser import parse_where
 from fineweb_shards.store.fresh import holds_shards
 from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.store.output_spec import OutputSpec

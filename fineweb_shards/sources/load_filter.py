@@ -1,4 +1,4 @@
-"""Load the filter of rows only if there is one: its module needs pyarrow.compute, which takes 40 ms to import."""
+"""Load the filter of rows only if there is one: pyarrow.compute, which it needs, takes 40 ms to import."""
 
 from __future__ import annotations
 

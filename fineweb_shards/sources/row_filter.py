@@ -59,14 +59,17 @@ class RowFilter:
 
     def select(self, rows: Any) -> Selection:
         """Apply the condition to a RecordBatch with the text first, and the columns it needs, unwrapped."""
-        names = rows.schema.names
-        met = _combine(
-            self.where.condition,
-            lambda test: _test_column(rows.column(names.index(test.column)), test),
-        )
+        met = self.evaluate(rows)
         passes, has_text = pc.fill_null(met, False), rows.column(0).is_valid()
         wanted = pc.and_(passes, has_text)
         return Selection(wanted, _count(met, skipped=passes.true_count - wanted.true_count))
+
+    def evaluate(self, rows: Any) -> Any:
+        """Return true, false or null for each row of a RecordBatch with the columns of the condition."""
+        names = rows.schema.names
+        return _combine(
+            self.where.condition, lambda test: _test_column(rows.column(names.index(test.column)), test)
+        )
 
     def select_values(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[bool], Counts]:
         """Apply the condition to JSON values, a tuple for each row in the order of the condition's columns,
