@@ -25,6 +25,7 @@ from fineweb_shards.sources.where import (
     Condition,
     IsNull,
     Not,
+    Value,
     Where,
     kind_of,
 )
@@ -60,7 +61,7 @@ class RowFilter:
     def select(self, rows: Any) -> Selection:
         """Apply the condition to a RecordBatch with the text first, and the columns it needs, unwrapped."""
         met = self.evaluate(rows)
-        passes, has_text = pc.fill_null(met, False), rows.column(0).is_valid()
+        passes, has_text = pc.fill_null(met, _make_scalar(False)), rows.column(0).is_valid()
         wanted = pc.and_(passes, has_text)
         return Selection(wanted, _count(met, skipped=passes.true_count - wanted.true_count))
 
@@ -87,7 +88,7 @@ class RowFilter:
                 return f"has no key {name!r}, and --where can't look into {outer!r}"
             if value is not None and wanted not in ("any", kind_of(value)):
                 found = kind_of(value)
-                shown = IN_WORDS[found] if found else type(value).__name__
+                shown = IN_WORDS[found] if found else f"a {type(value).__name__}"
                 return f"has {shown} as {name!r}, which --where compares with {IN_WORDS[wanted]}"
         return None
 
@@ -135,7 +136,7 @@ def _find_wrong_moment(condition: Condition, name: str, kind: Any) -> str | None
             if test in _PARTS_OF_TEXT:
                 return f"holds {kind}, not text: --where can't find {value!r} in it"
             try:
-                pa.scalar(value).cast(kind)
+                _make_scalar(value).cast(kind)
             except pa.ArrowInvalid:
                 return f"holds {kind}; --where compares it with {value!r}, which is none"
         case Not(inner):
@@ -167,13 +168,27 @@ def _test_values(values: Sequence[Any], test: Compare | IsNull) -> Any:
 
 def _make_booleans(values: list[bool], valid: list[bool] | None = None) -> Any:
     """Return an Arrow array of true and false, null where not `valid`."""
-    # From buffers: `pa.array` imports pandas, which takes a worker 0.3 s and 50 MB.
     bits = [
         None if one is None else np.packbits(np.array(one, bool), bitorder="little")
         for one in (valid, values)
     ]
     buffers = [None if one is None else pa.py_buffer(one.tobytes()) for one in bits]
     return pa.BooleanArray.from_buffers(pa.bool_(), len(values), buffers)
+
+
+def _make_scalar(value: Value) -> Any:
+    """Return a value as Arrow has it."""
+    # From buffers, as above: `pa.scalar` and `pa.array` import pandas, which takes a worker 0.3 s and 50 MB.
+    if isinstance(value, bool):
+        return _make_booleans([value])[0]
+    if isinstance(value, str):
+        data = value.encode()
+        borders = pa.py_buffer(np.array([0, len(data)], np.int64).tobytes())
+        return pa.Array.from_buffers(pa.large_string(), 1, [None, borders, pa.py_buffer(data)])[0]
+    whole = pa.int64() if value < 2**63 else pa.uint64()
+    kind = pa.float64() if isinstance(value, float) else whole
+    data = np.array([value], str(kind).replace("double", "float64")).tobytes()
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(data)])[0]
 
 
 def _test_column(column: Any, test: Compare | IsNull) -> Any:
@@ -183,15 +198,15 @@ def _test_column(column: Any, test: Compare | IsNull) -> Any:
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.bool_())
     if isinstance(value, bool):
-        return compare(column, pa.scalar(value))
+        return compare(column, _make_scalar(value))
     if isinstance(value, str):
         if _is_moment(kind):
-            return compare(column, pa.scalar(value).cast(kind))
+            return compare(column, _make_scalar(value).cast(kind))
         # As bytes, because a column of strings need not hold valid UTF-8; their order is the same.
-        return compare(column.cast(pa.large_binary()), pa.scalar(value.encode(), pa.large_binary()))
+        return compare(column.cast(pa.large_binary()), _make_scalar(value).cast(pa.large_binary()))
     if pa.types.is_integer(kind):
         return _test_integers(column, test.operator, value)
-    return compare(column.cast(pa.float64()), pa.scalar(float(value)))
+    return compare(column.cast(pa.float64()), _make_scalar(float(value)))
 
 
 def _test_integers(column: Any, test: str, value: float) -> Any:
@@ -200,6 +215,6 @@ def _test_integers(column: Any, test: str, value: float) -> Any:
     least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     border = math.ceil(value) if test in ("<", ">=") else math.floor(value)
     if least <= border <= most and (test != "=" or border == value):
-        return _ARROW_TESTS[test](column, pa.scalar(border, column.type))
+        return _ARROW_TESTS[test](column, _make_scalar(border).cast(column.type))
     always = test in ("<", "<=") if border > most else test in (">", ">=") if border < least else False
     return (pc.equal if always else pc.not_equal)(column, column)  # null stays null
