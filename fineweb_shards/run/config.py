@@ -94,8 +94,8 @@ class Config:
     text_column: str = _setting(
         "text", "parquet column or JSON key that holds the text", metavar="NAME", bytes_=True
     )
-    where: str = _setting(
-        "", "read only documents that meet this condition on columns or JSON keys, such as "
+    where: str | None = _setting(
+        None, "read only documents that meet this condition on columns or JSON keys, such as "
         "'int_score >= 4 and language_score > 0.8'", metavar="CONDITION", bytes_=True,
     )  # fmt: skip
     min_tokens: int = _setting(
@@ -212,9 +212,9 @@ class Config:
                 f"{self.min_tokens:,}: no document could be kept.",
                 "Raise it, or lower --min-tokens.",
             )
-        if _is_broken(self.where):
-            raise UsageError("--where holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
-        if self.where:
+        if self.where is not None:
+            if _is_broken(self.where):
+                raise UsageError("--where holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
             parse_where(self.where)
         if not 0 < len(self.separator) <= 64 or _is_broken(self.separator):
             raise UsageError(

@@ -84,7 +84,7 @@ def make_job(config: Config, *, commit: str | None = None, observer: Observer | 
         batch_bytes=config.batch_bytes,
         skip_bad=config.on_bad_file == "skip",
         vocabulary=output.vocabulary,
-        where=parse_where(config.where) if config.where else None,
+        where=None if config.where is None else parse_where(config.where),
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
     notes: list[str] = []

@@ -335,6 +335,7 @@ def test_a_nested_json_key_is_refused(tmp_path: Path) -> None:
     ("flags", "code", "told"),
     [
         (["--where", "score >> 3"], 2, "--where: a number, a text in quotes, true or false is missing"),
+        (["--where", ""], 2, "--where: the condition is empty."),
         (["--where", "score > 3"], 2, "a.txt is plain text, which has no columns"),
         (["--min-tokens", "5", "--max-document-tokens", "4"], 2, "is below --min-tokens 5"),
         (["--max-document-tokens", "1e9"], 2, "must be at most 10,000,000"),
