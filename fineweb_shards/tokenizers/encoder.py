@@ -95,6 +95,7 @@ class Encoder:
             eots=eots,
             starts_at_seam=chunk.starts_at_seam,
             ends_at_seam=chunk.ends_at_seam,
+            ends_mid_document=chunk.ends_mid_document,
             counts=chunk.counts + Counts(token_count_mismatches=len(wrong)) if wrong else chunk.counts,
             problems=(*chunk.problems, *wrong),
         )
