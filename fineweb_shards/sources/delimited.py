@@ -220,11 +220,8 @@ class CsvFormat(TextFormat):
                 if value is _UNREADABLE:
                     found = decode_text(cell[:40])[0]
                     wrong[number] = f"has {found!r} as {name!r}, which --where compares with {IN_WORDS[kind]}"
-        values = (
-            dict(zip(numbers, zip(*read, strict=True), strict=True)) if read else dict.fromkeys(numbers, ())
-        )
         sound[list(wrong)] = False
-        return values, wrong
+        return dict(zip(numbers, zip(*read, strict=True), strict=True)), wrong
 
 
 class TsvFormat(CsvFormat):

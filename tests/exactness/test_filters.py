@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -27,6 +28,7 @@ from layout_reference import Wanted
 from standin_hub import StandInHub
 from standin_repository import Repository
 
+from fineweb_shards.errors import BadFileError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run.plan import make_plan
 
@@ -112,6 +114,32 @@ def test_the_same_shards_as_a_plain_loop(tmp_path: Path, form: str, batch_bytes:
         runs.forget_after(out, records)
         assert runs.build_inline(out, path, batch_bytes=7000, **settings).totals == totals
         assert runs.shards_in(out) == expected
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_records_of_csv(tmp_path: Path, delimiter: str) -> None:
+    """Fields are read as numbers and truths where they are compared with such; an empty one is missing. One
+    that can't be read so is a bad record."""
+    rows = [row for row in ROWS if row["text"] is not None and row["language"] is not None]
+    path = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    settings: dict[str, Any] = {"where": WHERE, "shard_tokens": 4000}
+    expected = reference.shard_files(reference.stream(keep(rows)), 4000)
+    out = tmp_path / "out"
+    for batch_bytes in (1024, 50_000):
+        manifest = runs.build_inline(out / str(batch_bytes), path, batch_bytes=batch_bytes, **settings)
+        assert runs.shards_in(out / str(batch_bytes)) == expected
+        unknown = [row for row in rows if row["score"] is None and (row["language"] != "de" or row["good"])]
+        assert manifest.totals["unknown_documents"] == len(unknown)
+    path.write_bytes(path.read_bytes() + delimiter.join(["u", "text", "many", "en", "True"]).encode())
+    with pytest.raises(BadFileError, match=r"has 'many' as 'score', which --where compares with a number"):
+        runs.build_inline(out / "bad", path, **settings)
+    skipped = runs.build_inline(out / "bad", path, on_bad_file="skip", **settings)
+    assert runs.shards_in(out / "bad") == expected
+    assert skipped.totals["bad_parts"] == 1
 
 
 @pytest.mark.promise(5)
