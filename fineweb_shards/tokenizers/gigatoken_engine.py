@@ -18,7 +18,7 @@ from fineweb_shards.vocabulary import Vocabulary
 # So when the process has grown by this much, a new tokenizer with an empty cache replaces it. That takes as
 # long as encoding 12 MB of English, and the words have to be learnt again.
 _CACHE_BYTES = 96 * 2**20
-_LOOK_EVERY_BYTES = 4 * 2**20
+_LOOK_EVERY_BYTES = 2**20
 
 
 class GigatokenEngine(Engine):
