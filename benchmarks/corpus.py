@@ -5,7 +5,7 @@ Engines remember the words that they have seen, so that a text which is read twi
 times as fast as any real one. So this is made of manuals (packages.py, prose.py) without the sentences that
 occur again (documents.py).
 
-    python benchmarks/corpus.py     # once, about 20 minutes; into benchmarks/.data: 2.3 GB of packages, 1.5 GB
+    python benchmarks/corpus.py     # once, 20 minutes; into benchmarks/.data: 2.3 GB of packages, 1.1 GB
 """
 
 from __future__ import annotations
