@@ -1,11 +1,11 @@
-"""The text that is measured with: 1 GB of prose in which nothing repeats, and parts of it in every form that
-can be read.
+"""The text that is measured with: 700 MB of prose in which nothing repeats, and parts of it in every form
+that can be read.
 
 Engines remember the words that they have seen, so that a text which is read twice is encoded two or three
 times as fast as any real one. So this is made of manuals (packages.py, prose.py) without the sentences that
 occur again (documents.py).
 
-    python benchmarks/corpus.py     # once, about 20 minutes; into benchmarks/.data: 2 GB of packages, 3 GB
+    python benchmarks/corpus.py     # once, 20 minutes; into benchmarks/.data: 2.3 GB of packages, 1.1 GB
 """
 
 from __future__ import annotations

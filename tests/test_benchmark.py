@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,15 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their folder is no package."""
+def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Their folder is no package, and one of its files has the name of one in tests/support."""
+    names = {path.stem for path in BENCHMARKS.glob("*.py")}
+    before = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield
+    for name in names & sys.modules.keys():
+        del sys.modules[name]
+    sys.modules.update(before)
 
 
 @pytest.mark.parametrize(
