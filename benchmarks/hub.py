@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from corpus import DATA, Corpus, find_corpora
+from bench_corpus import DATA, Corpus, find_corpora
 from measure import run_program
 from programs import HERE, SMALL_SHARDS, Program, our_program
 

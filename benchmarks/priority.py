@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from corpus import DATA, Corpus, find_corpora
+from bench_corpus import DATA, Corpus, find_corpora
 from measure import processor_seconds, tokens_in
 
 from fineweb_shards.system.machine import PRIORITIES, usable_cores

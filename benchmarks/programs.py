@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpus import Corpora, Corpus
+from bench_corpus import Corpora, Corpus
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.system.machine import usable_cores

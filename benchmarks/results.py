@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpus import Corpora
+from bench_corpus import Corpora
 from programs import GIGATOKEN, LOOP_EACH_CORE, ONE_LOOP, PARQUET, PARQUET_PART
 
 from fineweb_shards.system.machine import usable_cores

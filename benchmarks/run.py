@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from corpus import DATA, Corpora, find_corpora
+from bench_corpus import DATA, Corpora, find_corpora
 from measure import Measurement, peak_memory, run_program
 from picture import draw_picture
 from programs import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,9 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Their folder is no package, and one of its files has the name of one in tests/support."""
-    names = {path.stem for path in BENCHMARKS.glob("*.py")}
-    before = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
+def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their folder is no package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield
-    for name in names & sys.modules.keys():
-        del sys.modules[name]
-    sys.modules.update(before)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +89,7 @@ def test_prose_is_what_is_left_of_a_page() -> None:
 
 def test_no_sentence_occurs_twice() -> None:
     """Neither in a page nor in another one, whatever its numbers; what is then too short is left out."""
-    from documents import SeenSentences, make_documents
+    from bench_documents import SeenSentences, make_documents
 
     long = " ".join(f"Sentence {letter} is about something else." for letter in "abcdefghijklmnop")
     once = "It took 12 seconds to read this page."
@@ -106,7 +99,7 @@ def test_no_sentence_occurs_twice() -> None:
 
 def test_the_order_of_documents_depends_on_nothing_but_themselves(tmp_path: Path) -> None:
     """Wherever they come from, and with line breaks in them."""
-    from documents import shuffle
+    from bench_documents import shuffle
 
     documents = [f"document {number}\nof several\u2028 lines" for number in range(300)]
     found = list(shuffle(documents, tmp_path))
@@ -121,7 +114,7 @@ def test_the_corpus_is_the_same_documents_in_every_form(
     """Also where groups and files of parquet end, and its figures are those of the documents."""
     import json
 
-    import corpus as module
+    import bench_corpus as module
     import pyarrow.parquet as pq
 
     monkeypatch.setattr(module, "GROUP_DOCUMENTS", 10)

@@ -24,7 +24,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from documents import EOT_TEXT, SeenSentences, make_documents, shuffle
+from bench_documents import EOT_TEXT, SeenSentences, make_documents, shuffle
 from packages import fetch_packages, read_pages
 from prose import paragraphs_of
 
