@@ -19,9 +19,9 @@ from statistics import median
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from corpus import DATA, Corpus, find_corpus
+from bench_corpus import DATA, Corpus, find_corpora
 from measure import run_program
-from programs import HERE, Program, our_program
+from programs import HERE, SMALL_SHARDS, Program, our_program
 
 from fineweb_shards.units import show_count
 
@@ -35,14 +35,16 @@ def main() -> None:
     parser.add_argument("--files", nargs="*", help="parquet files with a text column")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    corpus = find_corpus(files=options.files)
+    corpus = find_corpora(files=options.files).part
     with tempfile.TemporaryDirectory(dir=DATA) as folder:
         scratch = Path(folder)
         parquet, packed = serve_folder(scratch, corpus), serve_packed(scratch, corpus)
         local: list[Speed] = []
         remote: dict[str, list[Speed]] = {}
         for _ in range(options.rounds):  # in turns, because the machine changes its mind
-            local.append(measure(our_program("disk", corpus, scratch / "local", corpus.parquet)))
+            local.append(
+                measure(our_program("disk", corpus, scratch / "local", corpus.parquet, *SMALL_SHARDS))
+            )
             for latency in LATENCIES_MS:
                 for kind, served in (("parquet", parquet), (".jsonl.zst", packed)):
                     speeds = remote.setdefault(f"{kind} from the hub, {latency} ms", [])
@@ -109,7 +111,9 @@ def measure_hub(scratch: Path, corpus: Corpus, served: Path, latency_ms: int) ->
         os.environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(scratch / f"home-{served.name}")}
         os.environ["NO_PROXY"] = "127.0.0.1,localhost"
         try:
-            return measure(our_program("hub", corpus, scratch / f"hub{latency_ms}", [], *DATASET))
+            return measure(
+                our_program("hub", corpus, scratch / f"hub{latency_ms}", [], *SMALL_SHARDS, *DATASET)
+            )
         finally:
             server.terminate()
             server.stdout.read()  # what it was asked for, which it tells at the end

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 import pyarrow.parquet as pq
-from corpus import DATA, Corpus, find_corpus
+from bench_corpus import DATA, Corpus, find_corpus
 from hub import DATASET, STAND_IN, measure_speed, serve_folder
 from programs import our_program
 

@@ -14,7 +14,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Manuals with much prose in them, of Debian 12. What another release does not have is left out, and named.
+# Manuals with much prose in them, of Debian 12; doc-rfc-… are in its section non-free. What another release
+# does not have, or a machine's list of sources, is left out, and named.
 NAMES = (Path(__file__).parent / "packages.txt").read_text().split()
 PAGES = (".html", ".htm", ".xhtml", ".txt", ".rst", ".md", ".pod", ".dict")
 # Sources of pages that are there as well, and pages that list others.
@@ -40,6 +41,7 @@ def fetch_packages(folder: Path) -> list[Path]:
     if missing:
         sys.exit(MISSING.format(programs=" and ".join(missing)))
     folder.mkdir(parents=True, exist_ok=True)
+    download_packages(folder, [name for name in sorted(NAMES) if not find_package(folder, name)])
     found = [file for name in sorted(NAMES) if (file := find_package(folder, name))]
     if not found:
         sys.exit("No package could be downloaded. Is there a network? Run `apt-get update` (as root) first.")
@@ -47,13 +49,22 @@ def fetch_packages(folder: Path) -> list[Path]:
 
 
 def find_package(folder: Path, name: str) -> Path | None:
-    """The file of a package, downloaded if it is not there; None if this release of Debian has none."""
-    if not list(folder.glob(f"{name}_*.deb")):
-        print(f"  {name}", file=sys.stderr)
-        done = subprocess.run(["apt-get", "download", "-qq", name], cwd=folder, stderr=subprocess.DEVNULL)
-        if done.returncode:
-            print(f"  {name}: not available here, left out", file=sys.stderr)
     return min(folder.glob(f"{name}_*.deb"), default=None)
+
+
+def download_packages(folder: Path, names: list[str]) -> None:
+    """Download packages in one go, because apt takes a second to begin; name those that it does not have."""
+    listed = subprocess.run(
+        ["apt-cache", "madison", *names], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    known = {line.split()[0] for line in listed.stdout.decode().splitlines()}
+    for name in sorted({*names} - known):
+        print(f"  {name}: not available here, left out", file=sys.stderr)
+    here = [name for name in names if name in known]
+    if here:
+        print(f"  downloading {len(here)} packages", file=sys.stderr)
+        # As the user that runs this: apt's own may not write into the folder, and warns about it.
+        subprocess.run(["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *here], cwd=folder)
 
 
 def read_pages(package: Path) -> Iterator[tuple[str, str]]:

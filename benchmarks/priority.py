@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from corpus import DATA, Corpus, find_corpus
+from bench_corpus import DATA, Corpus, find_corpora
 from measure import processor_seconds, tokens_in
 
 from fineweb_shards.system.machine import PRIORITIES, usable_cores
@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10)
     seconds = parser.parse_args().seconds
-    corpus = find_corpus()
+    corpus = find_corpora().part
     alone = count_turns(seconds)
     print("| `--priority` | the build's share of the cores | what the loops get done |\n|---|---:|---:|")
     with tempfile.TemporaryDirectory(dir=DATA) as folder:

@@ -10,15 +10,17 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpus import Corpus
+from bench_corpus import Corpora, Corpus
 
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.system.machine import usable_cores
 
 HERE = Path(__file__).parent
-# Several shards even of a small corpus, so that closing a shard is part of what is measured.
-SHARD_TOKENS = "10M"
-PARQUET = "fineweb-shards, parquet"
-ONE_LOOP, TWO_LOOPS = "bare loop, one process", "bare loop, two processes"
+# Several shards even of a part of the text, so that closing a shard is part of what is measured.
+SMALL_SHARDS = ("--shard-tokens", "10M")
+PARQUET, PARQUET_PART = "fineweb-shards, parquet", "fineweb-shards, parquet, less text"
+ONE_LOOP, LOOP_EACH_CORE = "bare loop, one process", "bare loop, a process for each core"
+GIGATOKEN = "gigatoken's own file path"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Program:
     name: str
     words: list[str]
     out: Path
+    text_bytes: int
     tokens: int
     stdin: str | None = None
     layout: str = ""  # ours only
@@ -63,7 +66,7 @@ def read_shards(out: Path) -> list[dict[str, str]]:
 def build_words(out: Path, inputs: list[str], *flags: str) -> list[str]:
     """Our command. With a normal priority: the others have it too, and the machine may have more to do."""
     words = [sys.executable, "-m", "fineweb_shards", "build", *inputs, "--out", str(out), "--quiet"]
-    return [*words, "--no-verify", "--priority", "normal", "--shard-tokens", SHARD_TOKENS, *flags]
+    return [*words, "--no-verify", "--priority", "normal", *flags]
 
 
 def our_program(
@@ -72,25 +75,32 @@ def our_program(
 ) -> Program:  # fmt: skip
     words = build_words(out, inputs, "--layout", layout, *flags)
     tokens = corpus.tokens + corpus.documents  # an EOT each
-    return Program(f"fineweb-shards, {name}", words, out, tokens, stdin, layout)
+    return Program(name, words, out, corpus.bytes, tokens, stdin, layout)
 
 
-def other_programs(corpus: Corpus, part: Corpus, scratch: Path) -> list[Program]:
-    """What is compared with. The original's loop has the part only, because it is slow."""
-    python, out = sys.executable, scratch / "other"
-    words = [python, str(HERE / "original.py"), str(out), *part.parquet]
-    programs = [Program("fineweb.py's loop", words, out, part.tokens + part.documents)]
+def limit_programs(corpus: Corpus, scratch: Path) -> list[Program]:
+    """What is compared with the limit: loops that do nothing else, gigatoken, and ours with its defaults."""
+    ours = our_program(PARQUET, corpus, scratch / "ours", corpus.parquet)
     if importlib.util.find_spec("gigatoken") is None:
         print("gigatoken is not installed: its rows are left out.", file=sys.stderr)
-        return programs
-    words = [python, str(HERE / "gigatoken_files.py"), str(out), *corpus.parquet]
-    programs.append(Program("gigatoken's own file path", words, out, corpus.tokens))
-    return [*programs, bare_loop(corpus, 1, out), bare_loop(corpus, 2, out)]
+        return [ours]
+    out = scratch / "other"
+    return [
+        script(GIGATOKEN, "gigatoken_files.py", corpus, out, corpus.tokens),
+        script(ONE_LOOP, "bare_loop.py", corpus, out, corpus.tokens, "1"),
+        script(LOOP_EACH_CORE, "bare_loop.py", corpus, out, corpus.tokens, str(usable_cores())),
+        ours,
+    ]
 
 
-def bare_loop(corpus: Corpus, processes: int, out: Path) -> Program:
-    words = [sys.executable, str(HERE / "bare_loop.py"), str(out), str(processes), *corpus.parquet]
-    return Program(ONE_LOOP if processes == 1 else TWO_LOOPS, words, out, corpus.tokens)
+def script(name: str, file: str, corpus: Corpus, out: Path, tokens: int, *words: str) -> Program:
+    whole = [sys.executable, str(HERE / file), str(out), *words, *corpus.parquet]
+    return Program(name, whole, out, corpus.bytes, tokens)
+
+
+def original_program(corpus: Corpus, scratch: Path) -> Program:
+    tokens = corpus.tokens + corpus.documents
+    return script("fineweb.py's loop", "original.py", corpus, scratch / "other", tokens)
 
 
 def form_programs(corpus: Corpus, scratch: Path) -> list[Program]:
@@ -101,19 +111,30 @@ def form_programs(corpus: Corpus, scratch: Path) -> list[Program]:
         "text": "txt", ".txt.gz": "txt.gz", ".txt.zst": "txt.zst",
     }  # fmt: skip
     return [
-        our_program("parquet", corpus, out, corpus.parquet),
-        *(our_program(name, corpus, out, [corpus.form(ending)]) for name, ending in forms.items()),
-        our_program("standard input", corpus, out, ["-"], stdin=corpus.form("txt")),
+        our_program(PARQUET_PART, corpus, out, corpus.parquet, *SMALL_SHARDS),
+        *(our_form(name, corpus, out, corpus.form(ending)) for name, ending in forms.items()),
+        our_form("standard input", corpus, out, "-", stdin=corpus.form("txt")),
     ]
 
 
-def setting_programs(corpus: Corpus, part: Corpus, scratch: Path) -> list[Program]:
+def our_form(name: str, corpus: Corpus, out: Path, file: str, stdin: str | None = None) -> Program:
+    return our_program(f"fineweb-shards, {name}", corpus, out, [file], *SMALL_SHARDS, stdin=stdin)
+
+
+def setting_programs(corpora: Corpora, scratch: Path) -> list[Program]:
     """Ours, from parquet with other settings."""
-    out = scratch / "settings"
     layouts = [name for name in LAYOUTS if name != "build-nanogpt"]
     return [
-        our_program("--val-ratio 0.01", corpus, out, corpus.parquet, "--val-ratio", "0.01"),
-        *(our_program(f"--layout {name}", corpus, out, corpus.parquet, layout=name) for name in layouts),
-        our_program("--engine fastokens", corpus, out, corpus.parquet, "--engine", "fastokens"),
-        our_program("--engine tiktoken", part, out, part.parquet, "--engine", "tiktoken"),
+        our_setting("--val-ratio 0.01", corpora.part, scratch),
+        *(our_setting(f"--layout {name}", corpora.part, scratch, layout=name) for name in layouts),
+        our_setting("--engine fastokens", corpora.part, scratch),
+        our_setting("--engine tiktoken", corpora.small, scratch),
     ]
+
+
+def our_setting(setting: str, corpus: Corpus, scratch: Path, layout: str = "build-nanogpt") -> Program:
+    flags = () if "layout" in setting else setting.split()
+    return our_program(
+        f"fineweb-shards, {setting}", corpus, scratch / "settings", corpus.parquet, *SMALL_SHARDS, *flags,
+        layout=layout,
+    )  # fmt: skip

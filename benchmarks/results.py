@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpus import Corpus
-from programs import ONE_LOOP, PARQUET, TWO_LOOPS
+from bench_corpus import Corpora
+from programs import GIGATOKEN, LOOP_EACH_CORE, ONE_LOOP, PARQUET, PARQUET_PART
 
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.units import show_bytes, show_count
@@ -18,16 +18,16 @@ RESULTS = HERE / "results.md"
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- make bench writes this table -->", "<!-- to here -->"
 HEAD = [
-    "| program | M tokens/s | seconds | first token, s | ns/token | parent | workers | peak memory |",
-    "|---|---:|---:|---:|---:|---:|---:|---:|",
+    "| program | M tokens/s | seconds | first token, s | ns/token | parent | workers | peak memory | text |",
+    "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
 ]
-ORIGINAL, GIGATOKEN = "fineweb.py's loop", "gigatoken's own file path"
+ORIGINAL = "fineweb.py's loop"
 TIKTOKEN = "fineweb-shards, --engine tiktoken"
 # What follows a ratio in the README's sentence, by the name of the ratio.
 PROMISES = {"parquet": "times the speed of `fineweb.py`'s loop", "tiktoken": r"times with \[tiktoken\]"}
 # The rows that the README shows.
 SHOWN = (
-    ORIGINAL, GIGATOKEN, TWO_LOOPS, PARQUET, "fineweb-shards, JSON lines", "fineweb-shards, text",
+    ORIGINAL, GIGATOKEN, LOOP_EACH_CORE, PARQUET, "fineweb-shards, JSON lines", "fineweb-shards, text",
     "fineweb-shards, .jsonl.gz", TIKTOKEN,
 )  # fmt: skip
 
@@ -37,6 +37,7 @@ class Row:
     """A program's figures. Speed and processor time are without start-up."""
 
     name: str
+    text_bytes: int
     speed: float  # tokens a second
     seconds: float  # in all
     first_seconds: float
@@ -56,6 +57,7 @@ class Row:
             self.name,
             *(f"{figure:.1f}" for figure in figures),
             show_bytes(self.peak_bytes) if self.peak_bytes else "",
+            show_bytes(self.text_bytes),
         ]
         return f"| {' | '.join(cells)} |"
 
@@ -65,14 +67,13 @@ class Results:
     """All rows of one run, and what they were measured with."""
 
     rows: list[Row]
-    corpus: Corpus
+    corpora: Corpora
     rounds: int
-    small_peak: int  # with the part of the corpus; 0 if memory was not measured
-    small_bytes: int
+    small_peak: int  # with the small corpus; 0 if memory was not measured
     further: dict[str, tuple[float, float]]  # ns of parent and workers for each further token, by program
 
     def as_text(self) -> str:
-        corpus = self.corpus
+        corpus = self.corpora.large
         machine = f"{usable_cores()} cores, {platform.machine()}, Python {platform.python_version()}"
         size = f"{show_bytes(corpus.bytes)} of text, {show_count(corpus.tokens)} tokens"
         ratios = [f"| {name} | {ratio:.2f}× |" for name, ratio in self.ratios().items()]
@@ -81,7 +82,7 @@ class Results:
             *HEAD, *(row.as_line() for row in self.rows), "",
             "| ratio | |", "|---|---:|", *ratios, "",
             *(f"{name}: each further token takes {sum(ns):.1f} ns of processor time, {ns[0]:.1f} of it in "
-              "the parent. That is this run less one with an eighth of the text, so without start and end.\n"
+              "the parent. That is this run less one with a quarter of the text, so without start and end.\n"
               for name, ns in self.further.items()),
             f"The text is {corpus.source}: {corpus.documents:,} documents. Of its runs of 13 tokens, "
             f"{corpus.repeated_ngrams:.1%} occurred before. Rounds: {self.rounds}; a figure is the median.",
@@ -91,20 +92,22 @@ class Results:
     def ratios(self) -> dict[str, float]:
         """Those whose rows were measured."""
         rows = {row.name: row for row in self.rows}
-        ours, original = rows[PARQUET], rows[ORIGINAL]
+        ours, part, original = rows[PARQUET], rows[PARQUET_PART], rows[ORIGINAL]
         found = {
             "speed: parquet / fineweb.py's loop": ours.speed / original.speed,
             "speed: tiktoken / fineweb.py's loop": rows[TIKTOKEN].speed / original.speed,
         }
         if GIGATOKEN in rows:
             found["speed: parquet / gigatoken's own file path"] = ours.speed / rows[GIGATOKEN].speed
-            found["speed: parquet / bare loop in two processes"] = ours.speed / rows[TWO_LOOPS].speed
-            found["processor time: parquet / bare loop"] = ours.whole_ns / rows[ONE_LOOP].whole_ns
-            found["processor time: our workers / bare loop"] = ours.worker_ns / rows[ONE_LOOP].whole_ns
+            found[f"speed: parquet / {LOOP_EACH_CORE}"] = ours.speed / rows[LOOP_EACH_CORE].speed
+            for loop in (LOOP_EACH_CORE, ONE_LOOP):
+                found[f"processor time: parquet / {loop}"] = ours.whole_ns / rows[loop].whole_ns
         found["processor time: parent / workers"] = ours.parent_ns / ours.worker_ns
         if PARQUET in self.further:
-            (parent, workers), bare = self.further[PARQUET], sum(self.further[ONE_LOOP])
-            found["... of each further token: parquet / bare loop"] = (parent + workers) / bare
+            parent, workers = self.further[PARQUET]
+            for loop in (name for name in self.further if name != PARQUET):
+                ratio = (parent + workers) / sum(self.further[loop])
+                found[f"... of each further token: parquet / {loop}"] = ratio
             found["... of each further token: parent / workers"] = parent / workers
         for name in (
             "JSON lines",
@@ -115,9 +118,9 @@ class Results:
             ".txt.zst",
             "standard input",
         ):
-            found[f"speed: {name} / parquet"] = rows[f"fineweb-shards, {name}"].speed / ours.speed
+            found[f"speed: {name} / parquet"] = rows[f"fineweb-shards, {name}"].speed / part.speed
         if self.small_peak:
-            times = self.corpus.bytes / self.small_bytes
+            times = self.corpora.large.bytes / self.corpora.small.bytes
             found[f"peak memory: {times:.0f} times the input / once"] = ours.peak_bytes / self.small_peak
         return found
 

@@ -16,16 +16,16 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from corpus import DATA, Corpus, find_corpus
+from bench_corpus import DATA, Corpora, find_corpora
 from measure import Measurement, peak_memory, run_program
 from picture import draw_picture
 from programs import (
-    ONE_LOOP,
-    PARQUET,
+    GIGATOKEN,
+    PARQUET_PART,
     Program,
-    bare_loop,
     form_programs,
-    other_programs,
+    limit_programs,
+    original_program,
     our_program,
     setting_programs,
 )
@@ -34,14 +34,13 @@ from results import Results, Row, update_readme, write_results
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="an eighth of the text, one round, no memory")
+    parser.add_argument("--quick", action="store_true", help="a 32nd of the text, one round, no memory")
     parser.add_argument("--rounds", type=int, help="how often each program runs (default: 3)")
     parser.add_argument("--files", nargs="*", help="your own parquet files instead, with a column text")
     options = parser.parse_args()
-    corpus = find_corpus(quick=options.quick, files=options.files)
-    part = corpus if options.files else find_corpus(quick=True)
+    corpora = find_corpora(quick=options.quick, files=options.files)
     with tempfile.TemporaryDirectory(dir=DATA) as folder:
-        bench = Bench(corpus, part, Path(folder), with_memory=not options.quick)
+        bench = Bench(corpora, Path(folder), with_memory=not options.quick)
         results = bench.run(options.rounds or (1 if options.quick else 3))
     print("\n" + results.as_text())
     if not options.quick:
@@ -53,24 +52,29 @@ def main() -> None:
 class Bench:
     """All programs with their input."""
 
-    def __init__(self, corpus: Corpus, part: Corpus, scratch: Path, *, with_memory: bool) -> None:
-        self._corpus = corpus
-        self._part = part
+    def __init__(self, corpora: Corpora, scratch: Path, *, with_memory: bool) -> None:
+        self._corpora = corpora
         self._with_memory = with_memory
-        self._small = our_program("parquet", part, scratch / "small", part.parquet)
-        self._few = {PARQUET: self._small, ONE_LOOP: bare_loop(part, 1, scratch / "other")}
-        self._forms = form_programs(corpus, scratch)
+        small = corpora.small
+        self._small = our_program("fineweb-shards, little text", small, scratch / "ours", small.parquet)
+        limits = limit_programs(corpora.large, scratch)
+        # The same with less text: what a run takes at its start and its end is not in the difference.
+        self._few = [
+            program for program in limit_programs(corpora.part, scratch) if program.name != GIGATOKEN
+        ]
+        self._forms = form_programs(corpora.part, scratch)
         self._programs = [
-            *other_programs(corpus, part, scratch),
+            original_program(small, scratch),
+            *limits,
             *self._forms,
-            *setting_programs(corpus, part, scratch),
+            *setting_programs(corpora, scratch),
         ]
 
     def run(self, rounds: int) -> Results:
         # Memory first, which also warms the cache of the disk.
         peaks = {program.name: self._weigh(program) for program in self._programs}
         runs: dict[str, list[Measurement]] = {program.name: [] for program in self._programs}
-        few: dict[str, list[Measurement]] = {name: [] for name in self._few}
+        few: dict[str, list[Measurement]] = {program.name: [] for program in self._few}
         digests = {}
         for number in range(rounds):  # in turns, because the machine changes its mind
             for program in self._programs:
@@ -81,16 +85,17 @@ class Bench:
                 if program.layout:
                     digests[program.name] = program.check_files()
             self._check_same_bytes(digests)
-            for name, program in self._few.items():
-                say(f"round {number + 1} of {rounds}: {name}, a part of the text")
-                few[name].append(run_program(program.words, program.out, program.stdin))
+            for program in self._few:
+                say(f"round {number + 1} of {rounds}: {program.name}, less text")
+                few[program.name].append(run_program(program.words, program.out, program.stdin))
         rows = [summarize(program, runs[program.name], peaks[program.name]) for program in self._programs]
-        further_tokens = self._corpus.tokens - self._part.tokens
+        further_tokens = self._corpora.large.tokens - self._corpora.part.tokens
         further = {
-            name: further_time(few[name], runs[name], further_tokens) for name in self._few if further_tokens
+            name: further_time(short, runs[name], further_tokens)
+            for name, short in few.items()
+            if further_tokens
         }
-        small_peak = self._weigh(self._small)
-        return Results(rows, self._corpus, rounds, small_peak, self._part.bytes, further)
+        return Results(rows, self._corpora, rounds, self._weigh(self._small), further)
 
     def _weigh(self, program: Program) -> int:
         if not self._with_memory:
@@ -100,7 +105,7 @@ class Bench:
 
     def _check_same_bytes(self, digests: dict[str, dict[str, str]]) -> None:
         for program in self._forms:
-            if digests[program.name] != digests[PARQUET]:
+            if digests[program.name] != digests[PARQUET_PART]:
                 sys.exit(f"{program.name}: the shards are not those of parquet")
 
 
@@ -113,7 +118,7 @@ def summarize(program: Program, runs: list[Measurement], peak_bytes: int) -> Row
         parents.append(run.parent_seconds / tokens * 1e9)
         workers.append(run.worker_seconds / tokens * 1e9)
     return Row(
-        program.name, median(speeds), median(run.seconds for run in runs),
+        program.name, program.text_bytes, median(speeds), median(run.seconds for run in runs),
         median(run.first_seconds for run in runs), median(parents), median(workers), peak_bytes,
     )  # fmt: skip
 

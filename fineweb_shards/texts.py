@@ -63,13 +63,16 @@ class Texts:
             i -= len(buffer.starts)
         raise IndexError("there is no text of this number")
 
-    def iter_bytes(self) -> Iterator[bytes]:
-        """Yield each text as bytes. They are copied one by one, so that a copy is still in the processor's
-        cache when it is encoded."""
+    def iter_views(self) -> Iterator[memoryview]:
+        """Yield each text as a part of its buffer, not copied."""
         for buffer in self.buffers:
-            data = buffer.data
+            data = memoryview(buffer.data)
             for start, end in zip(buffer.starts.tolist(), buffer.ends.tolist(), strict=True):
-                yield bytes(data[start:end])
+                yield data[start:end]
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        """Yield each text as bytes, copied one by one."""
+        return map(bytes, self.iter_views())
 
     @property
     def size_bytes(self) -> int:

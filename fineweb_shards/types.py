@@ -55,6 +55,10 @@ class Counts:
     bad_parts: int = 0  # damaged files, row groups or lines left out by --on-bad-file skip
     token_count_mismatches: int = 0  # documents for which the source gives another token_count
     quarantined_documents: int = 0  # left out because they crash every worker that encodes them
+    filtered_documents: int = 0  # left out by --where
+    unknown_documents: int = 0  # left out because a value that --where needs is missing
+    short_documents: int = 0  # left out by --min-tokens
+    long_documents: int = 0  # left out by --max-document-tokens
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -64,6 +68,10 @@ class Counts:
             self.bad_parts + other.bad_parts,
             self.token_count_mismatches + other.token_count_mismatches,
             self.quarantined_documents + other.quarantined_documents,
+            self.filtered_documents + other.filtered_documents,
+            self.unknown_documents + other.unknown_documents,
+            self.short_documents + other.short_documents,
+            self.long_documents + other.long_documents,
         )
 
 
@@ -179,9 +187,11 @@ class EncodedBlock:
     eots: Places  # where `tokens` has its EOTs: noted by the encoder, so that no later stage searches
     starts_at_seam: bool = False
     ends_at_seam: bool = False
+    ends_mid_document: bool = False  # the last document continues in the next block
     counts: Counts = Counts()
     problems: tuple[str, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
+    kept: Ranges | None = None  # the tokens to keep, by --min-tokens and --max-document-tokens; None: all
 
     @property
     def array(self) -> Tokens:
@@ -199,6 +209,7 @@ class TokenBlock:
     tokens: Tokens | KeptTokens
     eots: Places
     counts: Counts = Counts()
+    kept: Ranges | None = None  # the tokens to keep; None: all
 
 
 @dataclass(frozen=True, slots=True)

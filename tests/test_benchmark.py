@@ -85,3 +85,51 @@ def test_prose_is_what_is_left_of_a_page() -> None:
     assert (
         paragraphs_of("a.txt", "Dies ist ein ganzer Satz aus einem Handbuch und keiner auf Englisch.") == []
     )
+
+
+def test_no_sentence_occurs_twice() -> None:
+    """Neither in a page nor in another one, whatever its numbers; what is then too short is left out."""
+    from bench_documents import SeenSentences, make_documents
+
+    long = " ".join(f"Sentence {letter} is about something else." for letter in "abcdefghijklmnop")
+    once = "It took 12 seconds to read this page."
+    pages = [[long, once], [once.replace("12", "7"), long], [f"{once} {long.replace('else', 'new')}"]]
+    assert list(make_documents(pages, SeenSentences())) == [f"{long}\n{once}", long.replace("else", "new")]
+
+
+def test_the_order_of_documents_depends_on_nothing_but_themselves(tmp_path: Path) -> None:
+    """Wherever they come from, and with line breaks in them."""
+    from bench_documents import shuffle
+
+    documents = [f"document {number}\nof several\u2028 lines" for number in range(300)]
+    found = list(shuffle(documents, tmp_path))
+    assert found == list(shuffle(reversed(documents), tmp_path))
+    assert sorted(found) == sorted(documents) != found
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_corpus_is_the_same_documents_in_every_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where groups and files of parquet end, and its figures are those of the documents."""
+    import json
+
+    import bench_corpus as module
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(module, "GROUP_DOCUMENTS", 10)
+    monkeypatch.setattr(module, "FILE_GROUPS", 3)
+    texts = [f"Text {number} of them." for number in range(37)]
+    with module.CorpusWriter(tmp_path / "corpus", "a test", with_forms=True) as writer:
+        for text in texts:
+            writer.add(text)
+    corpus = module.load_corpus(tmp_path / "corpus")
+    tables = [pq.read_table(path) for path in corpus.parquet]
+    lines = Path(corpus.form("jsonl")).read_text().splitlines()
+    assert [len(table) for table in tables] == [30, 7]
+    assert [text for table in tables for text in table["text"].to_pylist()] == texts
+    assert Path(corpus.form("txt")).read_text().split("<|endoftext|>") == texts
+    assert [json.loads(line)["text"] for line in lines] == texts
+    assert corpus.documents == len(texts)
+    assert corpus.bytes == sum(map(len, texts))
+    assert corpus.tokens == sum(sum(table["token_count"].to_pylist()) for table in tables)

@@ -317,7 +317,7 @@ def is_an_example(name: str) -> bool:
 
 def documented_commands() -> list[str]:
     """What stands in code blocks and can be pasted, from `fineweb-shards` on."""
-    pattern = r"^ {4}(?:[^\n]*(?:\.venv/bin/|\$ |\| ))?fineweb-shards (\w[^\n|>]*)"
+    pattern = r"^ {4}(?:[^\n]*(?:\.venv/bin/|\$ |\| ))?fineweb-shards (\w(?:'[^'\n]*'|[^\n|>])*)"
     return sorted(set(re.findall(pattern, TEXT.replace("\\\n", " "), re.M)))
 
 

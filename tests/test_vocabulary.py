@@ -151,7 +151,11 @@ def write(
     config = Config(out=str(out), layout=layout, shard_tokens=SHARD_TOKENS, **more)  # type: ignore[arg-type]
     spec = output_spec(config, WIDE)
     new = Manifest(
-        config.fingerprint(), [{"name": "made up"}], {}, digits=spec.layout.digits, vocabulary=WIDE
+        config.fingerprint(),
+        [{"name": "made up", "size_bytes": 1, "content_hash": ""}],
+        {},
+        digits=spec.layout.digits,
+        vocabulary=WIDE,
     )
     with FolderLock(out):
         manifest = trim_to_whole_files(load_manifest(out) or new, out)

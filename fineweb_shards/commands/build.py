@@ -31,6 +31,8 @@ from fineweb_shards.units import show_bytes, show_count, show_number_of, show_se
 from fineweb_shards.watching.bars import choose_screen
 from fineweb_shards.watching.screen import Screen, put_json
 
+_FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every setting, and those of this verb alone."""
@@ -90,6 +92,11 @@ def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> 
             f"to be left out: see {job.folder / WORK_FOLDER / QUARANTINE}."
         )
     if not outcome.manifest.shards and not outcome.manifest.totals["dropped_tokens"]:
+        if any(outcome.manifest.totals.get(name) for name in _FILTER_COUNTS):
+            raise InputError(
+                "No document was kept, so there is no shard.",
+                "The counts above say why: change --where or the limits, and run it again.",
+            )
         raise InputError(
             "The input holds no document, so there is no shard.",
             "Check what --input or --dataset names, then start over with --fresh.",
@@ -158,6 +165,10 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         ("bad_parts", "Left out", "damaged part", " (files, row groups or lines)"),
         ("token_count_mismatches", "Another token_count than ours", "document", "; see above"),
         ("quarantined_documents", "Left out", "document", " that crashed its worker; see below"),
+        ("filtered_documents", "Left out by --where", "document", ""),
+        ("unknown_documents", "Left out", "document", " without a value that --where needs"),
+        ("short_documents", "Left out by --min-tokens", "document", ""),
+        ("long_documents", "Left out by --max-document-tokens", "document", ""),
     ):
         if count := totals.get(name):
             notes.append(f"{verb}: {show_number_of(count, noun)}{more}.")

@@ -11,7 +11,7 @@ from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan
-from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
+from fineweb_shards.run.plan_text import describe_filters, plan_warning_lines, short_rows, show_estimate
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.run.separator_preview import document_rows
 from fineweb_shards.store.manifest import Manifest
@@ -53,7 +53,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     config, extent = plan.job.config, plan.extent
     rows = [*short_rows(plan)]
     rows.insert(
-        1 + len(plan.job.notes),
+        1 + len(plan.job.notes) + len(describe_filters(config)),
         ("documents", show_estimate(extent.documents, exact=_documents_are_exact(plan))),
     )
     if plan.tokens_per_second and plan.tokens_left:
@@ -83,6 +83,8 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
 
 
 def _documents_are_exact(plan: Plan) -> bool:
+    if plan.job.config.where or plan.job.length_limits:
+        return plan.extent.exact and plan.job.config.max_tokens is None
     limited = plan.job.config.max_tokens is not None
     files = plan.job.source.files
     seen = len(files) <= REMOTE_FOOTERS or not plan.job.commit

@@ -74,6 +74,7 @@ def encode_one_by_one(
         eots=whole.eots,
         starts_at_seam=chunk.starts_at_seam,
         ends_at_seam=chunk.ends_at_seam,
+        ends_mid_document=chunk.ends_mid_document,
         counts=sum((block.counts for block in blocks), chunk.counts),
         problems=(*chunk.problems, *(problem for block in blocks for problem in block.problems)),
         quarantined=tuple(quarantined),

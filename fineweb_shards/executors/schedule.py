@@ -85,7 +85,11 @@ class Schedule(Generic[Worker]):
         """Whether a new batch, if there is one, could be given to a worker now."""
         if self._pending or self._is_alone():
             return False
-        return not self._unfinished or self.in_flight_bytes < self._window_bytes
+        if not self._unfinished or self.in_flight_bytes < self._window_bytes:
+            return True
+        # Who asks for more although all blocks were output holds some back, until it has seen the next ones
+        # (stream/length_limits.py). It bounds by itself how many tokens that may be.
+        return not self._tasks and any(task.is_held_back for task, _ in self._unfinished.values())
 
     def add(self, batch: Batch) -> None:
         """Add the next batch of the stream."""

@@ -96,6 +96,11 @@ class Task:
         """Whether all blocks were output and written."""
         return self.done and not self.blocks and not self.kept
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a block is kept of which it is not known yet where it belongs."""
+        return any(kept.order is None for kept in self.kept.values())
+
     def order(self, skip_digests: frozenset[str]) -> WorkOrder:
         """Return the order for the worker that gets this batch now. `skip_digests` are for the first order:
         a batch that is encoded again has to give the same tokens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from fineweb_shards.reading.folder_statistics import SAMPLE_TOKENS
 from fineweb_shards.reading.samples import spell
@@ -10,6 +10,7 @@ from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_rang
 from fineweb_shards.report.charts import Chart, make_columns
 from fineweb_shards.report.facts import Facts
 from fineweb_shards.report.table import Table
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.types import Quarantined
 from fineweb_shards.units import show_bytes, show_count
 
@@ -123,10 +124,29 @@ def count_left_out(facts: Facts) -> LeftOut | None:
         ["documents whose token_count differs from ours", f"{counts.token_count_mismatches:,}"],
         ["quarantined: could not be encoded", f"{len(manifest.quarantined):,}"],
     ]
+    rows += _filter_rows(manifest)
     table = Table({"what": "text", "count": "number"}, rows, heads=True)
     names = [str(file["name"]) for file in manifest.files]
     lost = [_quarantined_row(one, names) for one in manifest.quarantined[:_SHOWN_QUARANTINED]]
     return LeftOut(table, Table(_QUARANTINE_COLUMNS, lost) if lost else None)
+
+
+def _filter_rows(manifest: Manifest) -> list[list[str]]:
+    """Return the counts of the documents that settings leave out, for those that are set."""
+    settings = manifest.settings
+    counts = {
+        **asdict(manifest.counts),
+        **manifest.totals,
+    }  # totals: once complete, behind the last shard, too
+    rows = []
+    if where := settings.get("where"):
+        rows.append([f"left out by --where {where}", f"{counts['filtered_documents']:,}"])
+        rows.append(["left out without a value that --where needs", f"{counts['unknown_documents']:,}"])
+    if least := settings.get("min_tokens"):
+        rows.append([f"left out with fewer than {least:,} tokens", f"{counts['short_documents']:,}"])
+    if (most := settings.get("max_document_tokens")) is not None:
+        rows.append([f"left out with more than {most:,} tokens", f"{counts['long_documents']:,}"])
+    return rows
 
 
 def _quarantined_row(document: Quarantined, names: list[str]) -> list[str]:

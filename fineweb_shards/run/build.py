@@ -35,8 +35,9 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.output import Output, open_folder
 from fineweb_shards.store.quarantine import describe_document, write_quarantine
+from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.packer import Packer
-from fineweb_shards.stream.stitcher import stitch
+from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
@@ -208,7 +209,15 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         Output(job.output, manifest, executor, disk, add_totals=totals.add_to, on_record=on_record) as output,
     ):
         told = report_problems(encoded, job, quarantined, disk, progress)
-        blocks = stitch(told, partial(make_mender, job.vocabulary), start)
+        mended = mend_seams(told, partial(make_mender, job.vocabulary))
+        if limits := job.length_limits:
+            mended = leave_out(
+                mended,
+                limits,
+                eot_first=job.layout.eot_first,
+                starts_mid_document=start.starts_mid_document,
+            )
+        blocks = add_cursors(mended, start)
         place_blocks(job, blocks, packer, output, disk, progress)
         manifest = output.finish()
     job.source.release_before(len(job.source.files))
@@ -265,9 +274,9 @@ def place_blocks(
         """Pass slices on; wait for space before each shard, and note the progress."""
         nonlocal begins_shard
         for part in slices:
-            if begins_shard:  # only here, where another shard is certain to be written
+            if begins_shard and part.tokens:  # only here, where another shard is certain to be written
                 wait_for_room(disk, progress.expected_left(), job.config.shard_tokens, size_bytes)
-            begins_shard = part.checkpoint
+            begins_shard = part.checkpoint or (begins_shard and not part.tokens)
             progress.advance(part.tokens, output.segments, part.end)
             yield part
 

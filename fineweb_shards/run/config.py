@@ -19,6 +19,7 @@ from typing import Any
 from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
+from fineweb_shards.sources.where_parser import parse_where
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
@@ -42,17 +43,23 @@ def _setting(
 
 _LARGEST_FILE_BYTES = 16 * 10**12  # on ext4
 _MOST_TOKENS = _LARGEST_FILE_BYTES // GPT2.dtype.itemsize
+# Up to this length a document is held back until it is known whether it is kept: 20 MB of tokens.
+_LONGEST_LIMIT = 10_000_000
 _LIMITS = {
     "shard_tokens": (1, _MOST_TOKENS),
     "max_tokens": (1, 10**18),
     "val_tokens": (0, 10**18),
     "workers": (1, 10_000),
     "batch_bytes": (1024, 2**40),
+    "min_tokens": (0, _LONGEST_LIMIT),
+    "max_document_tokens": (0, _LONGEST_LIMIT),
     "max_outage": (0, 10 * 365 * 86400),
 }
 _MOST_HINTS = {
     "shard_tokens": "A shard is one file, and file systems end at about 16 TB.",
     "max_outage": "That is ten years, in seconds.",
+    "min_tokens": "Longer documents are always kept.",
+    "max_document_tokens": "Leave it out to keep documents of every length.",
 }
 
 
@@ -86,6 +93,16 @@ class Config:
     )  # fmt: skip
     text_column: str = _setting(
         "text", "parquet column or JSON key that holds the text", metavar="NAME", bytes_=True
+    )
+    where: str | None = _setting(
+        None, "read only documents that meet this condition on columns or JSON keys, such as "
+        "'int_score >= 4 and language_score > 0.8'", metavar="CONDITION", bytes_=True,
+    )  # fmt: skip
+    min_tokens: int = _setting(
+        0, "leave out documents with fewer tokens than this", parse=parse_count, metavar="N", bytes_=True
+    )
+    max_document_tokens: int | None = _setting(
+        None, "leave out documents with more tokens than this", parse=parse_count, metavar="N", bytes_=True
     )
     separator: str = _setting(
         "auto", "between documents of a text: auto, blank (line), line, none (a file is a document), "
@@ -189,6 +206,16 @@ class Config:
                 raise UsageError(f"{flag} {value:,}: must be at least {least:,}.")
             if value is not None and value > most:
                 raise UsageError(f"{flag} {value:,}: must be at most {most:,}.", _MOST_HINTS.get(name))
+        if self.max_document_tokens is not None and self.max_document_tokens < self.min_tokens:
+            raise UsageError(
+                f"--max-document-tokens {self.max_document_tokens:,} is below --min-tokens "
+                f"{self.min_tokens:,}: no document could be kept.",
+                "Raise it, or lower --min-tokens.",
+            )
+        if self.where is not None:
+            if _is_broken(self.where):
+                raise UsageError("--where holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
+            parse_where(self.where)
         if not 0 < len(self.separator) <= 64 or _is_broken(self.separator):
             raise UsageError(
                 f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",

@@ -14,6 +14,7 @@ from fineweb_shards.errors import BadFileError
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.separator_preview import SeparatorPreview
 from fineweb_shards.sources.base import InputFile, Source, utf8_bytes
+from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.types import Cursor, TextChunk
@@ -26,6 +27,7 @@ _LONGEST_TEXT_CHARACTERS = 65_536
 _SHOWN_DOCUMENTS = 3
 _MOST_BATCHES = 64  # of a file, because batches may hold no document
 QUICK_SAMPLE_BYTES = 2**18
+_LOOKED_AT_TIMES = 16  # what is read at the most, if little of it meets --where
 
 
 @dataclass(slots=True)
@@ -34,6 +36,7 @@ class InputSample:
 
     texts: list[str] = field(default_factory=list)
     documents: int = 0
+    seen_documents: int = 0  # those included that --where leaves out
     read_bytes: int = 0  # of the files, as their sizes count
     content_bytes: int = 0  # of the documents
     separators: set[str] = field(default_factory=set)
@@ -57,6 +60,7 @@ class InputSample:
     def read_file(self, source: Source, file: InputFile, position: int, limit_bytes: int) -> None:
         """Add the documents of a file from `position` on, up to about `limit_bytes` of text."""
         enough = self.content_bytes + limit_bytes
+        most_read = self.read_bytes + _LOOKED_AT_TIMES * limit_bytes
         batches = source.formats[file.format].batches(file, position, False)
         for batch in islice(batches, _MOST_BATCHES):
             source.prefetch(batch)
@@ -65,10 +69,14 @@ class InputSample:
                 self._add(chunk, batch.separator, enough - self.content_bytes)
                 if self.content_bytes >= enough:
                     return
+            if self.read_bytes >= most_read:  # --where leaves nearly nothing
+                return
 
     def _add(self, chunk: TextChunk, separator: str, limit_bytes: int) -> None:
         self.texts += _beginnings(chunk.documents, limit_bytes)
         self.documents += len(chunk.documents)
+        counts = chunk.counts
+        self.seen_documents += len(chunk.documents) + counts.filtered_documents + counts.unknown_documents
         self.content_bytes += chunk.counts.text_bytes
         if separator:
             self.separators.add(separator)
@@ -85,6 +93,8 @@ class MeasuredSample:
     tokens: int
     text_bytes: int
     tokens_per_second: float | None
+    kept_documents: int  # within --min-tokens and --max-document-tokens
+    kept_tokens: int
 
 
 def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = True) -> InputSample:
@@ -124,16 +134,20 @@ def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
         limit -= len(text)
 
 
-def measure_sample(engine: Engine, texts: list[str], seconds: float) -> MeasuredSample:
+def measure_sample(engine: Engine, texts: list[str], seconds: float, limits: LengthLimits) -> MeasuredSample:
     """Encode the sample, or as much of it as `seconds` allow (a little if that is 0).
 
     The speed is that of the second half, when the engine's caches are warm.
     """
-    documents = tokens = text_bytes = 0
+    documents = tokens = text_bytes = kept_documents = kept_tokens = 0
     begin = time.monotonic()
     marks = [(begin, 0)]
     for part in _parts(texts):
-        tokens += sum(map(len, engine.encode(Texts.from_strings(part)))) + len(part)
+        lengths = [len(ids) for ids in engine.encode(Texts.from_strings(part))]
+        kept = [length for length in lengths if limits.judge(length, ended=True) == "kept"]
+        tokens += sum(lengths) + len(lengths)
+        kept_documents += len(kept)
+        kept_tokens += sum(kept) + len(kept)
         documents += len(part)
         text_bytes += sum(map(utf8_bytes, part))
         marks.append((time.monotonic(), tokens))
@@ -142,7 +156,7 @@ def measure_sample(engine: Engine, texts: list[str], seconds: float) -> Measured
     middle = marks[len(marks) // 2]
     elapsed = marks[-1][0] - middle[0]
     speed = (tokens - middle[1]) / elapsed if elapsed > 0 else None
-    return MeasuredSample(documents, tokens, text_bytes, speed)
+    return MeasuredSample(documents, tokens, text_bytes, speed, kept_documents, kept_tokens)
 
 
 def _parts(texts: list[str]) -> Iterator[list[str]]:

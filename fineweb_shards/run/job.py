@@ -21,10 +21,12 @@ from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.hub.quiet import quiet_clients
+from fineweb_shards.sources.where_parser import parse_where
 from fineweb_shards.store.fresh import holds_shards
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME
 from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.stream.split import make_split_rule
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.retry import Retrier
@@ -57,6 +59,10 @@ class Job:
     def vocabulary(self) -> Vocabulary:
         return self.output.vocabulary
 
+    @property
+    def length_limits(self) -> LengthLimits:
+        return LengthLimits(self.config.min_tokens, self.config.max_document_tokens)
+
     def versions(self) -> dict[str, str]:
         """Return the versions in use, for the manifest. A resume may have others: the output is the same."""
         return {
@@ -80,6 +86,7 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
         batch_bytes=config.batch_bytes,
         skip_bad=config.on_bad_file == "skip",
         vocabulary=output.vocabulary,
+        where=None if config.where is None else parse_where(config.where),
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
     notes: list[str] = []
@@ -141,6 +148,12 @@ def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, note
         return ours and path.parent.resolve() == output.folder.resolve()
 
     files = find_files(config.input, config.format, is_output, skip_bad=settings.skip_bad, note=notes.append)
+    text = next((file for file in files if file.format == "text"), None)
+    if settings.where is not None and text is not None:
+        raise UsageError(
+            f"--where {config.where}: {text.path} is plain text, which has no columns.",
+            "Name parquet files and JSON lines only; --format jsonl if it holds JSON lines.",
+        )
     return open_source(files, settings)
 
 

@@ -1,7 +1,8 @@
 """`plan`: predict what a build will do, before anything is written.
 
 Parquet footers give the number of documents and the sizes, FineWeb's `token_count` column the exact number of
-tokens. Everything else is estimated from a few batches spread over the files, and marked as an estimate.
+tokens, also of those documents that --where and the limits keep. Everything else is estimated from a few
+batches spread over the files, and marked as an estimate.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class _Trial:
     @cached_property
     def measured(self) -> MeasuredSample:
         engine = self._job.engine(load_token_bytes(self._job.vocabulary))
-        return measure_sample(engine, self.sample.texts, self._seconds)
+        return measure_sample(engine, self.sample.texts, self._seconds, self._job.length_limits)
 
     def separator_preview(self) -> SeparatorPreview | None:
         """Return how the text files are split into documents; None if there are none."""
@@ -176,7 +177,7 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     tokens = sampled + (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
     a_file_a_document = job.config.separator == "none" and all(file.kind == "text" for file in files)
     documents = len(files) if a_file_a_document else round(sampled * scale)
-    return Extent(documents, round(tokens * scale), exact=False)
+    return _within_limits(Extent(documents, round(tokens * scale), exact=False), measured)
 
 
 def _unpacked_bytes(files: tuple[InputFile, ...]) -> float:
@@ -194,30 +195,48 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     chosen = files[:most]
     if job.commit:
         chosen = files[start.file :][: REMOTE_FOOTERS if every_footer else 1] or files[-1:]
-    documents = text_bytes = counted = 0
+    limits = job.length_limits
+    rows = documents = text_bytes = counted = 0
     all_counted = True
     for file in chosen:
         parquet = job.source.formats[file.format]
         assert isinstance(parquet, ParquetFormat)
         try:
             footer = parquet.footer(file)
-            cheap = not job.commit or (every_footer and len(footer.group_rows) <= _CHEAP_ROW_GROUPS)
-            count = parquet.stated_tokens(file) if cheap else None
+            few = len(footer.group_rows) <= _CHEAP_ROW_GROUPS and parquet.row_filter is None
+            cheap = not job.commit or (every_footer and few)
+            stated = parquet.stated_extent(file, limits.least_tokens, limits.most_tokens) if cheap else None
         except BadFileError:
             if not job.source.settings.skip_bad:
                 raise
             continue
-        documents += sum(footer.group_rows)
+        rows += sum(footer.group_rows)
         text_bytes += sum(footer.group_bytes)
-        all_counted = all_counted and count is not None
-        counted += count or 0
+        if stated is None:
+            all_counted = False
+        else:
+            documents += stated.documents
+            counted += stated.tokens
     scale = sum(file.size_bytes for file in files) / max(1, sum(file.size_bytes for file in chosen))
     if all_counted:
         return Extent(round(documents * scale), round((counted + documents) * scale), exact=chosen == files)
     measured = trial.measured
     per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
-    tokens = documents + text_bytes * per_byte
-    return Extent(round(documents * scale), round(tokens * scale), exact=False)
+    if job.source.settings.where is not None:  # what is kept may be longer or shorter than the others
+        sample = trial.sample
+        rows = round(rows * sample.documents / max(1, sample.seen_documents))
+        text_bytes = round(rows * sample.content_bytes / max(1, sample.documents))
+    tokens = rows + text_bytes * per_byte
+    return _within_limits(Extent(round(rows * scale), round(tokens * scale), exact=False), measured)
+
+
+def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
+    """Reduce an estimate by what --min-tokens and --max-document-tokens leave out of the sample."""
+    if extent.documents is None or extent.tokens is None or not measured.documents:
+        return extent
+    documents = extent.documents * measured.kept_documents / measured.documents
+    tokens = extent.tokens * measured.kept_tokens / max(1, measured.tokens)
+    return Extent(round(documents), round(tokens), exact=False)
 
 
 def _limit(extent: Extent, max_tokens: int | None) -> Extent:

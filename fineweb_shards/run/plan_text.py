@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fineweb_shards.run.config import Config
 from fineweb_shards.run.plan import Plan
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.units import show_bytes, show_count
@@ -38,6 +39,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
         fetch = " to fetch" if whole else f", about {show_bytes(plan.read_bytes)} of it to fetch"
     rows = [("input", f"{where}{count:,} file{'s'[: count != 1]}, {size}{fetch} ({', '.join(kinds)})")]
     rows += [("note", note) for note in job.notes]
+    rows += [("kept", text) for text in describe_filters(job.config)]
     how = "exact, from token_count" if extent.exact else "an estimate"
     if extent.tokens is None:
         rows.append(("tokens", "unknown before the end"))
@@ -65,6 +67,20 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
         fewer = f"{job.budget.workers} instead of {wanted:,}: {budget} of memory hold no more"
         rows.append(("workers", f"{fewer} (--max-memory)"))
     return rows
+
+
+def describe_filters(config: Config) -> list[str]:
+    """Say which documents are kept, if not all are."""
+    limits = [
+        f"at least {config.min_tokens:,}" if config.min_tokens else "",
+        f"at most {config.max_document_tokens:,}" if config.max_document_tokens is not None else "",
+    ]
+    lengths = " and ".join(filter(None, limits))
+    lines = [
+        f"documents with {config.where}" if config.where else "",
+        lengths and f"documents of {lengths} tokens",
+    ]
+    return [line for line in lines if line]
 
 
 def show_estimate(count: int | None, *, exact: bool) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.events import Observer
+from fineweb_shards.sources.where import Where
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
@@ -45,6 +46,7 @@ class ReadSettings:
     skip_bad: bool
     vocabulary: Vocabulary  # whose tokens FineWeb's `token_count` counts, or not
     hub: HubRef | None = None
+    where: Where | None = None  # which documents to read; None: all
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,32 +8,43 @@ line with that quote is left out, and a record begins behind it. That depends on
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import InputFile, decode_text
+from fineweb_shards.events import Observer
+from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text
 from fineweb_shards.sources.byte_view import ByteView, StreamView
 from fineweb_shards.sources.jsonl import skip_line
+from fineweb_shards.sources.load_filter import load_filter
 from fineweb_shards.sources.quotes import BLOCK_BYTES, Block, Records, slices_of_records, split_records
 from fineweb_shards.sources.rows import append_chunk
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to, next_target
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.sources.utf8 import decode_texts, is_utf8
+from fineweb_shards.sources.where import IN_WORDS, Kind
 from fineweb_shards.texts import NO_TEXTS, Texts
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
 # As for JSON lines. A quote that is never closed must not gather gigabytes.
 MAX_RECORD_BYTES = 64 * 2**20
 _BOM = b"\xef\xbb\xbf"
+_UNREADABLE = object()  # stands for a field that is no value of the kind that it should be
 
 
 class CsvFormat(TextFormat):
     """Documents that are a field of each record."""
 
     delimiter = b","
+
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
+        super().__init__(settings, observer)
+        self.row_filter = load_filter(settings.where)
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         view = self.open_stream_view(file)
@@ -69,13 +80,17 @@ class CsvFormat(TextFormat):
         return names, start + end
 
     def _check_columns(self, file: InputFile, names: tuple[str, ...]) -> None:
-        """Refuse a header that does not name the column with the text, once."""
-        wanted = self.settings.text_column
+        """Refuse a header that does not name the column with the text, and those of --where, once."""
+        hint = "Name the column with the text: --text-column. The first line must hold the names."
+        self._check_column(file, names, self.settings.text_column, hint)
+        for wanted in self.settings.where.columns if self.settings.where else ():
+            self._check_column(file, names, wanted, "Check the names in --where.")
+
+    def _check_column(self, file: InputFile, names: tuple[str, ...], wanted: str, hint: str) -> None:
         count = names.count(wanted)
         if count == 1:
             return
         found = f"{count} columns are called {wanted!r}" if count else f"there is no column {wanted!r}"
-        hint = "Name the column with the text: --text-column. The first line must hold the names."
         if len(names) == 1:  # perhaps because they are separated by something else
             hint = f"Columns are separated by commas (--format csv) or tabs (--format tsv). {hint}"
         raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(names)[:200]}.", hint)
@@ -161,15 +176,21 @@ class CsvFormat(TextFormat):
         """Read the documents of a block, at byte `offset` of the file, up to a failure that ends the run."""
         records = split_records(block, self.delimiter)
         sound = (records.fields == len(columns)) & ~records.has_lone_return
+        values, wrong = self._read_values(columns, records, sound)
         problems: list[str] = []
         failure, end = None, None
         for number in np.flatnonzero(~sound).tolist():
-            error = _bad_record(file, records, number, offset, len(columns))
+            error = _bad_record(file, records, number, offset, len(columns), wrong.get(number))
             if not self.settings.skip_bad:
                 sound[number:] = False
                 failure, end = error, Cursor(file.index, offset + int(records.starts[number]))
                 break
             problems.append(self.leave_out(error))
+        left_out = Counts()
+        if self.row_filter is not None:
+            numbers = np.flatnonzero(sound).tolist()
+            passes, left_out = self.row_filter.select_values([values[number] for number in numbers])
+            sound[numbers] = passes
         cells = records.take(sound, columns.index(self.settings.text_column))
         texts, replaced = (Texts.from_pieces(cells), 0) if is_utf8(block.data) else decode_texts(cells)
         ids = None
@@ -177,7 +198,30 @@ class CsvFormat(TextFormat):
             ids = [decode_text(cell)[0] for cell in records.take(sound, columns.index("id"))]
         counts = Counts(sum(map(len, cells)), replaced_characters=replaced, bad_parts=len(problems))
         origins = (Origin(0, len(texts), ids=ids),)
-        return TextChunk(texts, None, end, counts=counts, problems=tuple(problems), origins=origins), failure
+        chunk = TextChunk(
+            texts, None, end, counts=counts + left_out, problems=tuple(problems), origins=origins
+        )
+        return chunk, failure
+
+    def _read_values(
+        self, columns: tuple[str, ...], records: Records, sound: NDArray[np.bool_]
+    ) -> tuple[dict[int, tuple[Any, ...]], dict[int, str]]:
+        """Return the values that --where needs by the number of their record, and what is wrong with those of
+        which it can't be decided; these are no longer `sound`."""
+        if self.settings.where is None:
+            return {}, {}
+        numbers = np.flatnonzero(sound).tolist()
+        read: list[list[Any]] = []
+        wrong: dict[int, str] = {}
+        for name, kind in self.settings.where.kinds:
+            cells = records.take(sound, columns.index(name))
+            read.append([_parse_field(cell, kind) for cell in cells])
+            for number, value, cell in zip(numbers, read[-1], cells, strict=True):
+                if value is _UNREADABLE:
+                    found = decode_text(cell[:40])[0]
+                    wrong[number] = f"has {found!r} as {name!r}, which --where compares with {IN_WORDS[kind]}"
+        sound[list(wrong)] = False
+        return dict(zip(numbers, zip(*read, strict=True), strict=True)), wrong
 
 
 class TsvFormat(CsvFormat):
@@ -191,8 +235,30 @@ def _is_cut_off(view: ByteView, offset: int) -> bool:
     return isinstance(view, StreamView) and view.is_cut_off_at(offset)
 
 
-def _bad_record(file: InputFile, records: Records, number: int, offset: int, columns: int) -> BadFileError:
+def _parse_field(cell: bytes, kind: Kind) -> Any:
+    """Return a field as a value of the kind that --where compares it with: an empty one is a missing number,
+    and an empty text. `_UNREADABLE` if it is none of that kind."""
+    text = decode_text(cell)[0]
+    if kind == "text":
+        return text
+    if not text.strip():
+        return None
+    if kind == "truth":
+        return {"true": True, "false": False}.get(text.strip().lower(), _UNREADABLE)
+    if kind == "number":
+        for parse in (int, float):
+            with contextlib.suppress(ValueError):
+                return parse(text)
+        return _UNREADABLE
+    return text
+
+
+def _bad_record(
+    file: InputFile, records: Records, number: int, offset: int, columns: int, wrong: str | None
+) -> BadFileError:
     place = f"{file.path}: the record at byte {offset + int(records.starts[number]):,}"
+    if wrong is not None:
+        return BadFileError(f"{place} {wrong}.")
     if records.has_lone_return[number]:
         return BadFileError(f"{place} has a CR without LF in a field without quotes.")
     fields = int(records.fields[number])

@@ -14,12 +14,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from fineweb_shards.errors import BadFileError
+from fineweb_shards.errors import BadFileError, suggest
 from fineweb_shards.sources.base import InputFile, ReadSettings, first_line
+from fineweb_shards.sources.load_filter import load_filter
 from fineweb_shards.sources.rows import TOKEN_COUNT_COLUMNS, TOKEN_COUNT_VOCABULARY, is_text
+from fineweb_shards.sources.where import Where
 
 # What pyarrow raises for damaged bytes; ValueError for a column name that is no UTF-8.
 _PYARROW_ERRORS = (OSError, pa.ArrowException, ValueError, OverflowError)
+_WHERE_HINT = "Correct --where: numbers without quotes, texts in quotes; see docs/input.md."
 _FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
 
 
@@ -27,11 +30,17 @@ _FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
 class Footer:
     """The values of a footer that are used, checked."""
 
-    columns: tuple[str, ...]  # to read: the text and, in FineWeb's files, token_count and id
+    needed_columns: tuple[str, ...]  # without which no document can be read: the text, and what --where needs
+    count_columns: tuple[str, ...]  # to read as well: token_count and id, in FineWeb's files
     group_rows: tuple[int, ...]  # the number of rows of each row group
     group_bytes: tuple[int, ...]  # the size of each row group's text
     first_rows: tuple[int, ...]  # the number, in the file, of each row group's first row
     note: str | None  # to be shown to the user
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns to read: the text first, then those that are needed, then the others."""
+        return tuple(dict.fromkeys((*self.needed_columns, *self.count_columns)))
 
 
 def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
@@ -52,8 +61,8 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
             raise pa.ArrowInvalid(f"it counts {metadata.num_rows:,} rows, its row groups {sum(rows):,}")
         counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY
         count_columns, note = _find_count_columns(file, schema, text_column) if counted else ((), None)
-    columns = (text_column, *count_columns)
-    return Footer(columns, rows, sizes, tuple(accumulate(rows, initial=0)), note)
+        needed = tuple(dict.fromkeys((text_column, *_check_where_columns(file, schema, settings.where))))
+    return Footer(needed, count_columns, rows, sizes, tuple(accumulate(rows, initial=0)), note)
 
 
 @contextmanager
@@ -70,6 +79,13 @@ def translated_pyarrow_errors(what: str) -> Iterator[None]:
 def _check_text_column(file: InputFile, schema: pa.Schema, wanted: str) -> None:
     """Refuse a name that is not that of one text column. Dots in it don't select fields of a struct."""
     hint = "Name the column with the text: --text-column."
+    kind = _type_of(file, schema, wanted, hint)
+    if not is_text(kind):
+        raise BadFileError(f"{file.path}: column {wanted!r} holds {kind}, not text.", hint)
+
+
+def _type_of(file: InputFile, schema: pa.Schema, wanted: str, hint: str) -> Any:
+    """Return the type of the one column of this name; BadFileError if there is none, or more than one."""
     count = schema.names.count(wanted)
     if count != 1:
         found = f"{count} columns are called {wanted!r}" if count else f"there is no column {wanted!r}"
@@ -77,9 +93,20 @@ def _check_text_column(file: InputFile, schema: pa.Schema, wanted: str) -> None:
         if not count and outer != wanted and outer in schema.names:
             hint = f"A field inside {outer!r} can't be read: write it to a column of its own. {hint}"
         raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(schema.names)}.", hint)
-    kind = schema.field(wanted).type
-    if not is_text(kind):
-        raise BadFileError(f"{file.path}: column {wanted!r} holds {kind}, not text.", hint)
+    return schema.field(wanted).type
+
+
+def _check_where_columns(file: InputFile, schema: pa.Schema, where: Where | None) -> tuple[str, ...]:
+    """Return the columns that --where needs; refuse one that is not there or holds other values."""
+    row_filter = load_filter(where)
+    if where is None or row_filter is None:
+        return ()
+    for name in where.columns:
+        hint = suggest(name, schema.names, "Check the names in --where.")
+        problem = row_filter.find_wrong_type(name, _type_of(file, schema, name, hint))
+        if problem is not None:
+            raise BadFileError(f"{file.path}: column {name!r} {problem}.", _WHERE_HINT)
+    return where.columns
 
 
 def _find_count_columns(

@@ -9,34 +9,53 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from itertools import compress
+from typing import Any, NamedTuple
 
 import orjson
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import InputFile, decode_text
+from fineweb_shards.events import Observer
+from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text
 from fineweb_shards.sources.byte_view import ByteView, StreamView
+from fineweb_shards.sources.load_filter import load_filter
 from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to, next_target
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
+from fineweb_shards.sources.where import kind_of
 from fineweb_shards.texts import Texts, encode_utf8
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
 # Longer lines would have to be parsed in pieces; such a document belongs in a text file.
 MAX_LINE_BYTES = 64 * 2**20
 _WINDOW_BYTES = 64 * 1024
+_MOST_DIGITS = 400  # more than any double has
+_WHERE_HINT = "Correct --where or the line, or leave out such lines: --on-bad-file skip."
 _BOM = b"\xef\xbb\xbf"
 
 
-class _Number:
-    """Stands for any whole number: no value is needed, and Python refuses to parse very long ones."""
+def _parse_integer(digits: str) -> float:
+    """Parse a whole number; Python refuses very long ones, and nothing is compared with those."""
+    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
 
-    def __init__(self, digits: str) -> None: ...
+
+_DECODER = json.JSONDecoder(parse_int=_parse_integer)  # one for all lines, because creating it is slow
 
 
-_DECODER = json.JSONDecoder(parse_int=_Number)  # one for all lines, because creating it is slow
+class _Row(NamedTuple):
+    """What is needed of a line."""
+
+    text: bytes | None  # None if it is null
+    id: str | None
+    replaced: int  # characters
+    values: tuple[Any, ...]  # of the keys that --where needs
 
 
 class JsonLinesFormat(TextFormat):
     """Documents that are the value of a key, one JSON object per line."""
+
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
+        super().__init__(settings, observer)
+        self.row_filter = load_filter(settings.where)
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         view = self.open_stream_view(file)
@@ -73,8 +92,7 @@ class JsonLinesFormat(TextFormat):
         lines = data.split(b"\n")
         if batch.broken_off:
             lines.pop()
-        documents: list[bytes] = []
-        ids: list[str | None] = []
+        rows: list[_Row] = []
         counts = Counts()
         problems: list[str] = []
         failure: BadFileError | None = None
@@ -85,12 +103,7 @@ class JsonLinesFormat(TextFormat):
                     raise _too_long(file, offset)
                 row = line if offset else line.removeprefix(_BOM)
                 if row.strip():  # empty lines are ignored
-                    text, name, replaced = self._parse_line(file, row, offset)
-                    if text is None or replaced:
-                        counts += Counts(skipped_documents=text is None, replaced_characters=replaced)
-                    if text is not None:
-                        documents.append(text)
-                        ids.append(name)
+                    rows.append(self._parse_line(file, row, offset))
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     failure, end = error, self.place_of(batch, number, offset)
@@ -98,7 +111,16 @@ class JsonLinesFormat(TextFormat):
                 problems.append(self.leave_out(error))
                 counts += Counts(bad_parts=1)
             offset += len(line) + 1
-        texts = Texts.from_pieces(documents)
+        if self.row_filter is not None:
+            passes, left_out = self.row_filter.select_values([row.values for row in rows])
+            rows = list(compress(rows, passes))
+            counts += left_out
+        counts += Counts(
+            skipped_documents=sum(row.text is None for row in rows),
+            replaced_characters=sum(row.replaced for row in rows),
+        )
+        texts = Texts.from_pieces([row.text for row in rows if row.text is not None])
+        ids = [row.id for row in rows if row.text is not None]
         yield TextChunk(
             texts,
             Cursor(batch.file, batch.position),
@@ -114,8 +136,8 @@ class JsonLinesFormat(TextFormat):
         """Return the position, in this format's unit, of a line of a batch that begins at byte `offset`."""
         return offset
 
-    def _parse_line(self, file: InputFile, line: bytes, offset: int) -> tuple[bytes | None, str | None, int]:
-        """Return the text of a line (None if it is null), its id, and the number of replaced characters.
+    def _parse_line(self, file: InputFile, line: bytes, offset: int) -> _Row:
+        """Return what is needed of a line; BadFileError if it has no text, or a value that --where can't use.
 
         orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it
         knows neither NaN nor half a character), and about every line without a text.
@@ -125,15 +147,22 @@ class JsonLinesFormat(TextFormat):
             text = row[self.settings.text_column]
             if isinstance(text, str):
                 name = row.get("id")
-                return text.encode(), name if isinstance(name, str) else None, 0
+                values = self._values(file, row, offset) if self.row_filter else ()
+                return _Row(text.encode(), name if isinstance(name, str) else None, 0, values)
         except (ValueError, LookupError, TypeError):
             pass
         return self._parse_slowly(file, line, offset)
 
-    def _parse_slowly(
-        self, file: InputFile, line: bytes, offset: int
-    ) -> tuple[bytes | None, str | None, int]:
-        """Do the same with Python's parser; raise BadFileError if the line has no text."""
+    def _values(self, file: InputFile, row: dict[str, Any], offset: int) -> tuple[Any, ...]:
+        """Return the values that --where needs, None for those that are missing."""
+        assert self.row_filter is not None
+        problem = self.row_filter.find_wrong_value(row)
+        if problem is not None:
+            raise BadFileError(f"{file.path}: the line at byte {offset:,} {problem}.", _WHERE_HINT)
+        return tuple(row.get(name) for name in self.row_filter.where.columns)
+
+    def _parse_slowly(self, file: InputFile, line: bytes, offset: int) -> _Row:
+        """Do the same with Python's parser."""
         place = f"{file.path}: the line at byte {offset:,}"
         source, replaced = decode_text(line)
         try:
@@ -153,11 +182,12 @@ class JsonLinesFormat(TextFormat):
             )
         text = row[column]
         if text is not None and not isinstance(text, str):
-            raise BadFileError(
-                f"{place}: {column!r} is not a text but a {type(text).__name__.strip('_').lower()}."
-            )
+            found = "number" if kind_of(text) == "number" else type(text).__name__
+            raise BadFileError(f"{place}: {column!r} is not a text but a {found}.")
         name = row.get("id")
-        return None if text is None else encode_utf8(text), name if isinstance(name, str) else None, replaced
+        values = self._values(file, row, offset) if self.row_filter else ()
+        data = None if text is None else encode_utf8(text)
+        return _Row(data, name if isinstance(name, str) else None, replaced, values)
 
 
 def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:
@@ -204,7 +234,7 @@ def is_array(head: bytes) -> bool:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line, parse_int=_Number)
+        json.loads(line, parse_int=_parse_integer)
     except (ValueError, RecursionError):
         return False
     return True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,14 @@ _LONG_CELL_BYTES = 4 * 2**20
 _CUT_WINDOW_BYTES = 64 * 1024
 _LARGEST_INT64 = 2**63 - 1
 _NO_PLACES = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which of some rows are documents to encode, and how many are not for which reason."""
+
+    wanted: Any  # an Arrow array of true and false
+    counts: Counts
 
 
 def is_text(kind: Any) -> bool:
@@ -65,33 +73,45 @@ def unwrap(column: Any) -> Any:
     return column
 
 
-def split_rows(rows: Any, first_row: int) -> Iterator[TextChunk]:
+def split_rows(
+    rows: Any,
+    first_row: int,
+    count_columns: Sequence[str] = TOKEN_COUNT_COLUMNS,
+    selection: Selection | None = None,
+) -> Iterator[TextChunk]:
     """Yield the texts of unwrapped rows as chunks without cursors: one for all, or several for huge cells.
 
-    The text is the first column; `first_row` is the number of the slice's first row in the file.
+    The text is the first column; `first_row` is the number of the slice's first row in the file. The
+    `count_columns` are used if they are there; without a `selection` all rows are wanted.
     """
     column = rows.column(0)
-    cells, skipped = cells_of(column), column.null_count
-    kept = _validity_of(column) if skipped else None
+    if selection is None and column.null_count:
+        selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))
+    left_out = selection.counts if selection else Counts()
+    kept = _bits_of(selection.wanted, 1) if selection else None
+    cells = cells_of(column)
     if kept is not None:
         cells = TextBuffer(cells.data, cells.starts[kept], cells.ends[kept])
     size_bytes = int((cells.ends - cells.starts).sum())
     if size_bytes > 2 * _LONG_CELL_BYTES:
         # It has a very long cell, or many long ones: go row by row, to copy only one at a time.
+        yield TextChunk(NO_TEXTS, None, None, counts=left_out)
         for row in range(len(column)):
-            yield from _split_cell(column[row], first_row + row)
+            if kept is None or kept[row]:
+                yield from _split_cell(column[row], first_row + row)
         return
-    other_columns = dict(zip(rows.schema.names[1:], rows.columns[1:], strict=True))
-    ids = other_columns.get("id")
-    tokens = _stated_tokens(other_columns["token_count"]) if other_columns else None
+    names = rows.schema.names
+    counted = {name: rows.column(names.index(name)) for name in count_columns if name in names}
+    ids = counted.get("id")
+    tokens = _stated_tokens(counted["token_count"]) if "token_count" in counted else None
     places = np.arange(first_row, first_row + len(rows))
-    if kept is not None:
-        ids = None if ids is None else ids.filter(column.is_valid())
+    if selection is not None and kept is not None:
+        ids = None if ids is None else ids.filter(selection.wanted)
         tokens, places = None if tokens is None else tokens[kept], places[kept]
     texts, replaced = _to_texts(column, cells)
     origin = Origin(0, len(texts), places, ids, tokens)
-    counts = Counts(size_bytes, skipped, replaced)
-    yield TextChunk(texts, None, None, counts=counts, origins=(origin,))
+    counts = Counts(size_bytes, replaced_characters=replaced)
+    yield TextChunk(texts, None, None, counts=left_out + counts, origins=(origin,))
 
 
 def cells_of(column: Any) -> TextBuffer:
@@ -116,14 +136,14 @@ def _stated_tokens(column: Any) -> NDArray[np.int64]:
     if pa.types.is_uint64(column.type):
         stated = np.minimum(stated, np.uint64(_LARGEST_INT64))
     stated = stated.astype(np.int64)
-    return np.where(_validity_of(column), stated, -1) if column.null_count else stated
+    return np.where(_bits_of(column, 0), stated, -1) if column.null_count else stated
 
 
-def _validity_of(column: Any) -> NDArray[np.bool_]:
-    """Tell for each cell of a column that has nulls whether it is none."""
-    bits = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")
-    valid: NDArray[np.bool_] = bits[column.offset : column.offset + len(column)] != 0
-    return valid
+def _bits_of(column: Any, buffer: int) -> NDArray[np.bool_]:
+    """Return the bits of a column's buffer: which cells are valid (0, if there are nulls), or true (1)."""
+    bits = np.unpackbits(np.frombuffer(column.buffers()[buffer], np.uint8), bitorder="little")
+    found: NDArray[np.bool_] = bits[column.offset : column.offset + len(column)] != 0
+    return found
 
 
 def _to_texts(column: Any, cells: TextBuffer) -> tuple[Texts, int]:
@@ -149,9 +169,6 @@ def _is_valid(column: Any) -> bool:
 
 def _split_cell(cell: Any, row: int) -> Iterator[TextChunk]:
     """Yield one cell as chunks of at most `_LONG_CELL_BYTES`, cut where tokens can be joined again."""
-    if not cell.is_valid:
-        yield TextChunk(NO_TEXTS, None, None, counts=Counts(skipped_documents=1))
-        return
     data = memoryview(cell.as_buffer())
     position, starts_mid_document, seam = 0, False, False
     while True:

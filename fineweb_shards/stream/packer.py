@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fineweb_shards.stream.borders import count_between
+from fineweb_shards.stream.kept_tokens import KeptPart
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Counts, Places, Ranges, ShardSlice, Split, TokenBlock
 
@@ -87,31 +88,34 @@ class Packer:
 
     def pack(self, block: TokenBlock) -> Iterator[ShardSlice]:
         """Yield the slices that a block is cut into; tokens after `max_tokens` are dropped."""
-        position = min(self._skip_tokens, len(block.tokens))
-        self._skip_tokens -= position
-        if position == len(block.tokens):  # no new tokens, but perhaps new counts
-            yield ShardSlice(_NO_RANGES, 0, 0, block.counts, block.end)
-        while position < len(block.tokens) and not self.ended:
-            piece = self._next_piece(block, position)
+        skipped = min(self._skip_tokens, len(block.tokens))
+        self._skip_tokens -= skipped
+        kept = KeptPart.of(block)
+        position, at_end = kept.count_before(skipped), False
+        while position < kept.tokens and not self.ended:
+            piece = self._next_piece(kept, position)
             position += piece.length
+            place = kept.place_after(position)
+            at_end = place == len(block.tokens)
             self._documents += piece.documents
             if self._left_tokens is not None:
                 self._left_tokens -= piece.length
-            end = block.end if position == len(block.tokens) else block.start.after(position)
+            end = block.end if at_end else block.start.after(place)
             for number, part in enumerate(piece.parts, 1):
                 self._tokens[part.split] += part.tokens
                 last = number == len(piece.parts)
-                counted = last and position == len(block.tokens)
                 yield ShardSlice(
-                    part.ranges,
+                    kept.places_of(part.ranges),
                     part.tokens,
                     part.documents,
-                    block.counts if counted else Counts(),
+                    block.counts if last and at_end else Counts(),
                     end,
                     split=part.split,
                     checkpoint=last and piece.full,
                     fills_shard=last and piece.full and self._is_final(part.split),
                 )
+        if position == kept.tokens and not at_end:  # no new tokens, but perhaps new counts
+            yield ShardSlice(_NO_RANGES, 0, 0, block.counts, block.end)
 
     def _is_final(self, split: Split) -> bool:
         """Return whether a split's file is finished, given that its segment is full."""
@@ -124,9 +128,9 @@ class Packer:
             room = min(room, self._split_rule.val_tokens - self._tokens["val"])
         return room
 
-    def _next_piece(self, block: TokenBlock, start: int) -> _Piece:
+    def _next_piece(self, block: KeptPart, start: int) -> _Piece:
         """Return the tokens from `start` up to the end of the first full segment, the block or the stream."""
-        rule, stop = self._split_rule, len(block.tokens)
+        rule, stop = self._split_rule, block.tokens
         if self._left_tokens is not None:
             stop = min(stop, start + self._left_tokens)
         if not rule.val_ratio:
@@ -139,7 +143,7 @@ class Packer:
             return self._one_split("train", block, start, stop)
         return self._both_splits(start, stop - start, eots, chosen)
 
-    def _one_split(self, split: Split, block: TokenBlock, start: int, stop: int) -> _Piece:
+    def _one_split(self, split: Split, block: KeptPart, start: int, stop: int) -> _Piece:
         """Return the next piece if all its tokens belong to one split."""
         room = self._room(split)
         end = min(stop, start + room)

@@ -20,15 +20,20 @@ def stitch(
     blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender], start: Cursor
 ) -> Iterator[TokenBlock]:
     """Yield the token stream from `start` on. `get_mender` is only called if there is a seam."""
+    return add_cursors(mend_seams(blocks, get_mender), start)
+
+
+def add_cursors(blocks: Iterable[EncodedBlock], start: Cursor) -> Iterator[TokenBlock]:
+    """Yield the blocks of the stream from `start` on with their exact places in it."""
     place = replace(start, skip_tokens=0)
     waiting = Counts()  # of blocks since the last cursor: a resume would read, and count, them again
-    for block in mend_seams(blocks, get_mender):
+    for block in blocks:
         if block.start is not None:
             place = block.start
         begin, place = place, block.end or place.after(len(block.tokens))
         waiting += block.counts
         counted, waiting = (waiting, Counts()) if block.end else (Counts(), waiting)
-        yield TokenBlock(begin, place, block.tokens, block.eots, counted)
+        yield TokenBlock(begin, place, block.tokens, block.eots, counted, block.kept)
 
 
 def mend_seams(

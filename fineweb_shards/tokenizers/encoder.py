@@ -30,6 +30,7 @@ from fineweb_shards.types import Counts, EncodedBlock, Places, TextChunk, Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
 PASSAGE_BYTES = 256 * 1024
+_PARTS_AT_ONCE = 128  # half of them documents: 250 KB of ids
 
 
 @cache
@@ -94,6 +95,7 @@ class Encoder:
             eots=eots,
             starts_at_seam=chunk.starts_at_seam,
             ends_at_seam=chunk.ends_at_seam,
+            ends_mid_document=chunk.ends_mid_document,
             counts=chunk.counts + Counts(token_count_mismatches=len(wrong)) if wrong else chunk.counts,
             problems=(*chunk.problems, *wrong),
         )
@@ -146,9 +148,7 @@ class Encoder:
             del parts[0]
         if documents and skip_last:
             del parts[-1]
-        joined = np.concatenate(parts) if parts else np.empty(0, np.uint32)
-        self._check_range(joined)
-        tokens = joined.astype(self.vocabulary.dtype)
+        tokens = self._narrow(parts)
         ends = np.cumsum(lengths)
         eots = (ends - lengths if self._eot_first else ends) + np.arange(len(documents))
         if len(eots) and skip_first:
@@ -158,9 +158,22 @@ class Encoder:
         tokens[eots] = self.vocabulary.eot
         return tokens, eots
 
+    def _narrow(self, parts: list[Ids]) -> Tokens:
+        """Join ids in the vocabulary's width, some parts at a time: what was joined is still in the
+        processor's cache when it is checked and copied, and no array of all ids takes new memory."""
+        tokens = np.empty(sum(map(len, parts)), self.vocabulary.dtype)
+        place = 0
+        for first in range(0, len(parts), _PARTS_AT_ONCE):
+            joined = np.concatenate(parts[first : first + _PARTS_AT_ONCE])
+            self._check_range(joined)
+            tokens[place : place + len(joined)] = joined
+            place += len(joined)
+        return tokens
+
     def _check_range(self, tokens: Ids) -> None:
         """Raise ExactnessError if one of the ids is no text's: narrowed, it would become another one."""
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocabulary.eot:
+        lowest = int(tokens.min(initial=0)) if tokens.dtype.kind == "i" else 0
+        if not 0 <= lowest <= int(tokens.max(initial=0)) < self.vocabulary.eot:
             raise ExactnessError(
                 f"{self._engine.name} made token {int(tokens.max())}, which no text can have."
             )

@@ -5,9 +5,9 @@ The file's hash is checked at every load: a single changed byte would change the
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
+from binascii import a2b_base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -66,7 +66,7 @@ def parse_ranks(data: bytes) -> dict[bytes, int]:
     """Parse the bytes of `gpt2.tiktoken`; raise ShardError unless they are exactly the published ones."""
     _check(RANKS_FILE, data, GPT2.sha256)
     pairs = (line.split() for line in data.splitlines())
-    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+    return {a2b_base64(token): int(rank) for token, rank in pairs}
 
 
 def token_bytes(ranks: dict[bytes, int]) -> list[bytes]:

@@ -180,6 +180,20 @@ def kept_of(block: EncodedBlock) -> KeptTokens:
     return block.tokens
 
 
+def test_blocks_that_are_held_back_do_not_stop_the_stream() -> None:
+    """If all blocks were output and one has no place yet, the next batch may begin though the window is full:
+    it may be what is waited for. A block that is only not written yet is waited for."""
+    schedule = schedule_of(1, window=5)
+    schedule.give_next("a")
+    schedule.receive_block("a", 0, kept(0))
+    schedule.finish("a")
+    assert not schedule.needs_batch
+    (block,) = schedule.take_output()
+    assert schedule.needs_batch
+    schedule.place(kept_of(block), placements("x"))
+    assert not schedule.needs_batch
+
+
 def test_a_batch_is_in_flight_until_it_is_written() -> None:
     """Whoever keeps its tokens is not free; afterwards it is."""
     schedule = schedule_of(1)

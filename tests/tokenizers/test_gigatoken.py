@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import reference
 from corpus import corpus_files, read_texts
+from promises import Tries
 
 from fineweb_shards.errors import ShardError, UsageError
 from fineweb_shards.texts import Texts
@@ -24,14 +26,50 @@ def test_a_new_tokenizer_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) 
     """However often the cache is emptied, also in the middle of a chunk, the tokens are tiktoken's."""
     monkeypatch.setattr(gigatoken_engine, "_CACHE_BYTES", -1)
     monkeypatch.setattr(gigatoken_engine, "_LOOK_EVERY_BYTES", 3000)
+    monkeypatch.setattr(gigatoken_engine, "_CALL_BYTES", 500)
     engine = GigatokenEngine()
-    loads = []
-    monkeypatch.setattr(GigatokenEngine, "_load", lambda self, load=engine._load: loads.append(1) or load())
+    loads, load = [], engine._load
+    monkeypatch.setattr(GigatokenEngine, "_load", lambda self, special: loads.append(1) or load(special))
     texts = ["Some prose. " * 30, "", "word", "other words " * 300] * 6
     engine._until_look_bytes = 0
     found = engine.encode(Texts.from_strings(texts))
     assert [tokens.tolist() for tokens in found] == [reference.encode(text) for text in texts]
     assert len(loads) > 1
+
+
+@pytest.mark.promise(19)
+def test_texts_of_one_call_do_not_touch(tries: Tries) -> None:
+    """Whatever a text ends or begins with, it is encoded as if it were alone; also an empty one."""
+    pieces = [" ", "  ", "\n", "\r\n", "\t", "a", "The", "'", "'s", "12", "é", "中", "🙂", "\u0091", "\u0092"]
+    pieces += [
+        "\u00a0",
+        "\u0085",
+        "\u3000",
+        "\0",
+        "fineweb-shards: ",
+        "<|endoftext|>",
+        "...",
+        "\u0301",
+        "\ufeff",
+    ]
+    chooser = random.Random(7)
+    engine = GigatokenEngine()
+    for _ in tries(50, 5000):
+        lengths = [chooser.choice([0, 1, 2, 3, 9]) for _ in range(20)]
+        texts = ["".join(chooser.choices(pieces, k=length)) for length in lengths]
+        found = engine.encode(Texts.from_strings(texts))
+        assert [tokens.tolist() for tokens in found] == [reference.encode(text) for text in texts]
+
+
+@pytest.mark.promise(19)
+def test_a_text_with_the_border_in_it_gets_its_tokens() -> None:
+    """Alone or among others, whole or in parts."""
+    border = gigatoken_engine._BORDER
+    engine = GigatokenEngine()
+    halves = [border[:-1], border[1:], border[-1] + border[:-1], border[1:] + border[0]]
+    for texts in ([border], ["before", f"a {border} b", "after"], [border, border], ["", border, ""], halves):
+        found = engine.encode(Texts.from_strings(texts))
+        assert [tokens.tolist() for tokens in found] == [reference.encode(text) for text in texts]
 
 
 def test_memory_stays_bounded_on_text_of_new_words() -> None:

@@ -121,7 +121,8 @@ class HubParquetFormat(ParquetFormat):
 
     def _columns(self, opened: _OpenFile) -> list[str]:
         """Return the columns to read; not FineWeb's token counts if those would need extra requests."""
-        return list(opened.footer.columns) if opened.is_nearly_all_text else [self.settings.text_column]
+        footer = opened.footer
+        return list(footer.columns if opened.is_nearly_all_text else footer.needed_columns)
 
     def _close_file(self, path: str) -> None:
         opening = self._opened.pop(path)
@@ -138,12 +139,14 @@ class HubParquetFormat(ParquetFormat):
                 opened.content.prefetch(start, stop)
 
     def _ranges(self, opened: _OpenFile, batch: Batch) -> list[tuple[int, int]]:
-        """Return the ranges to fetch for a batch: all its row groups as one, or only the text of each."""
-        metadata, text = opened.parsed.metadata, self.settings.text_column
+        """Return the ranges to fetch for a batch, in their order: all its row groups as one, or of each only
+        the columns that are read."""
+        metadata, columns = opened.parsed.metadata, self._columns(opened)
         groups = [_extents(metadata.row_group(i)) for i in range(batch.position, batch.end)]
         if opened.is_nearly_all_text:
-            return [(groups[0][text][0], max(groups[-1][name][1] for name in self._columns(opened)))]
-        return [group[text] for group in groups]
+            first = min(groups[0][name][0] for name in columns)
+            return [(first, max(groups[-1][name][1] for name in columns))]
+        return sorted(group[name] for group in groups for name in columns)
 
     def close(self) -> None:
         for path in list(self._opened):

@@ -38,6 +38,13 @@ _SLOWEST_BYTES_PER_SECOND = 4096
 _READ_BYTES = 256 * 1024
 
 
+# The address may lead to a host that is gone, or in a circle.
+_NO_ANSWER = (
+    urllib3.exceptions.ConnectTimeoutError,
+    urllib3.exceptions.NewConnectionError,
+    urllib3.exceptions.MaxRetryError,
+)
+
 AddressBook = dict[str, Address]  # by the file's URL on the hub
 
 
@@ -65,7 +72,8 @@ class RemoteFile:
         self._book: AddressBook = {} if book is None else book
         self._refused = ""  # the last address that was of no use; others may still pass it on
         self._etags: dict[str, str] = {}  # of the answers from each address
-        self._lock = threading.Lock()
+        self._asking = threading.Lock()  # held while the hub is asked, for as long as an outage
+        self._lock = threading.Lock()  # held for a moment
 
     @property
     def address(self) -> str:
@@ -83,11 +91,13 @@ class RemoteFile:
         return self._retrier.call(partial(self._fetch_once, start, stop))
 
     def _find(self) -> Address:
-        with self._lock:  # held while the hub is asked, so that only one thread asks
-            known = self._known()
-            if known is None:
-                known = self._book[self._url] = self._resolve()
-            return known
+        known = self._known()
+        if known is None:
+            with self._asking:
+                known = self._known()  # another thread may have asked meanwhile
+                if known is None:
+                    known = self._book[self._url] = self._resolve()
+        return known
 
     def _known(self) -> Address | None:
         known = self._book.get(self._url)
@@ -129,7 +139,7 @@ class RemoteFile:
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
         try:
             response = connections.get(url, headers, timeout, follow_redirects=not on_hub)
-        except (urllib3.exceptions.ConnectTimeoutError, urllib3.exceptions.NewConnectionError) as error:
+        except _NO_ANSWER as error:
             raise _bad_address(request_error(url, error)) from None
         except urllib3.exceptions.LocationValueError:  # no address at all
             raise _BadAddressError(f"{host_of(url)}: an address that can't be used") from None

@@ -57,10 +57,15 @@ class HubRowsFormat(JsonLinesFormat):
             raise failure
 
     def _line(self, row: dict[str, Any]) -> str:
-        """Return a row as a JSON line with only the text; if it has none, with its keys, for the error."""
-        column = self.settings.text_column
-        kept = {column: row[column]} if column in row else dict.fromkeys(row)
-        return json.dumps(kept, default=_as_json)
+        """Return a row as a JSON line with only the columns that are needed; if it has no text, with its
+        keys, for the error."""
+        kept = {name: row[name] for name in self._columns() if name in row}
+        return json.dumps(kept if self.settings.text_column in row else dict.fromkeys(row), default=_as_json)
+
+    def _columns(self) -> list[str]:
+        """Return the columns that are needed: the text, and those of --where."""
+        where = self.settings.where
+        return list(dict.fromkeys((self.settings.text_column, *(where.columns if where else ()))))
 
     def place_of(self, batch: Batch, line: int, offset: int) -> int:
         return batch.position + line
@@ -105,15 +110,19 @@ class HubRowsFormat(JsonLinesFormat):
             if type(error) is FileNotFoundError:  # this is how `datasets` reports an outage
                 raise TransientError(f"{hub_host()}: the listing could not be read") from None
             raise HubError(f"dataset {hub.dataset}: {first_line(error)}") from None
-        column = self.settings.text_column
         names = stream.column_names
-        if names is not None and column not in names:
-            raise HubError(
-                f"dataset {hub.dataset}: there is no column {column!r}; the columns are: {', '.join(names)}.",
-                "Name the one with the text: --text-column.",
-            )
+        for column in self._columns() if names is not None else ():
+            if column not in names:
+                is_text = column == self.settings.text_column
+                raise HubError(
+                    f"dataset {hub.dataset}: there is no column {column!r}; the columns are: "
+                    f"{', '.join(names)}.",
+                    "Name the one with the text: --text-column."
+                    if is_text
+                    else "Check the names in --where.",
+                )
         if names is not None:
-            stream = stream.select_columns([column])
+            stream = stream.select_columns(self._columns())
         return stream.skip(position) if position else stream
 
 

@@ -477,7 +477,7 @@ def test_a_dataset_that_is_not_parquet(home: Path, tmp_path: Path) -> None:
         assert again.returncode == 0, again.stderr
         assert runs.shards_in(out) == expected
         assert missing.returncode == 3
-        assert "no column 'body'; the columns are: text" in missing.stderr
+        assert "has no key 'body'; its keys are: text" in missing.stderr
 
 
 def test_plan_of_a_dataset(hub: StandInHub, home: Path, tmp_path: Path) -> None:

@@ -96,4 +96,4 @@ def test_other_files_are_still_asked_for(hub: StandInHub, home: Path, out: Path)
 def test_no_download_escapes_its_folder(tmp_path: Path, name: str) -> None:
     """A doctored manifest can't make us write elsewhere."""
     with pytest.raises(HubError, match="no name of a file in a dataset"):
-        Listing(REPO, "c0ffee", (ListedFile(name, 1, "ab"),)).input_files(tmp_path)
+        Listing(REPO, "c0ffee", (ListedFile(name, 1, "ab"),)).input_files(tmp_path, download=True)

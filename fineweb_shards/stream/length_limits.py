@@ -1,0 +1,140 @@
+"""Leave out documents with too few or too many tokens: --min-tokens and --max-document-tokens. No I/O.
+
+A document may run over any number of blocks, and none of its tokens may be packed before it is known whether
+it is kept. So blocks are held back, never further than the limit: after that many tokens the answer is known.
+Nothing is cut out of a block; it gets the ranges to keep (`kept`), and its cursors still count all tokens.
+
+A checkpoint comes right after a token that is kept. So if a run begins in the middle of a document, either
+that document is kept, or everything of it is in front of the cursor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fineweb_shards.types import Counts, EncodedBlock, Places, Ranges
+
+Verdict = Literal["kept", "short", "long"]
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLimits:
+    """How many tokens a document must have at least, and may have at most; EOT does not count."""
+
+    least_tokens: int = 0
+    most_tokens: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.least_tokens > 0 or self.most_tokens is not None
+
+    def judge(self, tokens: int, *, ended: bool) -> Verdict | None:
+        """Return what becomes of a document that has so many tokens, or more if it has not `ended`; None if
+        that is not known yet."""
+        if self.most_tokens is not None and tokens > self.most_tokens:
+            return "long"
+        if tokens < self.least_tokens:
+            return "short" if ended else None
+        return "kept" if ended or self.most_tokens is None else None
+
+
+@dataclass(slots=True)
+class _Document:
+    """A document that begins or ends outside the block that is looked at."""
+
+    tokens: int = 0  # so far
+    ended: bool = False
+    in_shards: bool = False  # its beginning is in finished shards, so the rest is kept, too
+
+    def judge(self, limits: LengthLimits) -> Verdict | None:
+        return "kept" if self.in_shards else limits.judge(self.tokens, ended=self.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldBlock:
+    """A block, divided into parts: each belongs to another document. Of the first and the last part it may
+    not be known yet whether they are kept."""
+
+    block: EncodedBlock
+    borders: Places  # where the parts begin, and the end of the block
+    kept: NDArray[np.bool_]  # for each part, the first and the last excepted
+    first: _Document | None  # of the first part; None if it is empty and belongs to none
+    last: _Document | None  # of the last part, which may be the first
+    begun: tuple[_Document, ...]  # those of the two that begin in this block
+    counts: Counts  # of the documents between them
+
+    def is_decided(self, limits: LengthLimits) -> bool:
+        return all(one is None or one.judge(limits) for one in (self.first, self.last))
+
+    def finish(self, limits: LengthLimits) -> EncodedBlock:
+        """Return the block with the ranges to keep. A document is counted where it begins: a run that starts
+        behind its beginning would not know how long it is."""
+        kept = self.kept.copy()
+        kept[0] = self.first is not None and self.first.judge(limits) == "kept"
+        kept[-1] = self.last is not None and self.last.judge(limits) == "kept"
+        verdicts = [one.judge(limits) for one in self.begun]
+        ends = Counts(short_documents=verdicts.count("short"), long_documents=verdicts.count("long"))
+        ranges = _join_parts(self.borders, kept)
+        return replace(self.block, kept=ranges, counts=self.block.counts + self.counts + ends)
+
+
+def leave_out(
+    blocks: Iterable[EncodedBlock], limits: LengthLimits, *, eot_first: bool, starts_mid_document: bool
+) -> Iterator[EncodedBlock]:
+    """Yield the blocks, each as soon as it is known which of its tokens are kept. `starts_mid_document`: the
+    stream begins in the middle of a document."""
+    current = _Document(in_shards=True) if starts_mid_document else None
+    held: deque[_HeldBlock] = deque()
+    for block in blocks:
+        held.append(_divide(block, limits, current, eot_first=eot_first))
+        current = held[-1].last
+        if current is not None and eot_first and not block.ends_mid_document:
+            current.ended, current = True, None  # else only the next EOT would tell
+        while held and held[0].is_decided(limits):
+            yield held.popleft().finish(limits)
+    if current is not None:
+        current.ended = True
+    for one in held:
+        yield one.finish(limits)
+
+
+def _divide(
+    block: EncodedBlock, limits: LengthLimits, current: _Document | None, *, eot_first: bool
+) -> _HeldBlock:
+    """Divide a block that begins in the `current` document (None: between two), and judge the documents that
+    are whole in it."""
+    starts = block.eots if eot_first else block.eots + 1
+    borders = np.concatenate([[0], starts, [len(block.tokens)]])
+    lengths = np.diff(borders)
+    # Every part but the first has its EOT in front; or every part but the last has it at its end.
+    lengths[1:] -= eot_first
+    lengths[:-1] -= not eot_first
+    several = len(lengths) > 1
+    first = last = current
+    if first is None and (lengths[0] or (several and not eot_first)):
+        first = last = _Document()
+    if first is not None:
+        first.tokens += int(lengths[0])
+        first.ended = several
+    if several:
+        last = _Document(int(lengths[-1])) if eot_first or lengths[-1] else None
+    inner = lengths[1:-1]
+    short = inner < limits.least_tokens
+    long = np.zeros(len(inner), bool) if limits.most_tokens is None else inner > limits.most_tokens
+    kept = np.zeros(len(lengths), bool)
+    kept[1:-1] = ~(short | long)
+    ends = {id(one): one for one in (first, last) if one is not None and one is not current}
+    counts = Counts(short_documents=int(short.sum()), long_documents=int(long.sum()))
+    return _HeldBlock(block, borders, kept, first, last, tuple(ends.values()), counts)
+
+
+def _join_parts(borders: Places, kept: NDArray[np.bool_]) -> Ranges:
+    """Return the ranges of the parts that are kept, neighbours as one. Only the ends can be empty."""
+    wanted = np.concatenate([[False], kept & (np.diff(borders) > 0), [False]])
+    edges = np.flatnonzero(wanted[1:] != wanted[:-1])
+    return borders[edges].reshape(-1, 2)
