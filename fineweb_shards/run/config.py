@@ -85,8 +85,8 @@ class Config:
         "", "its branch, tag or commit (default: the newest commit, which a resume then keeps)",
         metavar="REV", bytes_=True,
     )  # fmt: skip
-    download: bool = _setting(False, "fetch whole files ahead instead of streaming row groups")
-    keep_downloads: bool = _setting(False, "with --download: don't delete files after use")
+    download: bool = _setting(False, "fetch whole files ahead instead of streaming parts of them")
+    keep_downloads: bool = _setting(False, "don't delete downloaded files after use")
     max_outage: int = _setting(
         3600, "how long to wait for the network, or for space on a full disk, such as 1h or 90min",
         parse=parse_seconds, metavar="TIME",

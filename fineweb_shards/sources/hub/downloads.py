@@ -55,6 +55,8 @@ class Downloads:
         if before is not None:
             before.exception()  # waits for its turn
         with self._turn:
+            if file.path in self._released:  # the run has ended before it came to this file
+                return
             disk = Disk(Path(file.path).parent, self._hub.max_outage_seconds, self._retrier.observer)
             download(file, self._remote_files.get(file), disk, self._retrier)
 

@@ -7,7 +7,9 @@ from the manifest (listed_files.py).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +19,7 @@ from typing import Any
 from huggingface_hub import HfApi, hf_hub_url
 
 from fineweb_shards.errors import HubError
+from fineweb_shards.sources.decompression import DamagedStreamError, GzipUnpacker
 from fineweb_shards.sources.files import split_suffixes
 from fineweb_shards.sources.formats import FORMATS
 from fineweb_shards.sources.hub.errors import hub_host, translated_errors
@@ -95,12 +98,22 @@ def _refuse_unreadable(dataset: str, paths: list[str]) -> None:
 
 def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
     """Return whether the first `.json` file is an array, which `datasets` can read, and not JSON lines."""
-    file = next((file for file in listing.files if file.name.lower().endswith(".json")), None)
+    file = next((file for file in listing.files if _may_be_array(file.name)), None)
     if file is None or not file.size_bytes:
         return False
     url = hf_hub_url(listing.dataset, file.name, repo_type="dataset", revision=listing.commit)
     remote = RemoteFile(url, file.size_bytes, file.content_hash, retrier)
-    return is_array(bytes(remote.fetch(0, min(SAMPLE_BYTES, file.size_bytes))))
+    head = bytes(remote.fetch(0, min(SAMPLE_BYTES, file.size_bytes)))
+    if split_suffixes(file.name)[1] == "gzip":
+        with contextlib.suppress(DamagedStreamError):  # which is raised when the file is read
+            head = GzipUnpacker(io.BytesIO(head)).read(SAMPLE_BYTES)
+    starts_long_line = b"\n" not in head and head.lstrip().startswith(b"[")
+    return is_array(head) or starts_long_line
+
+
+def _may_be_array(name: str) -> bool:
+    """Return whether a file may hold one array, by its name. With zstd it is refused when it is read."""
+    return name.lower().endswith((".json", ".json.gz", ".json.gzip"))
 
 
 def _listed_file(info: Any) -> ListedFile:
