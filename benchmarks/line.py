@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 import pyarrow.parquet as pq
-from bench_corpus import DATA, Corpus, find_corpus
+from bench_corpus import DATA, Corpus, find_corpora
 from hub import DATASET, STAND_IN, measure_speed, serve_folder
 from programs import our_program
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--line-mb", type=float, default=125.0)
     options = parser.parse_args()
     line = Line(options.latency_ms, options.connection_mb, options.line_mb)
-    corpus = find_corpus(files=options.files)
+    corpus = find_corpora(files=options.files).large
     with tempfile.TemporaryDirectory(dir=DATA) as folder:
         scratch = Path(folder)
         served = serve_folder(scratch, corpus)
