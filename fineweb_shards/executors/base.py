@@ -54,9 +54,12 @@ class Executor(DataPlane):
         """End every worker, even in the middle of its work."""
 
     @abstractmethod
-    def encode(self, batches: Iterator[Batch]) -> Generator[EncodedBlock]:
+    def encode(
+        self, batches: Iterator[Batch], on_idle: Callable[[], None] = lambda: None
+    ) -> Generator[EncodedBlock]:
         """Yield the blocks of all batches, in the batches' order. Each has to be placed, unless it brings its
-        tokens. If the generator is closed, batches that were not yielded yet are dropped."""
+        tokens. If the generator is closed, batches that were not yielded yet are dropped. While no block
+        comes, perhaps for as long as an outage, `on_idle` is called now and then."""
 
     @property
     @abstractmethod

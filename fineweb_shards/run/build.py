@@ -205,7 +205,8 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         job.source.release_before(end.file)
 
     with (
-        contextlib.closing(executor.encode(job.source.batches(start))) as encoded,
+        # While no block comes, what is written is recorded all the same: an outage may last for long.
+        contextlib.closing(executor.encode(job.source.batches(start), lambda: output.advance())) as encoded,
         Output(job.output, manifest, executor, disk, add_totals=totals.add_to, on_record=on_record) as output,
     ):
         told = report_problems(encoded, job, quarantined, disk, progress)

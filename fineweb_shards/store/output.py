@@ -205,7 +205,7 @@ class Output:
 
     def _settle(self, most: int, longest_seconds: float | None = None) -> None:
         """Seal and record what is ready; wait until at most so many checkpoints are left."""
-        self._advance()
+        self.advance()
         while len(self._checkpoints) > most:
             first = self._checkpoints[0]
             if first.seals:
@@ -215,9 +215,9 @@ class Output:
                 self._plane.wait(self._writes[0], longest_seconds)
             else:
                 return  # an interruption has come between its placements and their futures
-            self._advance()
+            self.advance()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Do what can be done without waiting: have segments sealed, record those that are."""
         while self._writes and self._writes[0].done():
             self._writes[0].result()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
+import time
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pytest
 import reference
 import runs
+from documents import make_documents
 
 from fineweb_shards.errors import ChangedError, InputError
 
@@ -77,3 +81,36 @@ def test_a_closed_standard_input_is_told(tmp_path: Path) -> None:
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         assert ("standard input is closed" in done.stderr) == (code == 3)
+
+
+def test_what_is_finished_is_recorded_while_the_input_is_silent(tmp_path: Path) -> None:
+    """A shard is named and in the manifest as soon as it is written, although nobody knows when the next text
+    comes: a kill in an outage of an hour must not cost it."""
+    documents = make_documents(600, seed=77)
+    lines = [json.dumps({"text": text}).encode() + b"\n" for text in documents]
+    expected = reference.shard_files(reference.stream(documents), 5000)
+    # A batch ends where a window of 64 KiB shows that a line does: what comes last has to wait.
+    sizes = accumulate(map(len, lines))
+    cut = [text for text, end in zip(documents, sizes, strict=True) if end < sum(map(len, lines)) - 2**16]
+    wanted = len(reference.stream(cut)) // 5000
+    flags = ["--format", "jsonl", "--shard-tokens", "5000", "--batch-bytes", "4k", "--workers", "2"]
+    words = runs.command("build", "-", "--out", tmp_path / "out", *flags)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"".join(lines))
+        process.stdin.flush()  # and then nothing, but the pipe stays open
+        deadline = time.monotonic() + 60
+        while len(names := recorded_shards(tmp_path / "out")) < wanted and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    assert len(names) >= wanted > 3
+    found = runs.shards_in(tmp_path / "out")
+    assert {name: found[name] for name in names} == {name: expected[name] for name in names}
+
+
+def recorded_shards(folder: Path) -> list[str]:
+    """The names in a folder's manifest; none if there is no manifest yet."""
+    try:
+        return [record["name"] for record in json.loads((folder / "manifest.json").read_text())["shards"]]
+    except FileNotFoundError:
+        return []

@@ -39,7 +39,9 @@ class InlineExecutor(Executor):
     def peak_bytes(self) -> int:
         return 0
 
-    def encode(self, batches: Iterator[Batch]) -> Generator[EncodedBlock]:
+    def encode(
+        self, batches: Iterator[Batch], on_idle: Callable[[], None] = lambda: None
+    ) -> Generator[EncodedBlock]:
         try:
             for batch in batches:
                 for _, block in encode_batch(self._source, self._encoder, WorkOrder(batch), lambda one: None):

@@ -108,7 +108,9 @@ class LocalExecutor(Executor):
     def _workers(self) -> list[WorkerProcess]:
         return self._pool.workers
 
-    def encode(self, batches: Iterator[Batch]) -> Generator[EncodedBlock]:
+    def encode(
+        self, batches: Iterator[Batch], on_idle: Callable[[], None] = lambda: None
+    ) -> Generator[EncodedBlock]:
         producer = self._producer = Producer(batches, ahead=2 * self._count)
         self._pool.mailbox.add(producer.wakeup)
         try:
@@ -121,6 +123,7 @@ class LocalExecutor(Executor):
                         raise producer.failure
                     return
                 else:
+                    on_idle()
                     self._listen()
         finally:
             self._schedule.abandon_output()
