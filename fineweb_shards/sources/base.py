@@ -201,6 +201,11 @@ class Source:
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether workers fetch batches over the network."""
+        return any(file.format.startswith("hub-") for file in self.files)
+
 
 def decode_text(data: bytes) -> tuple[str, int]:
     """Decode UTF-8; return the text, and the number of characters that replace invalid bytes."""

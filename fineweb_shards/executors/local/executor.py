@@ -72,7 +72,7 @@ class LocalExecutor(Executor):
         self._listening = False  # the executor waits for messages; False: the caller is busy
         self._blocked_by: WorkerProcess | None = None  # ... or for one worker, in the middle of a message
         unreadable = partial(replace_unreadable, spec.source)
-        self._lookahead = Lookahead(workers)
+        self._lookahead = Lookahead(workers, is_remote=spec.source.is_remote)
         self._schedule: Schedule[WorkerProcess] = Schedule(
             window_bytes, self._lookahead.batches, unreadable, quarantined
         )

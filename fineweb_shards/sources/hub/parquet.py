@@ -54,6 +54,7 @@ class HubParquetFormat(ParquetFormat):
         self._opened: dict[str, Future[_OpenFile]] = {}  # by path, those that are needed last at the end
         self._fetches: dict[tuple[str, int], Future[None]] = {}  # by path and position: batches to be read
         self._reading: str | None = None  # the path of the batch that is being read
+        self._expected: set[str] = set()  # paths of files that will be listed next
         self._lock = threading.RLock()  # one thread receives orders, another one reads
 
     def reopened(self, observer: Observer | None) -> HubParquetFormat:
@@ -61,10 +62,12 @@ class HubParquetFormat(ParquetFormat):
         return type(self)(self.settings, observer or self.retrier.observer, self._remote_files)
 
     def expect(self, files: Sequence[InputFile]) -> None:
-        """Open the current file and the next one."""
-        for file in files[:2]:
-            if file.problem is None:
-                self._begin_opening(file)
+        """Open the current file and the next ones."""
+        ours = [file for file in files if file.format == "hub-parquet" and file.problem is None]
+        with self._lock:
+            self._expected = {file.path for file in ours}
+        for file in ours:
+            self._begin_opening(file)
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         remote = self._remote_files.get(file)
@@ -104,7 +107,7 @@ class HubParquetFormat(ParquetFormat):
         """Open a file in the background, if it is not open, and close those that nobody needs."""
         with self._lock:
             if file.path not in self._opened:
-                needed = {self._reading, *(path for path, _ in self._fetches)}
+                needed = {self._reading, *self._expected, *(path for path, _ in self._fetches)}
                 for old in [path for path in list(self._opened)[:-1] if path not in needed]:
                     self._close_file(old)
                 self._opened[file.path] = in_background(partial(self._open, file, address))
