@@ -8,6 +8,7 @@ notice a changed ETag, retries for 23 s where a night needs an hour, and asks th
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 from collections.abc import Mapping
@@ -174,7 +175,7 @@ class RemoteFile:
 
     def _read(self, url: str, response: urllib3.BaseHTTPResponse, size: int) -> memoryview:
         """Return the body of an answer."""
-        buffer, received, begin = bytearray(size), 0, time.monotonic()
+        buffer, received, begin = _make_buffer(size), 0, time.monotonic()
         while received < size and (data := response.read1(_READ_BYTES, decode_content=False)):
             if received + len(data) > size:
                 break
@@ -186,7 +187,13 @@ class RemoteFile:
                 raise TransientError(f"{host_of(url)}: only {received:,} bytes in {seconds:.0f} s")
         if received != size:
             raise TransientError(f"{host_of(url)}: {received:,} of {size:,} bytes")
-        return memoryview(buffer)
+        return buffer
+
+
+def _make_buffer(size: int) -> memoryview:
+    """Return memory for a range that goes back to the system when nobody needs it: many threads fetch, and
+    malloc would keep a heap for each of them."""
+    return memoryview(mmap.mmap(-1, size))
 
 
 def _bad_address(error: TransientError | HubError) -> TransientError | HubError:
