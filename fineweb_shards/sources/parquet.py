@@ -141,12 +141,12 @@ class ParquetFormat(Format):
             self._footer = known
         return known[1]
 
-    def parse(self, file: InputFile, content: Any, buffer_bytes: int) -> Any:
-        """Open `content`, a file-like object, as a ParquetFile; this parses its footer."""
+    def parse(self, file: InputFile, content: Any, buffer_bytes: int, metadata: Any = None) -> Any:
+        """Open `content`, a file-like object, as a ParquetFile; this parses its footer, unless it is given."""
         if file.size_bytes == 0:
             raise BadFileError(f"{file.path}: the file is empty, so it is no parquet file.")
         with translated_pyarrow_errors(f"{file.path}: not a readable parquet file"):
-            return pq.ParquetFile(content, buffer_size=buffer_bytes, pre_buffer=False)
+            return pq.ParquetFile(content, metadata=metadata, buffer_size=buffer_bytes, pre_buffer=False)
 
     def close(self) -> None:
         if self._file is not None:

@@ -119,6 +119,9 @@ class HubParquetFormat(ParquetFormat):
         content = RangeFile(self._remote_files.get(file, address), self.retrier.observer)
         parsed = self.parse(file, content, _READ_BUFFER_BYTES)
         footer = read_footer(file, parsed, self.settings)
+        if max(footer.group_bytes, default=0) <= _LARGEST_FETCH_BYTES:
+            # What is fetched ahead is decoded where it is. Larger row groups are read a piece at a time.
+            parsed = self.parse(file, content, 0, parsed.metadata)
         nearly_all_text = _is_nearly_all_text(parsed.metadata, self.settings.text_column)
         return _OpenFile(parsed, footer, content, nearly_all_text)
 
