@@ -11,8 +11,8 @@ from fineweb_shards.errors import UsageError
 from fineweb_shards.system.machine import available_memory_bytes, memory_limits, usable_cores
 from fineweb_shards.units import show_bytes
 
-# What a process may take. Measured: two workers, the parent and the text in flight peak at 470 to 620 MB (PSS)
-# from the disk, at 810 MB from a hub.
+# What a process may take. Measured: two workers, the parent and the text in flight peak at 470 to 620 MB from
+# the disk, at 810 MB from a hub (PSS).
 WORKER_BYTES = 240 * 2**20
 PARENT_BYTES = 192 * 2**20
 # A batch takes its text, packed and unpacked, and its tokens, as the engine makes them and as they are kept.

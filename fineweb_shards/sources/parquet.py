@@ -142,7 +142,7 @@ class ParquetFormat(Format):
         return known[1]
 
     def parse(self, file: InputFile, content: Any, buffer_bytes: int, metadata: Any = None) -> Any:
-        """Open `content`, a file-like object, as a ParquetFile; this parses its footer, unless it is given."""
+        """Open `content`, a file-like object, as a ParquetFile; this parses its footer, if not given."""
         if file.size_bytes == 0:
             raise BadFileError(f"{file.path}: the file is empty, so it is no parquet file.")
         with translated_pyarrow_errors(f"{file.path}: not a readable parquet file"):
