@@ -86,7 +86,7 @@ class DownloadedFormat(Format):
         self._downloads.wait_for(file)
 
     def release(self, files: Sequence[InputFile]) -> None:
-        self._downloads.release(files)
+        self._downloads.release([file for file in files if file.format.startswith("download-")])
 
 
 class DownloadedParquet(DownloadedFormat, ParquetFormat):
