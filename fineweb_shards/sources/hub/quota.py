@@ -44,9 +44,9 @@ class Quota:
             state = _state_of(value, kind)
             wait = state["until"] - now
             if 0 < wait <= LONGEST_REQUESTED_SECONDS and state["left"] <= 0:
-                reason, advice = describe_limit(kind, has_token=has_token)
+                _, advice = describe_limit(kind, has_token=has_token)
                 seconds = wait + random.uniform(0, min(_SPREAD_SECONDS, wait))
-                raise TransientError(f"{host}: {reason}", seconds, advice)
+                raise TransientError(f"{host}: the rate limit is used up", seconds, advice)
             if wait <= 0 and state["quota"]:  # a new window
                 state |= {"left": state["quota"], "until": now + state["window"]}
             state["left"] = max(0, state["left"] - 1)
