@@ -18,22 +18,28 @@ _WIDTHS_BYTES = (2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A vocabulary. Two are equal if name, hash, size and EOT are; the other fields don't count.
+    """A vocabulary. Two are equal if they give every text the same tokens, with the same EOT between them,
+    whatever they are called and wherever their files are.
 
     Without `token_bytes` it is small enough to be sent to workers; `tokenizers/vocabularies.py` adds them.
     """
 
-    name: str
+    name: str = field(compare=False)
     sha256: str  # of the file that defines it
     size: int  # number of ids, including EOT
     eot: int  # separates documents, and is never encoded from text
-    reference: str = field(default="", compare=False)  # the engine whose output is correct by definition
+    # How a text is cut into pieces, of which each is encoded on its own: a name in tokenizers/patterns.py, or
+    # a regular expression. Empty if the file itself says so.
+    pattern: str = "gpt2"
+    reference: str = "tiktoken"  # the engine whose output is correct by definition
     cut_rule: str | None = field(default=None, compare=False)  # how to cut long documents: tokenizers/cuts.py
-    token_bytes: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # by id, without EOT
+    folder: str = field(default="", compare=False)  # that holds its file; empty: the package does
+    # By id; empty for EOT and all other ids that no text has.
+    token_bytes: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.token_bytes and self.eot < len(self.token_bytes):
-            raise ValueError(f"{self.name}: EOT {self.eot} must come after the ids that stand for text")
+        if self.token_bytes[self.eot : self.eot + 1] not in ((), (b"",)):
+            raise ValueError(f"{self.name}: EOT {self.eot} must not stand for text")
 
     @property
     def dtype(self) -> Dtype:
@@ -66,6 +72,5 @@ GPT2 = Vocabulary(
     sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
     size=50257,
     eot=50256,
-    reference="tiktoken",
     cut_rule="gpt2",
 )

@@ -170,7 +170,7 @@ def test_an_engine(package: Path, tmp_path: Path) -> None:
     )
     entries = (package / "tokenizers" / "__init__.py").read_text()
     changed = entries.replace(
-        "FastokensEngine, TiktokenEngine)", "FastokensEngine, TiktokenEngine, ToyEngine)"
+        "(GigatokenEngine, FastokensEngine)", "(GigatokenEngine, FastokensEngine, ToyEngine)"
     )
     (package / "tokenizers" / "__init__.py").write_text(changed)
     source = tmp_path / "a.jsonl"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import tempfile
+from pathlib import Path
 
 from fineweb_shards.commands.arguments import add_config_flags
 from fineweb_shards.commands.console import WaitsOnScreen, print_result
@@ -36,10 +38,12 @@ def run(options: argparse.Namespace) -> None:
         manifest = open_manifest(job, same_source=False)
     except ShardError as error:
         refusal = error
-    if manifest is None or manifest.complete:
-        plan = make_plan(job, trial_seconds=1.0)
-    else:
-        plan = make_plan(job, trial_seconds=1.0, start=manifest.end, done_tokens=manifest.tokens)
+    with tempfile.TemporaryDirectory() as scratch:
+        tried = job.with_engine(Path(scratch))
+        if manifest is None or manifest.complete:
+            plan = make_plan(tried, trial_seconds=1.0)
+        else:
+            plan = make_plan(tried, trial_seconds=1.0, start=manifest.end, done_tokens=manifest.tokens)
     held = is_locked(job.folder)
     print_result(*plan_lines(plan, verdict_on(manifest, held=held)))
     if refusal is not None and not held:

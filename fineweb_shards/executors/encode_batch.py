@@ -17,10 +17,10 @@ from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.tokenizers import resolve_engine
+from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
-from fineweb_shards.tokenizers.selftest import check_engine
-from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.tokenizers.references import make_reference
+from fineweb_shards.tokenizers.selftest import GPT2_SHA256, check_engine
 from fineweb_shards.types import EncodedBlock, Quarantined
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -36,6 +36,7 @@ class WorkerSpec:
     folder: Path  # the output folder
     max_outage_seconds: int  # how long to wait for space on a full disk
     priority: str = "background"
+    selftest_sha256: str = GPT2_SHA256  # of the reference's tokens
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -48,12 +49,11 @@ class WorkerSpec:
 
     def make_encoder(self) -> Encoder:
         """Return the worker's encoder after it has passed the self-test."""
-        reference = TiktokenEngine(self.vocabulary)
-        engine_class = resolve_engine(self.engine)
-        engine = reference if engine_class is TiktokenEngine else engine_class(self.vocabulary)
+        reference = make_reference(self.vocabulary)
+        engine = reference if self.engine == reference.name else ENGINES[self.engine](self.vocabulary)
         eot_first = self.shard_format.layout.eot_first
         encoder = Encoder(engine, reference, eot_first=eot_first, seed=self.seed)
-        check_engine(encoder, engine.name, reference)
+        check_engine(encoder.encode_documents, engine.name, reference, self.selftest_sha256)
         return encoder
 
 

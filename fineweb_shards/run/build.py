@@ -39,7 +39,7 @@ from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Cursor, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
@@ -76,7 +76,7 @@ def locked_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[J
         with FolderLock(folder):
             yield make_job(config, begun=None if fresh else begun, observer=observer)
         return
-    job = make_job(config)
+    job = make_job(config, begun=None if fresh else begun)
     with FolderLock(folder):
         yield job
 
@@ -92,6 +92,8 @@ def build(
     if manifest.complete:
         tidy_finished(job.folder, manifest)
         return Outcome(manifest, 0, 0, 0.0)
+    job = job.with_engine(job.folder / WORK_FOLDER)
+    manifest = replace(manifest, versions=job.versions(), vocabulary=job.vocabulary)
     log = EventLog(job.folder)
     with log_start_and_end(log, job):
         return build_rest(job, manifest, log, screen, command)
@@ -108,6 +110,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
         job.folder,
         job.config.max_outage,
         job.config.priority,
+        job.trial.selftest_sha256 if job.trial else "",
     )
     guard = MemoryGuard(job.budget.worker_bytes)
     history = load_history(job.folder)

@@ -22,6 +22,8 @@ from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
 from fineweb_shards.sources.where_parser import parse_where
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
+from fineweb_shards.tokenizers.known import KNOWN_RANKS
+from fineweb_shards.tokenizers.patterns import PATTERNS
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
 from fineweb_shards.vocabulary import GPT2
 
@@ -108,6 +110,18 @@ class Config:
         "auto", "between documents of a text: auto, blank (line), line, none (a file is a document), "
         r"or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True,
     )  # fmt: skip
+    tokenizer: str = _setting(
+        GPT2.name, f"{', '.join(KNOWN_RANKS)}; a rank file (.tiktoken), a tokenizer.json or a SentencePiece "
+        ".model; or a model on the hub, as in ORG/NAME@REVISION", metavar="NAME|FILE",
+    )  # fmt: skip
+    pattern: str = _setting(
+        "", f"how a rank file's tokenizer cuts text: {', '.join(PATTERNS)}, or a regular expression",
+        metavar="NAME|REGEX",
+    )  # fmt: skip
+    eot: str = _setting(
+        "", "token between documents, if it is not obvious: a special token's name, or an id",
+        metavar="NAME|ID",
+    )  # fmt: skip
     out: str = _setting("", "output folder", metavar="DIR")
     layout: str = _setting(
         "build-nanogpt", f"whose loader will read it: {', '.join(LAYOUTS)}", metavar="NAME", bytes_=True,
@@ -143,7 +157,7 @@ class Config:
         parse=parse_count, metavar="N",
     )  # fmt: skip
     engine: str = _setting(
-        "auto", "tokenizer; auto is the fastest that is installed; all give the same tokens",
+        "auto", "what encodes; auto is the fastest that can; all give the same tokens",
         choices=("auto", *ENGINES),
     )  # fmt: skip
     max_memory: int | None = _setting(
@@ -163,7 +177,7 @@ class Config:
     verify: bool = _setting(True, "check shards of earlier runs at the end, too; new ones always are")
     seed: int = _setting(
         0,
-        "which documents are encoded again with tiktoken as a check",
+        "which documents are encoded again with the tokenizer's reference as a check",
         parse=parse_count,
         metavar="N",
     )

@@ -15,6 +15,7 @@ from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.run.budget import Budget, plan_budget
 from fineweb_shards.run.config import Config
+from fineweb_shards.run.tokenizer import find_definition
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, ReadSettings, Source
 from fineweb_shards.sources.files import find_files
@@ -32,6 +33,8 @@ from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine
+from fineweb_shards.tokenizers.definition import Definition
+from fineweb_shards.tokenizers.trial import Trial, try_engines
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 
@@ -41,9 +44,10 @@ class Job:
 
     config: Config
     output: OutputSpec
-    engine: type[Engine]
+    definition: Definition  # of the tokenizer
     source: Source
     budget: Budget
+    trial: Trial | None = None  # which engine encodes; for another tokenizer than GPT-2, see `with_engine`
     commit: str | None = None  # of a dataset on the hub
     notes: tuple[str, ...] = ()  # files that were passed over in the search for input
 
@@ -63,6 +67,20 @@ class Job:
     def length_limits(self) -> LengthLimits:
         return LengthLimits(self.config.min_tokens, self.config.max_document_tokens)
 
+    @property
+    def engine(self) -> type[Engine]:
+        assert self.trial is not None, "the engine is tried out before it is used"
+        return self.trial.engine
+
+    def with_engine(self, folder: Path) -> Job:
+        """Return the job with the engine that encodes; the files of another tokenizer than GPT-2 are kept in
+        `folder`, for workers and later runs."""
+        if self.trial is not None:
+            return self
+        vocabulary = self.definition.save(folder)
+        trial = try_engines(self.config.engine, vocabulary, self.definition.special_tokens)
+        return replace(self, output=replace(self.output, vocabulary=vocabulary), trial=trial)
+
     def versions(self) -> dict[str, str]:
         """Return the versions in use, for the manifest. A resume may have others: the output is the same."""
         return {
@@ -78,8 +96,9 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
 
     `begun` is the output folder's manifest if this is a resume.
     """
-    output = output_spec(config)
-    engine = resolve_engine(config.engine)
+    definition = find_definition(config, begun, observer or Observer())
+    output = output_spec(config, definition.vocabulary)
+    resolve_engine(config.engine)  # whether there is such an engine
     settings = ReadSettings(
         text_column=config.text_column,
         separator=config.separator,
@@ -95,7 +114,8 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
         commit, source = _open_hub(config, settings, output.folder, begun, observer or Observer())
     else:
         source = _open_local(config, settings, output, notes)
-    return Job(config, output, engine, source, budget, commit, tuple(notes))
+    trial = None if definition.data else try_engines(config.engine, definition.vocabulary, ())
+    return Job(config, output, definition, source, budget, trial, commit, tuple(notes))
 
 
 def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:

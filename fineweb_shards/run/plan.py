@@ -25,7 +25,6 @@ from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.system.machine import free_disk_bytes
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Cursor
 from fineweb_shards.units import show_bytes
 
@@ -128,7 +127,7 @@ class _Trial:
 
     @cached_property
     def measured(self) -> MeasuredSample:
-        engine = self._job.engine(load_token_bytes(self._job.vocabulary))
+        engine = self._job.engine(self._job.vocabulary)
         return measure_sample(engine, self.sample.texts, self._seconds, self._job.length_limits)
 
     def separator_preview(self) -> SeparatorPreview | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
@@ -19,13 +17,13 @@ from fineweb_shards.store.token_limit import move_limit
 
 
 def open_manifest(job: Job, *, same_source: bool) -> Manifest:
-    """Return the folder's manifest, checked against this job, or a new one. If no shard is finished, other
-    settings are no error: the manifest starts anew."""
+    """Return the folder's manifest, checked against this job, or a new one, without versions yet. If no shard
+    is finished, other settings are no error: the manifest starts anew."""
     manifest = load_manifest(job.folder)
     settings, files = job.config.fingerprint(), files_to_json(job.source.files)
     if manifest is None:
         refuse_untracked_shards(job.folder, job.layout, set())
-        return Manifest(settings, files, job.versions(), job.commit, vocabulary=job.vocabulary)
+        return Manifest(settings, files, {}, job.commit, vocabulary=job.vocabulary)
     try:
         settings_now = {**settings, "max_tokens": manifest.settings["max_tokens"]}
         check_settings(manifest, settings_now, Config().fingerprint())
@@ -36,8 +34,8 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
         if holds_shards(job.folder, manifest):
             raise
         refuse_untracked_shards(job.folder, job.layout, set())
-        return Manifest(settings, files, job.versions(), job.commit, vocabulary=job.vocabulary)
+        return Manifest(settings, files, {}, job.commit, vocabulary=job.vocabulary)
     # Before the records behind a lost file are dropped: those shards still exist, and a new limit must not be
     # before their end.
     moved = move_limit(manifest, job.config.max_tokens, job.folder)
-    return replace(trim_to_whole_files(moved, job.folder), versions=job.versions())
+    return trim_to_whole_files(moved, job.folder)

@@ -42,4 +42,5 @@ def _show(value: Any) -> str:
 def _describe(vocabulary: Vocabulary) -> str:
     """Format what distinguishes a vocabulary from others."""
     hashed = f"SHA-256 {vocabulary.sha256[:8]}"
-    return f"{vocabulary.name} ({vocabulary.size:,} ids, EOT {vocabulary.eot}, {hashed})"
+    pattern = f", pattern {vocabulary.pattern:.40}" if vocabulary.pattern else ""
+    return f"{vocabulary.name} ({vocabulary.size:,} ids, EOT {vocabulary.eot}, {hashed}{pattern})"

@@ -5,13 +5,17 @@ The bytes of the tokens are not in it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.system.json_values import get
+from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 _MOST_IDS = 2**31  # the most that a layout's tokens can hold
+# What says what the file is. In a manifest only if it is another one: folders of GPT-2 stay as they were.
+_GPT2_FIELDS = {"pattern": GPT2.pattern, "reference": GPT2.reference}
 
 
 def vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
@@ -23,11 +27,17 @@ def vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
         "size": vocabulary.size,
         "eot": vocabulary.eot,
         "dtype": shard_format.dtype.name,
+        **{
+            name: value
+            for name, usual in _GPT2_FIELDS.items()
+            if (value := getattr(vocabulary, name)) != usual
+        },
     }
 
 
-def vocabulary_of(manifest: dict[str, Any]) -> Vocabulary:
-    """Return the vocabulary that a `manifest.json` names; ValueError if the entry is damaged.
+def vocabulary_of(manifest: dict[str, Any], work_folder: Path) -> Vocabulary:
+    """Return the vocabulary that a `manifest.json` names; ValueError if the entry is damaged. The file that
+    defines it is in `work_folder`.
 
     An early manifest names only a tokenizer, which is GPT-2.
     """
@@ -37,7 +47,11 @@ def vocabulary_of(manifest: dict[str, Any]) -> Vocabulary:
     size, eot = get(data, "size", int), get(data, "eot", int)
     if not 0 <= eot < size <= _MOST_IDS:
         raise ValueError(f"a vocabulary of {size:,} ids can't have the EOT {eot}")
-    found = Vocabulary(get(data, "name", str), get(data, "sha256", str), size, eot)
+    pattern, reference = (get(_GPT2_FIELDS | data, name, str) for name in _GPT2_FIELDS)
+    if reference not in FILE_NAMES:
+        raise ValueError(f"no tokenizer here is called {reference!r:.40}")
+    name, sha256 = get(data, "name", str), get(data, "sha256", str)
+    found = Vocabulary(name, sha256, size, eot, pattern, reference, folder=str(work_folder))
     return GPT2 if found == GPT2 else found
 
 

@@ -1,4 +1,5 @@
-"""Encode text as GPT-2 tokens, exactly as tiktoken does, and decode it. Each engine has a file of its own.
+"""Encode text as tokens, exactly as a vocabulary's reference does, and decode it. Each engine has a file of
+its own.
 
 May import: the root, `system`.
 """
@@ -9,12 +10,11 @@ from fineweb_shards.errors import UsageError
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
-from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.tokenizers.references import REFERENCES
 
-# `auto` takes the first of them that is installed.
-ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (GigatokenEngine, FastokensEngine, TiktokenEngine)
-}
+# `auto` takes the first of them that is installed and can encode with the vocabulary.
+FAST_ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (GigatokenEngine, FastokensEngine)}
+ENGINES: dict[str, type[Engine]] = FAST_ENGINES | REFERENCES
 
 
 def resolve_engine(name: str) -> type[Engine]:

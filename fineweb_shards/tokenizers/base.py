@@ -1,4 +1,4 @@
-"""Define the interface of an engine: it encodes many texts at once, exactly as tiktoken would.
+"""Define the interface of an engine: it encodes many texts at once, exactly as the vocabulary's reference.
 
 What an engine can't encode, such as very long texts, is left to encoder.py.
 """
@@ -42,3 +42,21 @@ class Engine(ABC):
 
         May raise any exception for a text that it can't encode; encoder.py handles it.
         """
+
+
+class Reference(Engine):
+    """An engine whose tokens are correct by definition, for the vocabularies whose file is its own kind."""
+
+    extra: ClassVar[str] = ""  # of this package, which installs it; empty: it is always there
+
+    @abstractmethod
+    def encode_text(self, text: str) -> list[int]:
+        """Return the tokens of one text, as one call of the reference makes them. The names of special tokens
+        are ordinary text."""
+
+    @abstractmethod
+    def load_token_bytes(self) -> tuple[bytes, ...]:
+        """Return the bytes of every id; none for those that no text has."""
+
+    def encode(self, texts: Texts) -> list[Ids]:
+        return [np.array(self.encode_text(text), np.uint32) for text in texts]

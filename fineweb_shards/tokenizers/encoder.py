@@ -1,9 +1,9 @@
-"""Encode documents to blocks of tokens, with an engine, so that any document gives tiktoken's tokens.
+"""Encode documents to blocks of tokens, with an engine, so that any document gives the reference's tokens.
 
 - A long document is encoded in passages, cut where it does not change the tokens (passages.py, cuts.py,
   seams.py).
 - An exception of the engine becomes an UnencodableError; the caller may then use `fallback`.
-- A seeded sample is encoded again with tiktoken, and any difference stops the run (sample_check.py).
+- A seeded sample is encoded again with the reference, and any difference stops the run (sample_check.py).
 
 Which documents are retried or left out is decided in `executors/`.
 """
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.errors import ExactnessError
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Engine, Ids
+from fineweb_shards.tokenizers.base import Engine, Ids, Reference
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.passages import cut_passages
@@ -26,6 +26,7 @@ from fineweb_shards.tokenizers.sample_check import check_sample
 from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
 from fineweb_shards.types import Counts, EncodedBlock, Places, TextChunk, Tokens, id_of
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -58,7 +59,7 @@ class UnencodableError(Exception):
 class Encoder:
     """Encodes chunks for one worker with `engine`; `reference` checks the sample."""
 
-    def __init__(self, engine: Engine, reference: TiktokenEngine, *, eot_first: bool, seed: int) -> None:
+    def __init__(self, engine: Engine, reference: Reference, *, eot_first: bool, seed: int) -> None:
         self.vocabulary = reference.vocabulary
         self._engine = engine
         self._reference = reference
@@ -67,9 +68,14 @@ class Encoder:
 
     @cached_property
     def fallback(self) -> Encoder | None:
-        """An encoder with another engine, for what this one can't encode; None if no other is installed."""
-        if not isinstance(self._engine, TiktokenEngine):
+        """An encoder with another engine, for what this one can't encode; None if there is no other.
+
+        Beside a reference it must be one that is known to give the same tokens without a test.
+        """
+        if not isinstance(self._engine, Reference):
             return self._with_engine(self._reference)
+        if not is_gpt2_text(self.vocabulary):
+            return None
         others = (one for one in (GigatokenEngine, FastokensEngine) if one.installed_version())
         other = next(others, None)
         return None if other is None else self._with_engine(other(self.vocabulary))
@@ -83,7 +89,7 @@ class Encoder:
         Raises UnencodableError if the engine raises an exception for one of the documents.
         """
         documents = self.encode_documents(chunk.documents)
-        if not isinstance(self._engine, TiktokenEngine):
+        if not isinstance(self._engine, Reference):
             check_sample(chunk, documents, self._reference, self._engine.name, self._seed, where)
         lengths = np.fromiter(map(len, documents), np.int64, len(documents))
         wrong = list(_token_count_mismatches(chunk, lengths, where))
@@ -101,7 +107,7 @@ class Encoder:
         )
 
     def encode_documents(self, texts: Texts) -> list[Ids]:
-        """Encode each document exactly as tiktoken's `encode_ordinary`, whatever its length and content."""
+        """Encode each document exactly as the reference does in one call, whatever its length and content."""
         if not self.vocabulary.cut_rule or texts.longest_bytes <= PASSAGE_BYTES:
             return self._call_engine(texts)
         passages = cut_passages(texts, PASSAGE_BYTES)
@@ -141,8 +147,9 @@ class Encoder:
         """
         skip_first = self._eot_first and chunk.starts_mid_document
         skip_last = not self._eot_first and chunk.ends_mid_document
-        # Zeros keep the places of the EOTs, so that the largest of the ids is the largest the engine made.
-        parts: list[Ids] = [np.zeros(1, np.uint32)] * (2 * len(documents))
+        # A small id keeps the places of the EOTs, so that what is checked is what the engine made.
+        place = np.full(1, int(self.vocabulary.eot == 0), np.uint32)
+        parts: list[Ids] = [place] * (2 * len(documents))
         parts[int(self._eot_first) :: 2] = documents
         if documents and skip_first:
             del parts[0]
@@ -172,11 +179,14 @@ class Encoder:
 
     def _check_range(self, tokens: Ids) -> None:
         """Raise ExactnessError if one of the ids is no text's: narrowed, it would become another one."""
+        vocabulary = self.vocabulary
         lowest = int(tokens.min(initial=0)) if tokens.dtype.kind == "i" else 0
-        if not 0 <= lowest <= int(tokens.max(initial=0)) < self.vocabulary.eot:
-            raise ExactnessError(
-                f"{self._engine.name} made token {int(tokens.max())}, which no text can have."
-            )
+        highest = int(tokens.max(initial=0))
+        # Where EOT is not the last id, the largest one says nothing about it.
+        has_eot = highest >= vocabulary.eot and vocabulary.count_eots(tokens) > 0
+        if has_eot or not 0 <= lowest <= highest < vocabulary.size:
+            wrong = vocabulary.eot if has_eot else highest
+            raise ExactnessError(f"{self._engine.name} made token {wrong}, which no text can have.")
 
 
 def _token_count_mismatches(chunk: TextChunk, lengths: NDArray[np.int64], where: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Encode with gigatoken, a Rust library: the same tokens as tiktoken, 20 times as fast, and loaded at once.
+"""Encode with gigatoken, a Rust library: the reference's tokens, many times as fast, and loaded at once.
 
 Its calls for many documents need awkward-array, whose import takes a worker a third of a second and 40 MB. So
 many are one text, with a border between them that gigatoken knows as a special token: it encodes what is on
@@ -15,7 +15,9 @@ import numpy as np
 from fineweb_shards.system.machine import own_memory_bytes
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Engine, Ids
-from fineweb_shards.tokenizers.vocabularies import open_ranks
+from fineweb_shards.tokenizers.gpt2 import open_gpt2_ranks
+from fineweb_shards.tokenizers.references import make_reference
+from fineweb_shards.tokenizers.vocabulary_files import find_engine_file, is_gpt2_text
 from fineweb_shards.vocabulary import Vocabulary
 
 # Its cache of words grows without limit: by 13 MB in 50 MB of English, by 90 MB in 10 MB of random letters.
@@ -25,8 +27,8 @@ _CACHE_BYTES = 96 * 2**20
 _LOOK_EVERY_BYTES = 2**20
 # It has no end that is also its beginning, so it is found nowhere but where it was put. A text that has it is
 # noticed by the number of borders.
-_BORDER = "\u0091fineweb-shards: a text ends here\u0092"
-_BORDER_BYTES = _BORDER.encode()
+BORDER = "\u0091fineweb-shards: a text ends here\u0092"
+_BORDER_BYTES = BORDER.encode()
 _CALL_BYTES = 256 * 1024  # fits into the processor's cache, with its tokens
 
 
@@ -37,16 +39,20 @@ class GigatokenEngine(Engine):
 
     def __init__(self, vocabulary: Vocabulary | None = None) -> None:
         super().__init__(vocabulary)
-        self._tokenizer = self._load({_BORDER: self.vocabulary.size})
+        self._tokenizer = self._load()
+        # Some vocabularies don't treat what follows a border as the beginning of a text: they have none.
+        self._knows_border = self._tokenizer.encode(_BORDER_BYTES).tolist() == [self.vocabulary.size]
         self._memory_bytes = 0  # at the first look; not before, because the first chunk brings its own memory
         self._until_look_bytes = _LOOK_EVERY_BYTES
 
-    def _load(self, special_tokens: dict[str, int] | None) -> Any:
-        """Load a tokenizer to which nothing else is special: `<|endoftext|>` in a text is ordinary."""
+    def _load(self) -> Any:
+        """Load a tokenizer to which nothing but the border is special: `<|endoftext|>` is ordinary text."""
         from gigatoken.gigatoken_rs import BPETokenizer  # here, because some platforms have no wheel
 
-        with open_ranks(self.vocabulary) as path:
-            return BPETokenizer.from_tiktoken(str(path), "gpt2", special_tokens)
+        if not is_gpt2_text(self.vocabulary):
+            return BPETokenizer.from_hf(str(find_engine_file(self.vocabulary)))
+        with open_gpt2_ranks() as path:
+            return BPETokenizer.from_tiktoken(str(path), "gpt2", {BORDER: self.vocabulary.size})
 
     def encode(self, texts: Texts) -> list[Ids]:
         tokens: list[Ids] = []
@@ -55,7 +61,7 @@ class GigatokenEngine(Engine):
         for view in texts.iter_views():
             held.append(view)
             held_bytes += len(view)
-            if held_bytes >= _CALL_BYTES:
+            if held_bytes >= _CALL_BYTES or not self._knows_border:
                 tokens += self._encode_together(held)
                 held, held_bytes = [], 0
         return tokens + self._encode_together(held) if held else tokens
@@ -69,8 +75,7 @@ class GigatokenEngine(Engine):
         ids = self._tokenizer.encode(data)
         borders = np.flatnonzero(ids == self.vocabulary.size).tolist()
         if len(borders) != len(texts) - 1:
-            plain = self._load(None)
-            return [plain.encode(bytes(text)) for text in texts]
+            return make_reference(self.vocabulary).encode(Texts.from_pieces([bytes(text) for text in texts]))
         starts = [0, *(border + 1 for border in borders)]
         return [ids[start:end] for start, end in zip(starts, [*borders, len(ids)], strict=True)]
 
@@ -84,5 +89,5 @@ class GigatokenEngine(Engine):
             self._memory_bytes = memory_bytes
         elif memory_bytes - self._memory_bytes > _CACHE_BYTES:
             self._tokenizer = None  # first, so that there are never two of them
-            self._tokenizer = self._load({_BORDER: self.vocabulary.size})
+            self._tokenizer = self._load()
             self._memory_bytes = 0

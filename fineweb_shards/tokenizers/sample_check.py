@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 from fineweb_shards.errors import ExactnessError
-from fineweb_shards.tokenizers.base import Ids
+from fineweb_shards.tokenizers.base import Ids, Reference
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
-from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Cursor, TextChunk
 
 # One in this many documents is encoded again, and only the beginning of a long one: tiktoken is about
@@ -17,14 +16,14 @@ SAMPLE_BYTES = 16 * 1024
 
 
 def check_sample(
-    chunk: TextChunk, tokens: list[Ids], reference: TiktokenEngine, engine: str, seed: int, where: str
+    chunk: TextChunk, tokens: list[Ids], reference: Reference, engine: str, seed: int, where: str
 ) -> None:
-    """Encode a sample of a chunk's documents with tiktoken; raise ExactnessError if any token differs."""
+    """Encode a sample of a chunk's documents with the reference; ExactnessError if any token differs."""
     chooser = random.Random(f"{seed} {where} {chunk.start}")  # noqa: S311, RUF100
     for i in choose_documents(len(chunk.documents), chooser):
         document = chunk.documents[i]
         text = _beginning(document) if reference.vocabulary.cut_rule else document
-        expected = reference.encoding.encode_ordinary(text)
+        expected = reference.encode_text(text)
         # Of a long document only a prefix is compared; see _beginning.
         whole = len(text) == len(document)
         found = (tokens[i] if whole else tokens[i][: len(expected)]).tolist()

@@ -1,26 +1,32 @@
-"""Check, before a run, that the engine encodes a few hundred difficult strings exactly as tiktoken does.
+"""Check, before a run, that the engine encodes difficult strings exactly as the reference does.
 
-It takes milliseconds, and finds an engine that was updated, miscompiled or loaded with another
-pattern before any shard is written.
+It finds an engine that was updated, miscompiled, or takes another pattern, before any shard is written. Every
+worker encodes a few hundred strings, in milliseconds; the parent, which knows the reference's tokens, tells
+it their hash. GPT-2's is known beforehand. For another vocabulary the parent has tried its own tokens, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
-from fineweb_shards.errors import ExactnessError
+from fineweb_shards.errors import ExactnessError, UsageError
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Ids
-from fineweb_shards.tokenizers.encoder import Encoder
-from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.vocabulary import GPT2, Vocabulary
+from fineweb_shards.tokenizers.base import Ids, Reference
+from fineweb_shards.tokenizers.patterns import PATTERNS
+from fineweb_shards.tokenizers.references import make_reference
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
+from fineweb_shards.vocabulary import Vocabulary
 
-# What `digest_tokens` returns for tiktoken's tokens of `hostile_strings`; a test compares them.
-EXPECTED_SHA256: dict[Vocabulary, str] = {
-    GPT2: "f84f803c8e6f78f5adbfe2c06c140d4dedf49b49a7fbaf28953069adc202d400"
-}
+# What `digest_tokens` returns for tiktoken's tokens of `hostile_strings` in GPT-2; a test compares them.
+GPT2_SHA256 = "f84f803c8e6f78f5adbfe2c06c140d4dedf49b49a7fbaf28953069adc202d400"
+_OWN_TOKENS = 4000  # of a vocabulary's tokens, how many are tried as texts, and beside others
+
+Encode = Callable[[Texts], list[Ids]]
 
 _WORDS = [
     "a",
@@ -82,6 +88,17 @@ def hostile_strings() -> list[str]:
     return strings
 
 
+def own_strings(vocabulary: Vocabulary) -> list[str]:
+    """Return texts made of a vocabulary's own tokens: alone, before and behind others, and the longest."""
+    tokens = [token.decode("utf-8", "ignore") for token in load_token_bytes(vocabulary).token_bytes if token]
+    chooser = random.Random(vocabulary.sha256)  # noqa: S311, RUF100
+    chosen = chooser.sample(tokens, min(_OWN_TOKENS, len(tokens)))
+    longest = sorted(tokens, key=len)[-100:]
+    pairs = [left + right for left, right in zip(chosen, reversed(chosen), strict=True)]
+    lines = [" ".join(chooser.choices(tokens, k=20)) for _ in range(200)]
+    return [*chosen, *longest, *pairs, *lines]
+
+
 def digest_tokens(documents: Iterable[Ids]) -> str:
     """Return the SHA-256 of the tokens of some documents and of where each of them ends."""
     digest = hashlib.sha256()
@@ -90,20 +107,61 @@ def digest_tokens(documents: Iterable[Ids]) -> str:
     return digest.hexdigest()
 
 
-def check_engine(encoder: Encoder, name: str, reference: TiktokenEngine) -> None:
-    """Raise ExactnessError for the first string that the encoder does not encode as tiktoken does.
+@lru_cache(maxsize=2)
+def expected_sha256(vocabulary: Vocabulary) -> str:
+    """Return the hash of the reference's tokens of `hostile_strings`."""
+    if is_gpt2_text(vocabulary):
+        return GPT2_SHA256
+    return digest_tokens(make_reference(vocabulary).encode(Texts.from_strings(hostile_strings())))
 
-    tiktoken itself is only asked if the tokens are not the expected ones: loading it takes a worker longer
-    than the whole test.
+
+def check_engine(encode: Encode, name: str, reference: Reference, expected: str) -> None:
+    """Raise ExactnessError for the first string that is not encoded as the reference does.
+
+    The reference itself is only asked if the tokens don't have the expected hash: loading it takes a worker
+    longer than the whole test.
     """
     strings = hostile_strings()
-    documents = encoder.encode_documents(Texts.from_strings(strings))
-    if digest_tokens(documents) == EXPECTED_SHA256.get(reference.vocabulary):
-        return
-    for text, tokens in zip(strings, documents, strict=True):
-        found, expected = tokens.tolist(), reference.encoding.encode_ordinary(text)
-        if found != expected:
+    documents = encode(Texts.from_strings(strings))
+    if digest_tokens(documents) != expected:
+        _compare(strings, documents, name, reference)
+
+
+def check_engine_in_full(encode: Encode, name: str, reference: Reference) -> None:
+    """Raise ExactnessError for the first string that is not encoded as the reference does, with strings from
+    the vocabulary itself."""
+    strings = [*hostile_strings(), *own_strings(reference.vocabulary)]
+    _compare(strings, encode(Texts.from_strings(strings)), name, reference)
+
+
+def _compare(strings: Sequence[str], documents: list[Ids], name: str, reference: Reference) -> None:
+    right = reference.encode(Texts.from_strings(strings))
+    for text, tokens, expected in zip(strings, documents, right, strict=True):
+        if tokens.tolist() != expected.tolist():
             raise ExactnessError(
-                f"The self-test failed: {name} encodes {text[:40]!r} as {found[:20]}, "
-                f"{reference.vocabulary.reference} as {expected[:20]}."
+                f"The self-test failed: {name} encodes {text[:40]!r} as {tokens[:20].tolist()}, "
+                f"{reference.name} as {expected[:20].tolist()}."
+            )
+
+
+def check_reference(reference: Reference, special_tokens: Iterable[str]) -> None:
+    """Raise UsageError if a vocabulary loses text, or makes an EOT of it."""
+    vocabulary = reference.vocabulary
+    for text in special_tokens:
+        if vocabulary.eot in reference.encode_text(f"a {text} b"):
+            raise UsageError(
+                f"{vocabulary.name}: the text {text!r} in a document would become the EOT {vocabulary.eot}, "
+                "and be taken for a border.",
+                "Choose another token with --eot: one that its file calls special.",
+            )
+    if vocabulary.reference != "tiktoken" or vocabulary.pattern in PATTERNS:
+        return  # the others may change a text: they have normalizers
+    tokens = load_token_bytes(vocabulary).token_bytes
+    for text in Texts.from_strings(hostile_strings()):
+        found = b"".join(tokens[token] for token in reference.encode_text(text))
+        if found != text.encode():
+            raise UsageError(
+                f"--pattern {vocabulary.pattern}: it passes over parts of a text, which would be lost: of "
+                f"{text[:40]!r} it leaves {found.decode('utf-8', 'replace')[:40]!r}.",
+                r"Most patterns end with |\s+(?!\S)|\s+ and take every other character before that.",
             )

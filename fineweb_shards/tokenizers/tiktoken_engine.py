@@ -1,22 +1,21 @@
-"""Encode with tiktoken, the reference for all engines, from the package's ranks instead of a download."""
+"""Encode with tiktoken, the reference for rank files. They are read here: tiktoken would download them."""
 
 from __future__ import annotations
 
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Engine, Ids
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.errors import UsageError
+from fineweb_shards.tokenizers.base import Reference
+from fineweb_shards.tokenizers.patterns import get_pattern
+from fineweb_shards.tokenizers.vocabulary_files import load_ranks
 
 if TYPE_CHECKING:
     import tiktoken
 
 
-class TiktokenEngine(Engine):
-    """The reference engine: its tokens are correct by definition."""
+class TiktokenEngine(Reference):
+    """The reference for vocabularies that a rank file defines."""
 
     name = "tiktoken"
 
@@ -24,15 +23,27 @@ class TiktokenEngine(Engine):
     def encoding(self) -> tiktoken.Encoding:
         """tiktoken's own object. Made when it is first used: beside another engine it is seldom needed."""
         import tiktoken
-        from tiktoken_ext.openai_public import r50k_pat_str
 
-        known = load_token_bytes(self.vocabulary)
-        return tiktoken.Encoding(
-            known.name,
-            pat_str=r50k_pat_str,
-            mergeable_ranks={token: rank for rank, token in enumerate(known.token_bytes)},
-            special_tokens={"<|endoftext|>": known.eot},
-        )
+        pattern = get_pattern(self.vocabulary.pattern)
+        try:
+            return tiktoken.Encoding(
+                self.vocabulary.name,
+                pat_str=pattern.regex,
+                mergeable_ranks=load_ranks(self.vocabulary),
+                special_tokens={},
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"--pattern {pattern.regex}: not a regular expression that tiktoken takes "
+                f"({' '.join(str(error).split())[:200]}).",
+                "Give it in single quotes, exactly as the tokenizer has it.",
+            ) from error
 
-    def encode(self, texts: Texts) -> list[Ids]:
-        return [np.array(self.encoding.encode_ordinary(text), np.uint32) for text in texts]
+    def encode_text(self, text: str) -> list[int]:
+        return self.encoding.encode_ordinary(text)
+
+    def load_token_bytes(self) -> tuple[bytes, ...]:
+        tokens = [b""] * self.vocabulary.size
+        for token, rank in load_ranks(self.vocabulary).items():
+            tokens[rank] = token
+        return tuple(tokens)

@@ -9,8 +9,8 @@ import pytest
 import reference
 
 from fineweb_shards.stream.stitcher import stitch
-from fineweb_shards.tokenizers.ranks import load_ranks, token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Counts, Cursor, EncodedBlock, KeptTokens, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 
@@ -24,7 +24,7 @@ def encoded(text: str, *, eot: bool = False, **more: object) -> EncodedBlock:
 
 
 def stitched(*blocks: EncodedBlock) -> list[TokenBlock]:
-    mender = SeamMender(reference.encode, token_bytes(load_ranks()))
+    mender = SeamMender(reference.encode, load_token_bytes(GPT2).token_bytes)
     return list(stitch(blocks, lambda: mender, Cursor(0, 0)))
 
 

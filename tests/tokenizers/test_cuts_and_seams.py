@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers import ENGINES, cuts, encoder
-from fineweb_shards.tokenizers.ranks import load_ranks, token_bytes
+from fineweb_shards.tokenizers import FAST_ENGINES, cuts, encoder
 from fineweb_shards.tokenizers.seams import SeamMender
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.vocabulary import GPT2
 
 ALPHABET = [*"ab'strelvmd 9!\n\r\t-=", "  ", "你", "，", "é", "\u0301", "\u3000", "\x85", "\u180e"]
@@ -25,7 +25,7 @@ nasty = st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=60).map("".join
 
 @cache
 def make_mender() -> SeamMender:
-    return SeamMender(reference.encode, token_bytes(load_ranks()))
+    return SeamMender(reference.encode, load_token_bytes(GPT2).token_bytes)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_garbage_bytes_are_cut_where_decoding_does_not_change(junk: bytes) -> No
     ],
 )
 @pytest.mark.parametrize("passage_bytes", [300, 1000])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*FAST_ENGINES, "tiktoken"])
 def test_long_documents_are_encoded_in_passages(
     engine: str, text: str, passage_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

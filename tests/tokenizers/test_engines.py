@@ -12,20 +12,19 @@ from hypothesis import strategies as st
 
 from fineweb_shards.errors import ExactnessError, UsageError
 from fineweb_shards.texts import Texts, replace_surrogates
-from fineweb_shards.tokenizers import ENGINES, resolve_engine
+from fineweb_shards.tokenizers import FAST_ENGINES, resolve_engine
 from fineweb_shards.tokenizers.base import Engine, Ids
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.selftest import (
-    EXPECTED_SHA256,
+    GPT2_SHA256,
     check_engine,
     digest_tokens,
     hostile_strings,
 )
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Cursor, TextChunk
-from fineweb_shards.vocabulary import GPT2
 
-NAMES = list(ENGINES)
+NAMES = [*FAST_ENGINES, "tiktoken"]
 
 
 def encode_all(name: str, texts: list[str]) -> list[list[int]]:
@@ -116,14 +115,14 @@ class Panicking(Engine):
 def test_the_self_test_expects_what_tiktoken_makes() -> None:
     """The hash that the self-test compares with is that of tiktoken's own tokens."""
     tokens = [np.array(reference.encode(text), np.uint32) for text in hostile_strings()]
-    assert digest_tokens(tokens) == EXPECTED_SHA256[GPT2]
+    assert digest_tokens(tokens) == GPT2_SHA256
 
 
 def test_self_test_passes_without_loading_tiktoken() -> None:
     """A right engine is let through by the hash alone: the reference is not even built."""
     for name in NAMES:
         vocabulary_reference = TiktokenEngine()
-        check_engine(runs.encoder(name), name, vocabulary_reference)
+        check_engine(runs.encoder(name).encode_documents, name, vocabulary_reference, GPT2_SHA256)
         assert "encoding" not in vars(vocabulary_reference)
 
 
@@ -136,9 +135,7 @@ def test_self_test_finds_a_border_in_the_wrong_place() -> None:
             return [*ids[:-2], np.append(ids[-2], ids[-1][:1]), ids[-1][1:]]
 
     with pytest.raises(ExactnessError, match="self-test"):
-        check_engine(
-            Encoder(Shifted("no such text"), TiktokenEngine(), eot_first=True, seed=0), "x", TiktokenEngine()
-        )
+        check_engine(Shifted("no such text").encode, "x", TiktokenEngine(), GPT2_SHA256)
 
 
 @pytest.mark.parametrize("wrong", [50256, 50257, 65536 + 7, 2**32 - 1])
@@ -156,9 +153,8 @@ def test_an_id_that_no_text_has_is_refused(wrong: int) -> None:
 
 def test_self_test_finds_a_wrong_engine() -> None:
     """One wrong character is enough to be refused, by its string."""
-    encoder = Encoder(Wrong("\u180e"), TiktokenEngine(), eot_first=True, seed=0)
     with pytest.raises(ExactnessError, match="u180e"):
-        check_engine(encoder, "wrong", TiktokenEngine())
+        check_engine(Wrong("\u180e").encode, "wrong", TiktokenEngine(), GPT2_SHA256)
 
 
 def test_sample_finds_a_wrong_engine_and_names_the_document(monkeypatch: pytest.MonkeyPatch) -> None:

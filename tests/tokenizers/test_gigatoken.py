@@ -14,7 +14,7 @@ from promises import Tries
 
 from fineweb_shards.errors import ShardError, UsageError
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers import gigatoken_engine, ranks, resolve_engine
+from fineweb_shards.tokenizers import gigatoken_engine, gpt2, resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
@@ -29,7 +29,7 @@ def test_a_new_tokenizer_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(gigatoken_engine, "_CALL_BYTES", 500)
     engine = GigatokenEngine()
     loads, load = [], engine._load
-    monkeypatch.setattr(GigatokenEngine, "_load", lambda self, special: loads.append(1) or load(special))
+    monkeypatch.setattr(GigatokenEngine, "_load", lambda self: loads.append(1) or load())
     texts = ["Some prose. " * 30, "", "word", "other words " * 300] * 6
     engine._until_look_bytes = 0
     found = engine.encode(Texts.from_strings(texts))
@@ -64,7 +64,7 @@ def test_texts_of_one_call_do_not_touch(tries: Tries) -> None:
 @pytest.mark.promise(19)
 def test_a_text_with_the_border_in_it_gets_its_tokens() -> None:
     """Alone or among others, whole or in parts."""
-    border = gigatoken_engine._BORDER
+    border = gigatoken_engine.BORDER
     engine = GigatokenEngine()
     halves = [border[:-1], border[1:], border[-1] + border[:-1], border[1:] + border[0]]
     for texts in ([border], ["before", f"a {border} b", "after"], [border, border], ["", border, ""], halves):
@@ -114,7 +114,7 @@ print([name for name in ("awkward", "pandas", "tiktoken") if name in sys.modules
 @pytest.mark.promise(26)
 def test_damaged_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is checked before gigatoken reads it."""
-    monkeypatch.setattr(ranks, "RANKS_FILE", "gpt2.splits")
+    monkeypatch.setattr(gpt2, "RANKS_FILE", "gpt2.splits")
     with pytest.raises(ShardError, match="damaged"):
         GigatokenEngine()
 

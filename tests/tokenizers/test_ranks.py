@@ -11,21 +11,49 @@ import reference
 from promises import Tries
 
 from fineweb_shards.errors import ShardError
-from fineweb_shards.tokenizers.ranks import (
-    derive_merges,
+from fineweb_shards.tokenizers.gpt2 import (
+    check_gpt2_ranks,
     load_gpt2_merges,
-    load_ranks,
-    parse_ranks,
+    load_gpt2_ranks,
     parse_splits,
-    token_bytes,
-    tokenizer_json,
 )
+from fineweb_shards.tokenizers.patterns import PATTERNS
+from fineweb_shards.tokenizers.tokenizer_json import ranks_to_json
+
+
+def token_bytes(ranks: dict[bytes, int]) -> list[bytes]:
+    return sorted(ranks, key=ranks.__getitem__)
+
+
+def derive_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """For every token, the two tokens that it was merged from. Usually there is only one way to cut a token
+    into two of lower rank; if there are several, it is the one that byte-pair encoding ends with."""
+    merges = []
+    for token in token_bytes(ranks):
+        if len(token) > 1:
+            rank = ranks[token]
+            older = [
+                (token[:i], token[i:])
+                for i in range(1, len(token))
+                if ranks.get(token[:i], rank) < rank and ranks.get(token[i:], rank) < rank
+            ]
+            merges.append(older[0] if len(older) == 1 else merge_until_two(token, ranks))
+    return merges
+
+
+def merge_until_two(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    parts = [token[i : i + 1] for i in range(len(token))]
+    never = len(ranks)  # a rank above all others, for pairs that can't be merged
+    while len(parts) > 2:
+        best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], never))
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts[0], parts[1]
 
 
 @pytest.mark.promise(26)
 def test_every_token_round_trips() -> None:
     """All 50,256 ids have the bytes that tiktoken gives them."""
-    found = token_bytes(load_ranks())
+    found = token_bytes(load_gpt2_ranks())
     assert found == [reference.encoding().decode_single_token_bytes(i) for i in range(50256)]
 
 
@@ -38,8 +66,8 @@ def test_one_flipped_byte_is_refused(tries: Tries) -> None:
         data = bytearray(good)
         data[place] ^= 1
         with pytest.raises(ShardError, match="damaged"):
-            parse_ranks(bytes(data))
-    splits, ranks = bytearray((reference.RANKS.parent / "gpt2.splits").read_bytes()), load_ranks()
+            check_gpt2_ranks(bytes(data))
+    splits, ranks = bytearray((reference.RANKS.parent / "gpt2.splits").read_bytes()), load_gpt2_ranks()
     parse_splits(bytes(splits), ranks)
     splits[len(splits) // 2] ^= 1
     with pytest.raises(ShardError, match=r"gpt2\.splits has SHA-256"):
@@ -49,7 +77,7 @@ def test_one_flipped_byte_is_refused(tries: Tries) -> None:
 def test_merges_are_derived_from_ranks() -> None:
     """Each merge joins two older tokens into the one of its rank, and replaying byte-pair encoding by the
     merge list arrives at the token itself."""
-    ranks = load_ranks()
+    ranks = load_gpt2_ranks()
     merges = derive_merges(ranks)
     order = {pair: number for number, pair in enumerate(merges)}
     assert [ranks[left + right] for left, right in merges] == list(range(256, 50256))
@@ -67,7 +95,7 @@ def test_merges_are_derived_from_ranks() -> None:
 
 def test_tokenizer_json_has_no_special_token() -> None:
     """So that no text can become EOT."""
-    ranks = load_ranks()
-    data = json.loads(tokenizer_json(ranks, load_gpt2_merges(ranks)))
+    ranks = load_gpt2_ranks()
+    data = json.loads(ranks_to_json(ranks, load_gpt2_merges(ranks), PATTERNS["gpt2"], []))
     assert data["added_tokens"] == []
     assert len(data["model"]["vocab"]) == 50256

@@ -84,8 +84,8 @@ def _respect_offline_mode(request: httpx2.Request) -> None:
 
 
 def _should_retry(request: httpx2.Request, *, streamed: bool) -> bool:
-    """Tell whether our retrier handles a request: if it is about a dataset, but not the clients' telemetry. A
+    """Tell whether our retrier handles a request: if it is about files, but not the clients' telemetry. A
     body that can be read only once is left to the client, which can rewind it."""
     path = request.url.path
-    about_a_dataset = streamed or "/resolve/" in path or "/api/datasets/" in path
-    return about_a_dataset and isinstance(request.stream, httpx2.ByteStream)
+    about_files = streamed or any(part in path for part in ("/resolve/", "/api/datasets/", "/api/models/"))
+    return about_files and isinstance(request.stream, httpx2.ByteStream)

@@ -1,0 +1,141 @@
+"""Find the tokenizer that the settings name: GPT-2 in the package, a file, a known name, a model on the hub.
+
+Everything is fetched here, before a run. A resume takes what the folder keeps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from fineweb_shards.errors import InputError, NetworkError, UsageError, suggest
+from fineweb_shards.events import Observer
+from fineweb_shards.run.config import Config
+from fineweb_shards.sources.hub.environment import check_addresses
+from fineweb_shards.sources.hub.quiet import quiet_clients
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.system.retry import Retrier
+from fineweb_shards.tokenizers.definition import GPT2_DEFINITION, Definition, read_definition
+from fineweb_shards.tokenizers.known import KNOWN_RANKS, KnownRanks
+from fineweb_shards.tokenizers.rank_file import format_ranks
+from fineweb_shards.tokenizers.vocabulary_files import load_definition, load_gpt2_definition
+from fineweb_shards.vocabulary import GPT2
+
+# What a folder or a repository with a tokenizer has, the most telling first.
+_FILE_NAMES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model", "qwen.tiktoken")
+_LARGEST_BYTES = 2**28
+
+
+def find_definition(config: Config, begun: Manifest | None, observer: Observer) -> Definition:
+    """Return the tokenizer of the settings; UsageError or InputError if there is none. `begun` is the output
+    folder's manifest if this is a resume."""
+    wanted, known = config.tokenizer, KNOWN_RANKS.get(config.tokenizer)
+    if wanted == GPT2.name and not config.eot and not config.pattern:
+        return GPT2_DEFINITION
+    if known is not None and config.pattern:
+        raise UsageError(
+            f"--pattern {config.pattern}: the tokenizer {wanted} has its own.",
+            "Leave it out, or name a rank file with --tokenizer.",
+        )
+    if wanted == GPT2.name:
+        data, name = load_gpt2_definition(), wanted
+    elif known is not None:
+        data = _recorded(wanted, begun) or _fetch_known(wanted, known, config, observer)
+        name = wanted
+    elif os.path.exists(os.path.expanduser(wanted)):
+        data, name = _read_file(Path(os.path.expanduser(wanted)))
+    elif wanted.count("/") == 1 and not wanted.startswith((".", "/", "~")):
+        recorded = _recorded(wanted, begun)
+        if recorded and begun:
+            data, name = recorded, begun.vocabulary.name
+        else:
+            data, name = _fetch_model(wanted, config, observer)
+    else:
+        hint = f"Name a file, one of {', '.join(KNOWN_RANKS)}, or a model on the hub as ORG/NAME."
+        raise UsageError(
+            f"--tokenizer {wanted}: there is no such file or name.", suggest(wanted, KNOWN_RANKS, hint)
+        )
+    return read_definition(data, name, pattern=config.pattern, eot=config.eot)
+
+
+def _recorded(wanted: str, begun: Manifest | None) -> bytes | None:
+    """Return the tokenizer's file that the output folder keeps, if it is the one that is wanted now: by its
+    name, and if a revision is given by its commit."""
+    if begun is None or begun.vocabulary.name not in (wanted, *_with_commit(wanted, begun.vocabulary.name)):
+        return None
+    try:
+        return load_definition(begun.vocabulary)
+    except UsageError:
+        return None
+
+
+def _with_commit(wanted: str, recorded: str) -> tuple[str, ...]:
+    """Return the recorded name if it is that of the wanted model, of which no certain revision is wanted."""
+    repository, _, commit = recorded.partition("@")
+    return (recorded,) if commit and repository == wanted else ()
+
+
+def _read_file(path: Path) -> tuple[bytes, str]:
+    """Read a tokenizer's file, or the one in a folder."""
+    if path.is_dir():
+        inside = next((path / name for name in _FILE_NAMES if (path / name).is_file()), None)
+        if inside is None:
+            raise UsageError(
+                f"--tokenizer {path}: the folder has none of {', '.join(_FILE_NAMES)}.", "Name a file in it."
+            )
+        path = inside
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise UsageError(f"--tokenizer {path}: too large for a tokenizer.", "Is it a model's weights?")
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"--tokenizer {path}: {error.strerror}.", "Check the file.") from error
+    if not data:
+        raise InputError(f"--tokenizer {path}: the file is empty.", "Fetch it again.")
+    return data, path.name
+
+
+def _fetch_model(wanted: str, config: Config, observer: Observer) -> tuple[bytes, str]:
+    repository, _, revision = wanted.partition("@")
+    data, commit = _fetch(repository, revision, _FILE_NAMES, config, observer)
+    return data, f"{repository}@{commit}"
+
+
+def _fetch_known(name: str, known: KnownRanks, config: Config, observer: Observer) -> bytes:
+    """Fetch a known rank file: from the hub, or what tiktoken has in its cache or downloads."""
+    if known.repository:
+        data, _ = _fetch(known.repository, "", (known.file,), config, observer)
+    else:
+        data = _fetch_with_tiktoken(name)
+    if hashlib.sha256(data).hexdigest() != known.sha256:
+        raise InputError(
+            f"--tokenizer {name}: the file that was fetched is not the published one.",
+            f"Name yours with --tokenizer FILE --pattern {known.pattern}.",
+        )
+    return data
+
+
+def _fetch_with_tiktoken(name: str) -> bytes:
+    from requests import RequestException
+    from tiktoken_ext.openai_public import ENCODING_CONSTRUCTORS
+
+    try:
+        return format_ranks(ENCODING_CONSTRUCTORS[name]()["mergeable_ranks"])
+    except (RequestException, OSError, ValueError) as error:
+        raise NetworkError(
+            f"--tokenizer {name}: it is not in tiktoken's cache, and could not be downloaded "
+            f"({type(error).__name__}).",
+            f"Fetch {name}.tiktoken yourself, and name it with --tokenizer {name}.tiktoken; or set "
+            "TIKTOKEN_CACHE_DIR to a folder that has it.",
+        ) from None
+
+
+def _fetch(
+    repository: str, revision: str, names: tuple[str, ...], config: Config, observer: Observer
+) -> tuple[bytes, str]:
+    check_addresses()
+    quiet_clients()  # both must be called before the clients are imported
+    from fineweb_shards.sources.hub.model_file import fetch_model_file
+
+    return fetch_model_file(repository, revision, names, Retrier(config.max_outage, observer))

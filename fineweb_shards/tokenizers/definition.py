@@ -1,0 +1,162 @@
+"""Read the file that defines a tokenizer: ranks, a `tokenizer.json` or a SentencePiece model.
+
+What kind it is, its contents say: Llama 3's `tokenizer.model` holds ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fineweb_shards.errors import InputError, UsageError
+from fineweb_shards.system.durable import write_file
+from fineweb_shards.tokenizers.eot import choose_eot
+from fineweb_shards.tokenizers.known import find_known
+from fineweb_shards.tokenizers.patterns import PATTERNS, get_pattern, resolve_pattern
+from fineweb_shards.tokenizers.rank_file import format_ranks, looks_like_ranks, parse_ranks
+from fineweb_shards.tokenizers.references import require_reference
+from fineweb_shards.tokenizers.tokenizer_json import is_byte_level, pre_tokenizers
+from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES
+from fineweb_shards.vocabulary import GPT2, Vocabulary
+
+_PICKLE = b"\x80"
+# What makes a rank file of a pickled tiktoken.Encoding, such as nanochat's. Only its owner can trust it.
+_CONVERT = """It is a pickle, which can run any program when it is loaded, so it is not. If you trust it:
+    import base64, pickle; e = pickle.load(open("tokenizer.pkl", "rb")); r = e._mergeable_ranks
+    open("ranks.tiktoken", "w").writelines(f"{base64.b64encode(t).decode()} {r[t]}\\n" for t in r)
+    print(e._pat_str, e._special_tokens)  # for --pattern and --eot"""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A tokenizer as its file defines it."""
+
+    vocabulary: Vocabulary
+    data: bytes  # of the file, in the form in which its hash is taken; none for GPT-2, which the package has
+    special_tokens: Mapping[str, int]
+
+    def save(self, folder: Path) -> Vocabulary:
+        """Write the file into a folder, unless it is there; return the vocabulary that refers to it."""
+        if not self.data:
+            return self.vocabulary
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE_NAMES[self.vocabulary.reference]
+        if not path.exists() or path.read_bytes() != self.data:
+            write_file(path, self.data, folder)
+        return replace(self.vocabulary, folder=str(folder))
+
+
+def read_definition(data: bytes, name: str, *, pattern: str, eot: str) -> Definition:
+    """Read the contents of a tokenizer's file. `name` is for messages and the manifest; `pattern` and `eot`
+    are what the user says about it, or empty."""
+    if looks_like_ranks(data):
+        return _read_ranks(data, name, pattern, eot)
+    if pattern:
+        raise UsageError(
+            f"--pattern {pattern}: {name} is no rank file, and has its own pattern.", "Leave --pattern out."
+        )
+    if data[:1] == _PICKLE:
+        raise UsageError(f"{name}: a pickled tokenizer is not read.", _CONVERT)
+    if data.lstrip()[:1] == b"{":
+        return _read_json(data, name, eot)
+    return _read_sentencepiece(data, name, eot)
+
+
+GPT2_DEFINITION = Definition(GPT2, b"", {"<|endoftext|>": GPT2.eot})
+
+
+def _read_ranks(data: bytes, name: str, pattern: str, eot: str) -> Definition:
+    ranks = parse_ranks(data, name)
+    data = format_ranks(ranks)
+    sha256 = hashlib.sha256(data).hexdigest()
+    known = find_known(sha256)
+    if not pattern and known is None:
+        raise UsageError(
+            f"{name}: a rank file does not say by which pattern text is cut into pieces.",
+            f"Give it with --pattern: {', '.join(PATTERNS)}, or a regular expression.",
+        )
+    pattern = resolve_pattern(pattern) if pattern else known[1].pattern if known else ""
+    special = known[1].special_tokens if known else {}
+    name = known[0] if known else name
+    texts = {rank: token.decode("utf-8", "backslashreplace") for token, rank in ranks.items()}
+    number = choose_eot(eot, special, texts, name)
+    size = 1 + max(*ranks.values(), *special.values(), number)
+    vocabulary = Vocabulary(
+        name, sha256, size, number, pattern=pattern, cut_rule=get_pattern(pattern).cut_rule
+    )
+    if vocabulary == GPT2:
+        return GPT2_DEFINITION
+    return Definition(vocabulary, data, special)
+
+
+def _read_json(data: bytes, name: str, eot: str) -> Definition:
+    try:
+        tokenizer = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name}: not valid JSON ({error}).", "Fetch the file again.") from error
+    if not isinstance(tokenizer.get("model"), dict):
+        raise InputError(
+            f"{name}: it is JSON, but no tokenizer: it has no `model`.",
+            "Name the tokenizer.json of Hugging Face's tokenizers, not vocab.json or tokenizer_config.json.",
+        )
+    require_reference("tokenizers", name)
+    import tokenizers
+
+    try:
+        loaded = tokenizers.Tokenizer.from_str(data.decode())
+    except Exception as error:  # noqa: BLE001, RUF100 - it raises nothing more precise
+        raise InputError(f"{name}: Hugging Face's tokenizers can't load it ({error}).") from error
+    if tokenizer["model"].get("dropout"):
+        raise UsageError(
+            f"{name}: it has a dropout of {tokenizer['model']['dropout']}: the same text would get other "
+            "tokens each time.",
+            'Set "dropout" to null in a copy of the file.',
+        )
+    added = tokenizer.get("added_tokens") or []
+    special = {token["content"]: token["id"] for token in added if token["special"]}
+    texts = {number: token for token, number in loaded.get_vocab().items() if token not in special}
+    number = choose_eot(eot, special, texts, name)
+    size = 1 + max(*texts, *special.values(), number)
+    vocabulary = Vocabulary(
+        name, hashlib.sha256(data).hexdigest(), size, number, "", "tokenizers", _cut_rule_of(tokenizer)
+    )
+    return Definition(vocabulary, data, special)
+
+
+def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition:
+    require_reference("sentencepiece", name)
+    import sentencepiece
+
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+        pieces = range(processor.vocab_size())
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"{name}: it is no tokenizer that is known here.",
+            "Rank files (.tiktoken), Hugging Face's tokenizer.json and SentencePiece's .model are.",
+        ) from error
+    special = {processor.id_to_piece(i): i for i in pieces if processor.is_control(i)}
+    texts = {i: processor.id_to_piece(i) for i in pieces if not processor.is_control(i)}
+    number = choose_eot(eot, special, texts, name)
+    size = max(processor.vocab_size(), number + 1)
+    vocabulary = Vocabulary(name, hashlib.sha256(data).hexdigest(), size, number, "", "sentencepiece")
+    return Definition(vocabulary, data, special)
+
+
+def _cut_rule_of(tokenizer: dict[str, Any]) -> str | None:
+    """Return how long documents can be cut under a `tokenizer.json`: if its pattern is a known one, and
+    nothing else touches a text, as under that pattern."""
+    parts = pre_tokenizers(tokenizer)
+    has_text_added = any(not token["special"] for token in tokenizer.get("added_tokens") or [])
+    if not is_byte_level(tokenizer) or has_text_added or len(parts) > 2:
+        return None
+    if len(parts) == 1:
+        return "words" if parts[0].get("use_regex", True) else None
+    regex = parts[0]["pattern"].get("Regex")
+    known = any(regex in (pattern.regex, pattern.spelling) for pattern in PATTERNS.values())
+    isolated = parts[0]["behavior"] == "Isolated" and not parts[0]["invert"]
+    return "words" if known and isolated and not parts[1].get("use_regex", True) else None

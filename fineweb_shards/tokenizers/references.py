@@ -1,0 +1,31 @@
+"""Find the reference of a vocabulary: the engine that its file was made for. None is the judge of another's
+file: Hugging Face's tokenizers and tiktoken differ about one document in four under the same vocabulary."""
+
+from __future__ import annotations
+
+from fineweb_shards.errors import UsageError
+from fineweb_shards.tokenizers.base import Reference
+from fineweb_shards.tokenizers.sentencepiece_engine import SentencePieceEngine
+from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.tokenizers.tokenizers_engine import TokenizersEngine
+from fineweb_shards.vocabulary import Vocabulary
+
+REFERENCES: dict[str, type[Reference]] = {
+    reference.name: reference for reference in (TiktokenEngine, TokenizersEngine, SentencePieceEngine)
+}
+
+
+def require_reference(name: str, file: str) -> None:
+    """Raise UsageError if the package that encodes a file of this kind is not installed."""
+    reference = REFERENCES[name]
+    if not reference.installed_version():
+        raise UsageError(
+            f"{file}: such a tokenizer needs the package {name}, which is not installed here.",
+            f"pip install 'fineweb_shards[{reference.extra}]'",
+        )
+
+
+def make_reference(vocabulary: Vocabulary) -> Reference:
+    """Return the reference of a vocabulary."""
+    require_reference(vocabulary.reference, vocabulary.name)
+    return REFERENCES[vocabulary.reference](vocabulary)

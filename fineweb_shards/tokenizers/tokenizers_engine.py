@@ -1,0 +1,86 @@
+"""Encode with Hugging Face's tokenizers, the reference for every `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fineweb_shards.texts import Texts
+from fineweb_shards.tokenizers.base import Ids, Reference
+from fineweb_shards.tokenizers.tokenizer_json import byte_letters
+from fineweb_shards.tokenizers.vocabulary_files import load_definition
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_SPACE_LETTER = "▁"  # stands for a space in vocabularies that come from SentencePiece
+
+
+class TokenizersEngine(Reference):
+    """The reference for vocabularies that a `tokenizer.json` defines."""
+
+    name = "tokenizers"
+    extra = "tokenizers"
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """Hugging Face's own object, which neither shortens nor fills a text up."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker process for each core
+        import tokenizers
+
+        tokenizer = tokenizers.Tokenizer.from_str(self._definition.decode())
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True  # their names in a text are ordinary text
+        return tokenizer
+
+    @property
+    def _definition(self) -> bytes:
+        return load_definition(self.vocabulary)
+
+    def encode_text(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode(self, texts: Texts) -> list[Ids]:
+        # Without the offsets of tokens in the text, which nobody asks for.
+        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, np.uint32) for one in encoded]
+
+    def load_token_bytes(self) -> tuple[bytes, ...]:
+        definition = json.loads(self._definition)
+        special = {token["id"] for token in definition["added_tokens"] if token["special"]}
+        spell = _spell_bytes if "ByteLevel" in _types_in(definition["decoder"]) else _spell_text
+        tokens = [b""] * self.vocabulary.size
+        for token, number in self.tokenizer.get_vocab(with_added_tokens=True).items():
+            if number not in special:
+                tokens[number] = spell(token)
+        return tuple(tokens)
+
+
+def _types_in(part: dict[str, Any] | None) -> set[str]:
+    """Return the types of a decoder and of those that it consists of."""
+    if part is None:
+        return set()
+    return {part["type"]}.union(*(_types_in(one) for one in part.get("decoders", [])))
+
+
+_BYTES = {letter: byte for byte, letter in byte_letters().items()}
+
+
+def _spell_bytes(token: str) -> bytes:
+    """Return the bytes of a token that is spelled with a letter for each byte; added ones may not be."""
+    if all(letter in _BYTES for letter in token):
+        return bytes(_BYTES[letter] for letter in token)
+    return token.encode()
+
+
+def _spell_text(token: str) -> bytes:
+    """Return the bytes of a token that is spelled as text, or as a byte in the form `<0x0A>`."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes.fromhex(token[3:5])
+    return token.replace(_SPACE_LETTER, " ").encode()

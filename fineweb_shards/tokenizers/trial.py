@@ -1,0 +1,133 @@
+"""Try which engine can encode with a vocabulary, before a run: the fastest that passes the self-test.
+
+In a process of its own: loading a vocabulary of 200,000 tokens into every engine leaves half a gigabyte
+behind, and some of them print when they give up. GPT-2 needs no trial.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fineweb_shards.errors import ExactnessError, ShardError, UsageError
+from fineweb_shards.tokenizers import ENGINES, FAST_ENGINES, resolve_engine
+from fineweb_shards.tokenizers.base import Engine, Reference
+from fineweb_shards.tokenizers.engine_file import prepare_engine_file
+from fineweb_shards.tokenizers.references import REFERENCES, make_reference
+from fineweb_shards.tokenizers.selftest import (
+    GPT2_SHA256,
+    check_engine_in_full,
+    check_reference,
+    expected_sha256,
+)
+from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
+from fineweb_shards.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The engine to use, and what a worker's self-test must give."""
+
+    engine: type[Engine]
+    selftest_sha256: str
+    refusals: tuple[str, ...] = ()  # why faster engines are not used
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    vocabulary: Vocabulary
+    special_tokens: tuple[str, ...]
+    engine: str
+
+
+def try_engines(wanted: str, vocabulary: Vocabulary, special_tokens: Iterable[str]) -> Trial:
+    """Return the engine called `wanted`, or for `auto` the fastest; UsageError if it can't encode with this
+    vocabulary, whose files are saved."""
+    if is_gpt2_text(vocabulary):
+        engine = resolve_engine(wanted)
+        if issubclass(engine, Reference) and engine.name != vocabulary.reference:
+            raise _wrong_reference(wanted, vocabulary)
+        return Trial(engine, GPT2_SHA256)
+    if wanted != "auto":
+        resolve_engine(wanted)
+    request = _Request(vocabulary, tuple(special_tokens), wanted)
+    command = [sys.executable, "-m", __name__]
+    done = subprocess.run(command, input=pickle.dumps(request), capture_output=True, check=False)
+    if done.returncode:
+        raise ShardError(
+            f"The tokenizer {vocabulary.name} could not be tried: the process ended with {done.returncode}: "
+            f"{done.stderr.decode('utf-8', 'replace')[-300:]}"
+        )
+    answer = pickle.loads(done.stdout)
+    if isinstance(answer, ShardError):
+        raise answer
+    found: Trial = answer
+    return found
+
+
+def _try_here(request: _Request) -> Trial:
+    """Try the engines in this process."""
+    vocabulary, wanted = request.vocabulary, request.engine
+    reference = make_reference(vocabulary)
+    check_reference(reference, request.special_tokens)
+    expected = expected_sha256(vocabulary)
+    if wanted in REFERENCES:
+        if wanted != vocabulary.reference:
+            raise _wrong_reference(wanted, vocabulary)
+        return Trial(type(reference), expected)
+    refusals: list[str] = []
+    if vocabulary.reference != "sentencepiece":  # no other engine claims to read its models exactly
+        prepare_engine_file(vocabulary)
+        for name in FAST_ENGINES if wanted == "auto" else [wanted]:
+            refusal = _find_fault(ENGINES[name], reference)
+            if refusal is None:
+                return Trial(ENGINES[name], expected, tuple(refusals))
+            refusals.append(refusal)
+    if wanted != "auto":
+        reason = refusals[0] if refusals else f"{wanted}: it reads no SentencePiece models"
+        raise UsageError(
+            f"--engine {wanted} can't encode with {vocabulary.name}: {reason}.",
+            f"Use --engine auto, or --engine {vocabulary.reference}.",
+        )
+    return Trial(type(reference), expected, tuple(refusals))
+
+
+def _find_fault(engine: type[Engine], reference: Reference) -> str | None:
+    """Return why an engine can't be used, or None if it can."""
+    if not engine.installed_version():
+        return f"{engine.name} is not installed"
+    try:
+        check_engine_in_full(engine(reference.vocabulary).encode, engine.name, reference)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except ExactnessError as error:
+        return error.message.removeprefix("The self-test failed: ").rstrip(".")
+    except BaseException as error:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
+        return f"{engine.name} can't load it ({' '.join(str(error).split())[:120]})"
+    return None
+
+
+def _wrong_reference(wanted: str, vocabulary: Vocabulary) -> UsageError:
+    return UsageError(
+        f"--engine {wanted}: the reference for {vocabulary.name} is {vocabulary.reference}.",
+        f"Use --engine auto, or --engine {vocabulary.reference}.",
+    )
+
+
+def _answer() -> None:
+    request = pickle.loads(sys.stdin.buffer.read())
+    answer: Trial | ShardError
+    try:
+        answer = _try_here(request)
+    except ShardError as error:
+        answer = error
+    sys.stdout.buffer.write(pickle.dumps(answer))
+
+
+if __name__ == "__main__":
+    from fineweb_shards.tokenizers import trial
+
+    trial._answer()  # as a module of its own name, or what is pickled would be called __main__
