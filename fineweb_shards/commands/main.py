@@ -70,7 +70,7 @@ def make_parsers(names: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[st
     """Make the parser of the command, and those of the named verbs with their flags."""
     parser = CommandParser(
         prog=PROGRAM,
-        description="Text to GPT-2 token shards: exact, bounded in memory, resumable, fast.",
+        description="Text to token shards for GPT trainers: exact, bounded in memory, resumable, fast.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(metavar="VERB", required=True, parser_class=VerbParser)

@@ -13,7 +13,7 @@ from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan
-from fineweb_shards.run.plan_text import describe_filters, plan_warning_lines, short_rows, show_estimate
+from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.run.separator_preview import document_rows
 from fineweb_shards.store.manifest import Manifest
@@ -56,10 +56,9 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     """Return the whole plan, for `plan`; the `verdict` says what a build would do in this folder."""
     config, extent = plan.job.config, plan.extent
     rows = [*short_rows(plan)]
-    rows.insert(
-        1 + len(plan.job.notes) + len(describe_filters(config)),
-        ("documents", show_estimate(extent.documents, exact=_documents_are_exact(plan))),
-    )
+    before_tokens = next(number for number, (name, _) in enumerate(rows) if name == "tokens")
+    documents = show_estimate(extent.documents, exact=_documents_are_exact(plan))
+    rows.insert(before_tokens, ("documents", documents))
     if plan.tokens_per_second and plan.tokens_left:
         speed = f"{show_count(plan.tokens_per_second)} tokens/s"
         duration = show_seconds(plan.tokens_left / plan.tokens_per_second)

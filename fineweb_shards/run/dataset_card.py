@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from fineweb_shards.layouts.base import Layout, tokens_of
@@ -83,7 +84,7 @@ def _facts(layout: Layout, manifest: Manifest, files: list[CardFile]) -> list[tu
         *_source_facts(manifest),
         (
             "tokenizer",
-            f"{_title(manifest)} BPE, {vocabulary.size:,} ids; SHA-256 of the ranks `{vocabulary.sha256}`",
+            f"{_title(manifest)}, {vocabulary.size:,} ids; SHA-256 of its file `{vocabulary.sha256}`",
         ),
         ("tokens", f"{manifest.tokens:,}: {train:,} for training, {val:,} for validation"),
         ("documents", f"{manifest.documents:,}, the EOT token {vocabulary.eot} {position} each"),
@@ -95,7 +96,8 @@ def _facts(layout: Layout, manifest: Manifest, files: list[CardFile]) -> list[tu
 
 def _metadata(manifest: Manifest) -> list[str]:
     dataset = manifest.settings["dataset"]
-    lines = ["---", "tags:", f"- {manifest.vocabulary.name}-tokens", "- fineweb_shards", "viewer: false"]
+    name = re.sub("[^A-Za-z0-9.]+", "-", manifest.vocabulary.name).lower()
+    lines = ["---", "tags:", f"- {name}-tokens", "- fineweb_shards", "viewer: false"]
     if dataset:
         lines += ["source_datasets:", f"- {dataset}"]
     if licence := _LICENCES.get(dataset):

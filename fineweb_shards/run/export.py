@@ -39,8 +39,9 @@ from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.borders import NO_PLACES, Span
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.system.machine import free_disk_bytes
+from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, TokenBlock
 from fineweb_shards.units import show_bytes
 
@@ -164,6 +165,7 @@ def _copy(
     source: ExportSource, spec: OutputSpec, manifest: Manifest, disk: Disk, advance: Callable[[int], object]
 ) -> Manifest:
     disk.attempt(lambda: open_folder(spec.folder, manifest))
+    copy_definition(spec.vocabulary, spec.folder / WORK_FOLDER)
     limit = source.limit_tokens
     packer = Packer(
         spec.shard_tokens,

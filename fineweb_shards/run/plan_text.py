@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from fineweb_shards.run.config import Config
+from fineweb_shards.run.job import Job
 from fineweb_shards.run.plan import Plan
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
+from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_count
+from fineweb_shards.vocabulary import GPT2
 
 
 def short_lines(plan: Plan) -> list[str]:
@@ -40,6 +43,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = [("input", f"{where}{count:,} file{'s'[: count != 1]}, {size}{fetch} ({', '.join(kinds)})")]
     rows += [("note", note) for note in job.notes]
     rows += [("kept", text) for text in describe_filters(job.config)]
+    rows += describe_tokenizer(job)
     how = "exact, from token_count" if extent.exact else "an estimate"
     if extent.tokens is None:
         rows.append(("tokens", "unknown before the end"))
@@ -66,6 +70,23 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
     if wanted is not None and wanted > job.budget.workers:
         fewer = f"{job.budget.workers} instead of {wanted:,}: {budget} of memory hold no more"
         rows.append(("workers", f"{fewer} (--max-memory)"))
+    return rows
+
+
+def describe_tokenizer(job: Job) -> list[tuple[str, str]]:
+    """Say what encodes, if it is not GPT-2: nobody should find out in the morning that EOT is another one."""
+    vocabulary = job.vocabulary
+    if vocabulary == GPT2:
+        return []
+    names = [name for name, number in job.definition.special_tokens.items() if number == vocabulary.eot]
+    eot = f"{printable(names[0])} ({vocabulary.eot})" if names else str(vocabulary.eot)
+    dtype = job.output.shard_format.dtype.name
+    rows = [("tokenizer", f"{printable(vocabulary.name)}: {vocabulary.size:,} ids ({dtype}), EOT {eot}")]
+    if job.engine.name == vocabulary.reference and job.trial and job.trial.refusals:
+        why = printable("; ".join(job.trial.refusals))
+        rows.append(("engine", f"{job.engine.name} itself, which is slow: {why}"))
+    elif vocabulary.reference == "sentencepiece":
+        rows.append(("engine", "sentencepiece itself, which is slow: nothing faster gives the same tokens"))
     return rows
 
 

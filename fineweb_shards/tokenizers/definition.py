@@ -20,7 +20,7 @@ from fineweb_shards.tokenizers.patterns import PATTERNS, get_pattern, resolve_pa
 from fineweb_shards.tokenizers.rank_file import format_ranks, looks_like_ranks, parse_ranks
 from fineweb_shards.tokenizers.references import require_reference
 from fineweb_shards.tokenizers.tokenizer_json import is_byte_level, pre_tokenizers
-from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES
+from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, has_definition, load_definition
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 _PICKLE = b"\x80"
@@ -43,10 +43,7 @@ class Definition:
         """Write the file into a folder, unless it is there; return the vocabulary that refers to it."""
         if not self.data:
             return self.vocabulary
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE_NAMES[self.vocabulary.reference]
-        if not path.exists() or path.read_bytes() != self.data:
-            write_file(path, self.data, folder)
+        _save(self.vocabulary, self.data, folder)
         return replace(self.vocabulary, folder=str(folder))
 
 
@@ -64,6 +61,19 @@ def read_definition(data: bytes, name: str, *, pattern: str, eot: str) -> Defini
     if data.lstrip()[:1] == b"{":
         return _read_json(data, name, eot)
     return _read_sentencepiece(data, name, eot)
+
+
+def copy_definition(vocabulary: Vocabulary, folder: Path) -> None:
+    """Copy a tokenizer's file into another folder, if there is one."""
+    if vocabulary != GPT2 and has_definition(vocabulary):
+        _save(vocabulary, load_definition(vocabulary), folder)
+
+
+def _save(vocabulary: Vocabulary, data: bytes, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE_NAMES[vocabulary.reference]
+    if not path.exists() or path.read_bytes() != data:
+        write_file(path, data, folder)
 
 
 GPT2_DEFINITION = Definition(GPT2, b"", {"<|endoftext|>": GPT2.eot})

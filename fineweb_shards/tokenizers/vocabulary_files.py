@@ -37,6 +37,11 @@ def load_ranks(vocabulary: Vocabulary) -> Ranks:
     return parse_ranks(data, FILE_NAMES[vocabulary.reference])
 
 
+def has_definition(vocabulary: Vocabulary) -> bool:
+    """Return whether the file that defines a vocabulary is there."""
+    return bool(vocabulary.folder) and Path(vocabulary.folder, FILE_NAMES[vocabulary.reference]).is_file()
+
+
 def load_definition(vocabulary: Vocabulary) -> bytes:
     """Read the file that defines a vocabulary; UsageError if it is not there, or not the same any more."""
     path = Path(vocabulary.folder, FILE_NAMES[vocabulary.reference])

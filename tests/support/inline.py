@@ -22,6 +22,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.run import build
 from fineweb_shards.system.memory_guard import MemoryGuard
+from fineweb_shards.vocabulary import GPT2
 
 
 class InlineWorkers(InlineExecutor):
@@ -36,7 +37,9 @@ class InlineWorkers(InlineExecutor):
         quarantined: Iterable[object] = (),
         observer: Observer | None = None,
     ) -> None:
-        encoder = runs.encoder(spec.engine, eot_first=spec.shard_format.layout.eot_first)
+        eot_first = spec.shard_format.layout.eot_first
+        is_gpt2 = spec.vocabulary == GPT2
+        encoder = runs.encoder(spec.engine, eot_first=eot_first) if is_gpt2 else spec.make_encoder()
         super().__init__(spec.source, encoder, spec.make_writer(observer or Observer()))
 
 

@@ -45,6 +45,7 @@ PROMISES = {
     28: "a failing write in a worker never leaves a torn shard",
     31: "the hub's quota is kept, not hit",
     32: "the token is sent to the hub only",
+    33: "another vocabulary is exact by its own reference, or refused",
 }
 
 Measure = Callable[[float], AbstractContextManager[None]]

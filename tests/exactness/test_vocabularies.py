@@ -1,0 +1,224 @@
+"""Every tokenizer: its shards are what its own library makes of each document, or it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import inline
+import numpy as np
+import pytest
+import runs
+import vocabularies
+from documents import make_documents
+from inputs import write_jsonl, write_parquet
+from vocabularies import PECULIAR, Tokenizer
+
+from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.tokenizers.selftest import hostile_strings
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+
+DOCUMENTS = [*make_documents(150, seed=14), *PECULIAR]
+SHARD_TOKENS = "7000"
+
+
+@pytest.fixture(scope="module", params=vocabularies.MAKERS, ids=lambda maker: maker.__name__)
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    made: Tokenizer = request.param(tmp_path_factory.mktemp("tokenizer"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    write_parquet(folder / "a.parquet", DOCUMENTS[:100], 16)
+    write_jsonl(folder / "b.jsonl", DOCUMENTS[100:])
+    return folder
+
+
+def tokens_in(folder: Path) -> list[int]:
+    """The stream, read with numpy alone."""
+    return [
+        token for path in sorted(folder.glob("*_0*.npy"), key=_number) for token in np.load(path).tolist()
+    ]
+
+
+def _number(path: Path) -> str:
+    return path.stem[-6:]
+
+
+@pytest.mark.promise(33)
+def test_shards_are_the_references(tokenizer: Tokenizer, source: Path, tmp_path: Path) -> None:
+    """The fastest engine in three processes, killed in between, and the reference in one: the same tokens,
+    document by document, as wide as the vocabulary needs."""
+    words = ["build", source, *tokenizer.flags, "--shard-tokens", SHARD_TOKENS, "--batch-bytes", "8192"]
+    done = runs.run_command(*words, "--workers", "3", "--out", tmp_path / "fast")
+    assert done.returncode == 0, done.stderr
+    expected = tokenizer.stream(DOCUMENTS)
+    assert tokens_in(tmp_path / "fast") == expected
+    assert tokenizer.fast in (tmp_path / "fast" / ".fineweb-shards" / "log.txt").read_text()
+    dtype = "uint32" if tokenizer.size > 65_536 else "uint16"
+    assert {np.load(path).dtype.name for path in (tmp_path / "fast").glob("*.npy")} == {dtype}
+    manifest = load_manifest(tmp_path / "fast")
+    assert manifest is not None
+    assert (manifest.vocabulary.size, manifest.vocabulary.eot) == (tokenizer.size, tokenizer.eot)
+
+    engine = manifest.vocabulary.reference
+    done = inline.run_command(*words, "--workers", "1", "--engine", engine, "--out", tmp_path / "slow")
+    assert done.returncode == 0, done.stderr
+    assert runs.shards_in(tmp_path / "slow") == runs.shards_in(tmp_path / "fast")
+    assert inline.run_command("verify", tmp_path / "fast").returncode == 0
+
+    before = runs.shards_in(tmp_path / "fast")
+    runs.forget_after(tmp_path / "fast", 2)
+    for name in sorted(before)[2:]:
+        (tmp_path / "fast" / name).unlink()
+    done = inline.run_command(*words, "--out", tmp_path / "fast")
+    assert done.returncode == 0, done.stderr
+    assert runs.shards_in(tmp_path / "fast") == before
+
+
+@pytest.mark.promise(33)
+def test_hostile_strings_and_special_tokens_are_ordinary_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Whatever a document says, it is what the reference makes of it, and never EOT."""
+    specials = ["</s>", "<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "<s>", "<|padding|>"]
+    whole = [text for text in hostile_strings() if not any("\ud800" <= char <= "\udfff" for char in text)]
+    documents = [*whole, *specials, *(f"a{special}b" for special in specials)]
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    done = inline.run_command("build", path, *tokenizer.flags, "--out", tmp_path / "out", "--val-tokens", "0")
+    assert done.returncode == 0, done.stderr
+    tokens = tokens_in(tmp_path / "out")
+    assert tokens == tokenizer.stream(documents)
+    assert tokens.count(tokenizer.eot) == len(documents)
+
+
+@pytest.mark.promise(33)
+def test_tokens_have_their_bytes(tokenizer: Tokenizer, source: Path, tmp_path: Path) -> None:
+    """Where nothing normalizes a text, its tokens spell it; `inspect` shows it from the folder alone."""
+    done = inline.run_command("build", source, *tokenizer.flags, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    manifest = load_manifest(tmp_path / "out")
+    assert manifest is not None
+    table = load_token_bytes(manifest.vocabulary).token_bytes
+    assert (len(table), table[tokenizer.eot]) == (tokenizer.size, b"")
+    spelled = [b"".join(table[token] for token in tokenizer.encode(text)) for text in DOCUMENTS]
+    if not tokenizer.has_normalizer:
+        assert spelled == [text.encode() for text in DOCUMENTS]
+    prose = DOCUMENTS[0][:30].split()[0]
+    assert any(prose.encode() in one for one in spelled)
+    shown = inline.run_command("inspect", tmp_path / "out", "--grep", prose)
+    assert (shown.returncode, prose in shown.stdout) == (0, True), shown.stderr
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A document, and files that are no tokenizers."""
+    write_jsonl(tmp_path / "a.jsonl", ["a document"])
+    vocabularies.write_ranks(tmp_path / "ranks.tiktoken", vocabularies.small_ranks(1000))
+    ranks = (tmp_path / "ranks.tiktoken").read_bytes().splitlines(keepends=True)
+    (tmp_path / "torn.tiktoken").write_bytes(b"".join(ranks[:500]) + b"IGE= 5 00\n" + b"".join(ranks[500:]))
+    (tmp_path / "twice.tiktoken").write_bytes(b"".join([*ranks, ranks[-1]]))
+    (tmp_path / "few.tiktoken").write_bytes(b"".join(ranks[1:]))
+    (tmp_path / "tokenizer.pkl").write_bytes(b"\x80\x04K\x01.")
+    (tmp_path / "config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (tmp_path / "broken.json").write_text('{"model": ')
+    (tmp_path / "wrong.json").write_text('{"model": {"type": "BPE"}}')
+    (tmp_path / "noise.model").write_bytes(b"\x0a\xff" * 500)
+    (tmp_path / "empty.model").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+@pytest.mark.promise(33)
+@pytest.mark.parametrize(
+    ("flags", "code", "sentence"),
+    [
+        (["nothing.json"], 2, "nothing.json: there is no such file or name"),
+        (["lama3"], 2, "Did you mean llama3?"),
+        (["torn.tiktoken", "--pattern", "gpt2"], 3, "b'IGE= 5 00' is no line of a rank file"),
+        (["twice.tiktoken", "--pattern", "gpt2"], 3, "a token or a rank is there twice"),
+        (["few.tiktoken", "--pattern", "gpt2"], 3, "there is no token for the byte 0x21"),
+        (["ranks.tiktoken"], 2, "does not say by which pattern"),
+        (["ranks.tiktoken", "--pattern", "cl100"], 2, "there is no pattern of this name"),
+        (["ranks.tiktoken", "--pattern", r"(\w+", "--eot", "1000"], 2, "not a regular expression"),
+        (["ranks.tiktoken", "--pattern", r"\w+|\s+", "--eot", "1000"], 2, "it passes over parts of a text"),
+        (["ranks.tiktoken", "--pattern", "gpt2"], 2, "so 1000 is free"),
+        (["ranks.tiktoken", "--pattern", "gpt2", "--eot", "7"], 2, "this id stands for the text"),
+        (["ranks.tiktoken", "--pattern", "gpt2", "--eot", "<end>"], 2, "has no special token of this name"),
+        (["ranks.tiktoken", "--pattern", "gpt2", "--eot", "9999999"], 2, "end at 999"),
+        (["tokenizer.pkl"], 2, "e._mergeable_ranks"),
+        (["config.json"], 3, "it has no `model`"),
+        (["broken.json"], 3, "not valid JSON"),
+        (["wrong.json"], 3, "can't load it"),
+        (["noise.model"], 3, "no tokenizer that is known here"),
+        (["empty.model"], 3, "the file is empty"),
+        (["folder"], 2, "the folder has none of tokenizer.json"),
+        (["gpt2", "--pattern", "gpt2"], 2, "the tokenizer gpt2 has its own"),
+        (["gpt2", "--engine", "tokenizers"], 2, "the reference for gpt2 is tiktoken"),
+    ],
+)
+def test_a_wrong_tokenizer_has_its_sentence(files: Path, flags: list[str], code: int, sentence: str) -> None:
+    """With the file or the value, the next step, the right exit code, and no folder left behind."""
+    words = ["build", "a.jsonl", "--tokenizer", *flags, "--out", "out"]
+    done = inline.run_command(*words, cwd=files)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (files / "out" / "manifest.json").exists()
+
+
+def test_ids_that_a_layout_can_not_hold_are_refused(tmp_path: Path) -> None:
+    """Before anything is written."""
+    tokenizer = vocabularies.cl100k(tmp_path)
+    path = write_jsonl(tmp_path / "a.jsonl", ["a document"])
+    out = tmp_path / "out"
+    done = inline.run_command("build", path, *tokenizer.flags, "--layout", "nanogpt", "--out", out)
+    assert done.returncode == 2
+    assert "its reader takes tokens of 2 bytes, and the 66,001 ids" in done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.promise(6)
+def test_another_tokenizer_on_resume_is_refused(tmp_path: Path) -> None:
+    """Other ranks, another pattern, another EOT: each is named; the same file elsewhere is no other."""
+    path = write_jsonl(tmp_path / "a.jsonl", make_documents(60))
+    ranks = vocabularies.write_ranks(tmp_path / "a.tiktoken", vocabularies.small_ranks(1000))
+    others = vocabularies.write_ranks(tmp_path / "b.tiktoken", vocabularies.small_ranks(999))
+    words = ["build", path, "--shard-tokens", "3000", "--out", tmp_path / "out", "--tokenizer"]
+    done = inline.run_command(*words, ranks, "--pattern", "cl100k", "--eot", "1000")
+    assert done.returncode == 0, done.stderr
+    expected = runs.shards_in(tmp_path / "out")
+    runs.forget_after(tmp_path / "out", 2)
+    for flags, words_ in [
+        ([others, "--pattern", "cl100k", "--eot", "1000"], ["a.tiktoken", "b.tiktoken"]),
+        ([ranks, "--pattern", "qwen", "--eot", "1000"], ["pattern cl100k", "pattern qwen"]),
+        ([ranks, "--pattern", "cl100k", "--eot", "1001"], ["EOT 1000", "EOT 1001"]),
+        (["gpt2"], ["a.tiktoken", "gpt2 (50,257 ids"]),
+    ]:
+        done = inline.run_command(*words, *flags)
+        assert done.returncode == 4
+        assert all(word in done.stderr for word in words_), done.stderr
+    moved = ranks.rename(tmp_path / "moved.tiktoken")
+    assert inline.run_command(*words, moved, "--pattern", "cl100k", "--eot", "1000").returncode == 0
+    assert runs.shards_in(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("layout", ["llm.c", "megatron", "plain"])
+def test_export_keeps_the_vocabulary(tmp_path: Path, layout: str) -> None:
+    """Ids of four bytes in another layout, which `inspect` can read there, too."""
+    tokenizer = vocabularies.cl100k(tmp_path)
+    documents = make_documents(40)
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    done = inline.run_command("build", path, *tokenizer.flags, "--out", tmp_path / "in", "--val-tokens", "0")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    done = inline.run_command(
+        "export", tmp_path / "in", "--layout", layout, "--out", out, "--val-tokens", "0"
+    )
+    assert done.returncode == 0, done.stderr
+    (name,) = [name for name in runs.outputs_in(out) if name.endswith(".bin")]
+    tokens = np.fromfile(out / name, "<u4", offset=1024 if layout == "llm.c" else 0).tolist()
+    assert tokens == tokenizer.stream(documents, eot_first=layout == "llm.c")
+    word = documents[0].split()[0]
+    assert inline.run_command("inspect", out, "--grep", word).returncode == 0
+    assert json.loads((out / "manifest.json").read_text())["vocabulary"]["pattern"] == "cl100k"
