@@ -21,7 +21,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, read_error
 from fineweb_shards.sources.footer import Footer, read_footer, translated_pyarrow_errors
 from fineweb_shards.sources.load_filter import load_filter
-from fineweb_shards.sources.rows import append_chunk, split_rows, unwrap
+from fineweb_shards.sources.rows import TOKEN_COUNT_VOCABULARY, append_chunk, split_rows, unwrap
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
@@ -159,6 +159,8 @@ class ParquetFormat(Format):
         """Add up the file's `token_count` over the documents that --where and these limits keep; None if it
         has no usable one, or if the columns that --where needs are large."""
         opened, schema = self.open(file), self.open(file).schema_arrow
+        if self.settings.vocabulary != TOKEN_COUNT_VOCABULARY:
+            return None
         if self.settings.text_column != "text" or schema.names.count("token_count") != 1:
             return None
         if not pa.types.is_integer(schema.field("token_count").type):

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import inline
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import reference
 import runs
 import vocabularies
 from documents import make_documents
@@ -165,6 +168,22 @@ def test_a_wrong_tokenizer_has_its_sentence(files: Path, flags: list[str], code:
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
     assert not (files / "out" / "manifest.json").exists()
+
+
+def test_a_plan_names_the_tokenizer_and_does_not_believe_token_count(tmp_path: Path) -> None:
+    """FineWeb counts GPT-2's tokens, which are not those of another vocabulary."""
+    tokenizer, documents = vocabularies.nanochat(tmp_path), make_documents(200)
+    table = pa.table({"text": documents, "token_count": [len(reference.encode(text)) for text in documents]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    done = inline.run_command("plan", tmp_path / "a.parquet", *tokenizer.flags, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "tokenizer  ranks.tiktoken: 32,768 ids (uint16), EOT 32767" in done.stdout
+    assert "an estimate" in done.stdout
+    assert "fastokens" in done.stdout
+    assert not (tmp_path / "out").exists()
+    done = inline.run_command("build", tmp_path / "a.parquet", *tokenizer.flags, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "token_count" not in done.stderr + (tmp_path / "out" / ".fineweb-shards" / "log.txt").read_text()
 
 
 def test_ids_that_a_layout_can_not_hold_are_refused(tmp_path: Path) -> None:

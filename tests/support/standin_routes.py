@@ -52,7 +52,13 @@ class HubHandler(Handler):
             case ["api", "datasets", owner, name, *call]:
                 repository = self._find_repository(f"{owner}/{name}")
                 return self._answer_api(repository, call, parse_qs(url.query))
-            case ["datasets", owner, name, "resolve", revision, *path]:
+            case ["datasets", owner, name, "resolve", revision, *path] | [
+                owner,  # of a model
+                name,
+                "resolve",
+                revision,
+                *path,
+            ]:
                 repository = self._find_repository(f"{owner}/{name}")
                 return self._answer_file(repository, revision, "/".join(path))
         raise RefusedError(404, "", f"the stand-in hub has no {url.path}")
