@@ -9,8 +9,8 @@ Point the real clients at it and they work unchanged, so that tests need no netw
 By hand: `python standin_hub.py FOLDER --cdn --latency-ms 80 --connection-mb 20 --line-mb 125`.
 
 It answers what `datasets` 5.2 and `huggingface_hub` 2.4 ask for when they read a dataset, and what
-uploading one takes (standin_uploads.py). Of models it sends files. It does not cover Xet transfers, buckets and the dataset
-viewer; with HF_HUB_DISABLE_XET large files are sent by LFS.
+uploading one takes (standin_uploads.py). Of models it sends files. It does not cover Xet transfers, buckets
+and the dataset viewer; with HF_HUB_DISABLE_XET large files are sent by LFS.
 """
 
 from __future__ import annotations
