@@ -63,6 +63,19 @@ class Texts:
             i -= len(buffer.starts)
         raise IndexError("there is no text of this number")
 
+    def parts(self, part_bytes: int) -> Iterator[list[str]]:
+        """Yield the texts in lists of at least `part_bytes`, in order; the last may be shorter."""
+        held: list[str] = []
+        held_bytes = 0
+        for data in self.iter_bytes():
+            held.append(data.decode())
+            held_bytes += len(data)
+            if held_bytes >= part_bytes:
+                yield held
+                held, held_bytes = [], 0
+        if held:
+            yield held
+
     def iter_views(self) -> Iterator[memoryview]:
         """Yield each text as a part of its buffer, not copied."""
         for buffer in self.buffers:

@@ -21,6 +21,7 @@ from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.selftest import GPT2_SHA256, check_engine
+from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
 from fineweb_shards.types import EncodedBlock, Quarantined
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -54,6 +55,9 @@ class WorkerSpec:
         eot_first = self.shard_format.layout.eot_first
         encoder = Encoder(engine, reference, eot_first=eot_first, seed=self.seed)
         check_engine(encoder.encode_documents, engine.name, reference, self.selftest_sha256)
+        if not is_gpt2_text(self.vocabulary):
+            # Now, and not with the first sample: what it takes must not be mistaken for a cache that grows.
+            reference.encode_text("")
         return encoder
 
 

@@ -17,6 +17,7 @@ from fineweb_shards.tokenizers.vocabulary_files import load_definition
 if TYPE_CHECKING:
     import tokenizers
 
+_CALL_BYTES = 256 * 1024  # a token takes some 200 bytes until its text is done
 _SPACE_LETTER = "▁"  # stands for a space in vocabularies that come from SentencePiece
 
 
@@ -47,8 +48,11 @@ class TokenizersEngine(Reference):
         return ids
 
     def encode(self, texts: Texts) -> list[Ids]:
+        return [ids for part in texts.parts(_CALL_BYTES) for ids in self._encode_part(part)]
+
+    def _encode_part(self, texts: list[str]) -> list[Ids]:
         # Without the offsets of tokens in the text, which nobody asks for.
-        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, np.uint32) for one in encoded]
 
     def load_token_bytes(self) -> tuple[bytes, ...]:
