@@ -14,6 +14,7 @@ from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources import ranges
+from fineweb_shards.sources.separators import make_separator
 from fineweb_shards.vocabulary import CutRule
 
 LIMIT = 2000  # bytes that are encoded whole
@@ -156,16 +157,51 @@ def test_a_run_over_such_a_text_is_resumed_anywhere(
         assert runs.outputs_in(tmp_path / "out") == whole
 
 
-def test_no_separator_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it looks like the end of a word and stands far behind where a range should end."""
-    cut_rules.use_rule(monkeypatch, "words")
-    cut_rules.use_limits(monkeypatch, LIMIT)
-    for shift in range(40):
-        documents = ["-" * (1000 + 25 * shift), f"{DASHES[:1500]}ab cd{'=' * shift}", "x" * 1700, "y"]
-        path = write_text(tmp_path / "a.txt", documents, "one two")
-        assert runs.encode_inline(path, separator="one two", batch_bytes=1024)[0] == stream_of(
-            documents, "text"
+class BytesView:
+    """A file that is in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size_bytes = len(data)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        assert offset >= 0
+        return self._data[offset : offset + size]
+
+    def close(self) -> None:
+        pass
+
+
+def ranges_of(text: str, separator: str, batch_bytes: int = 1024) -> list[ranges.Range]:
+    return list(
+        ranges.find_ranges(
+            BytesView(text.encode()), make_separator(separator), 0, False, batch_bytes, "words"
         )
+    )
+
+
+def test_no_separator_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it looks like the end of a word, wherever it stands behind where a range should end."""
+    cut_rules.use_limits(monkeypatch, LIMIT)
+    for before in range(2800, 4300):
+        text = "-" * before + "one two" + "=" * 3000
+        assert [(part.start, part.end) for part in ranges_of(text, "one two")] == [
+            (0, before + 7),
+            (before + 7, before + 3007),
+        ]
+
+
+def test_every_place_to_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it stands behind where a range should end: what is between two of them is short enough."""
+    cut_rules.use_limits(monkeypatch, LIMIT)
+    for before in range(2800, 4300):
+        text = "-" * before + "a b" + "=" * 7500
+        found = ranges_of(text, "blank")
+        assert [(part.end, part.ends_mid_document) for part in found] == [
+            (before + 1, True),
+            (len(text), False),
+        ]
+        assert not any(part.is_uncut for part in found)
 
 
 @pytest.mark.parametrize("shift", range(8))
