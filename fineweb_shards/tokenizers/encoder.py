@@ -118,9 +118,8 @@ class Encoder:
         """Raise UnencodableError if a text is too long to be encoded without being cut."""
         if uncut_bytes > LONGEST_UNCUT_BYTES:
             raise UnencodableError(
-                f"{uncut_bytes:,} bytes of it would have to be encoded whole with {self.vocabulary.name}, "
-                f"because there is no place where it may be cut; the most is {LONGEST_UNCUT_BYTES:,}. "
-                "Split it into several documents"
+                f"it has {uncut_bytes:,} bytes without a place where {self.vocabulary.name} allows to cut it, "
+                f"and at most {LONGEST_UNCUT_BYTES:,} are encoded at once; split it into several documents"
             )
 
     def _join(self, parts: list[tuple[Ids, bool]]) -> Ids:
