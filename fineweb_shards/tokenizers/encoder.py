@@ -118,7 +118,7 @@ class Encoder:
         """Raise UnencodableError if a text is too long to be encoded without being cut."""
         if uncut_bytes > LONGEST_UNCUT_BYTES:
             raise UnencodableError(
-                f"it has {uncut_bytes:,} bytes without a place where {self.vocabulary.name} allows to cut it, "
+                f"it has {uncut_bytes:,} bytes without a place where {self.vocabulary.name} allows a cut, "
                 f"and at most {LONGEST_UNCUT_BYTES:,} are encoded at once; split it into several documents"
             )
 

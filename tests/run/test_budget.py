@@ -38,7 +38,7 @@ def test_there_is_room_for_a_long_document_that_is_not_cut(
     reference: str, room: int, rule: CutRule | None
 ) -> None:
     """Once, besides all workers; if there is none, the run is refused before it starts."""
-    vocabulary = Vocabulary("made-up", "", 70_000, 69_999, reference, rule)
+    vocabulary = Vocabulary("made-up", "", 70_000, 69_999, "", reference, rule)
     least = PARENT_BYTES + WORKER_BYTES + 32 * MIB + room
     assert plan_budget(4, least, 4 * MIB, vocabulary).workers == 1
     found = plan_budget(4, 4096 * MIB, 4 * MIB, vocabulary)

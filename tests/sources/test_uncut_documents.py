@@ -91,7 +91,7 @@ def test_a_document_that_is_too_long_is_quarantined(
     assert [one.text_bytes for one in manifest.quarantined] == [len(text) for text in too_long]
     assert [one.begins for one in manifest.quarantined] == [text[:200] for text in too_long]
     assert [one.row for one in manifest.quarantined] == ([8, 10] if kind == "parquet" else [None, None])
-    assert "it has 6,000 bytes without a place where gpt2 allows to cut it" in manifest.quarantined[1].cause
+    assert "it has 6,000 bytes without a place where gpt2 allows a cut" in manifest.quarantined[1].cause
 
 
 def test_a_cell_is_left_out_whole(tmp_path: Path, rule: CutRule | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import runs
@@ -11,6 +11,7 @@ import runs
 from fineweb_shards.run import job
 from fineweb_shards.sources import ranges, rows
 from fineweb_shards.tokenizers import encoder, resolve_engine
+from fineweb_shards.tokenizers.definition import GPT2_DEFINITION
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
@@ -30,7 +31,8 @@ def make_encoder(engine: str, rule: CutRule | None, *, eot_first: bool = True) -
 
 def use_rule(patch: pytest.MonkeyPatch, rule: CutRule | None) -> None:
     """All builds in this process have it."""
-    patch.setattr(job, "output_spec", partial(job.output_spec, vocabulary=with_rule(rule)))
+    definition = replace(GPT2_DEFINITION, vocabulary=with_rule(rule))
+    patch.setattr(job, "find_definition", lambda *settings: definition)
 
     def encoder_of(engine: str = "auto", seed: int = 0, *, eot_first: bool = True) -> Encoder:
         return make_encoder(engine, rule, eot_first=eot_first)

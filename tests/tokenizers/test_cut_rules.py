@@ -16,29 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers import ENGINES, cuts, encoder
+from fineweb_shards.tokenizers import ENGINES, cuts, encoder, patterns
 from fineweb_shards.tokenizers.encoder import UnencodableError
 from fineweb_shards.tokenizers.passages import find_cuts
-from fineweb_shards.tokenizers.ranks import load_ranks
 from fineweb_shards.tokenizers.sample_check import SAMPLE_BYTES, _comparable
 
-# As tiktoken has them (GPT-2 also as it was published), and as Llama 3, Qwen and nanochat do.
-_O200K_LETTERS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-)
-_LATER_END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LATER_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+# In both spellings: as the reference is given them, and as the fast engines are.
 PATTERNS = {
-    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
-    "gpt2 as published": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "cl100k": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
-    r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
-    "llama 3": _LATER_LETTERS + r"|\p{N}{1,3}" + _LATER_END,
-    "qwen": _LATER_LETTERS + r"|\p{N}" + _LATER_END,
-    "nanochat": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
-    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    "o200k": _O200K_LETTERS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    regex for one in patterns.PATTERNS.values() if one.cut_rule for regex in (one.regex, one.spelling)
 }
 ALPHABET = [*"aZsLrE'’ ,.9/\n\r\t-", "  ", "'s", "'LL", " '", "你", "，", "。", "я", "Я", "ع", "क", "서"]
 ALPHABET += ["é", "\u0301", "\u0902", "\u3000", "\x85", "\u180e", "\u200b", "ǅ", "ſ", "½", "🙂", "\0"]
@@ -46,10 +31,11 @@ nasty = st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=40).map("".join
 
 
 @cache
-def encoding(name: str) -> tiktoken.Encoding:
+def encoding(pattern: str) -> tiktoken.Encoding:
     """GPT-2's tokens, split by another pattern."""
+    ranks = reference.encoding()._mergeable_ranks
     return tiktoken.Encoding(
-        name, pat_str=PATTERNS[name], mergeable_ranks=load_ranks(), special_tokens={"<|endoftext|>": 50256}
+        "test", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256}
     )
 
 
@@ -63,11 +49,11 @@ def check(text: str) -> int:
     data = text.encode()
     for place in (found := places(data)):
         left, right = data[:place].decode(), data[place:].decode()
-        for name, pattern in PATTERNS.items():
+        for pattern in PATTERNS:
             pieces = [regex.findall(pattern, part) for part in (left, right, text)]
-            assert pieces[0] + pieces[1] == pieces[2], (name, left, right)
-            tokens = [encoding(name).encode_ordinary(part) for part in (left, right, text)]
-            assert tokens[0] + tokens[1] == tokens[2], (name, left, right)
+            assert pieces[0] + pieces[1] == pieces[2], (pattern, left, right)
+            tokens = [encoding(pattern).encode_ordinary(part) for part in (left, right, text)]
+            assert tokens[0] + tokens[1] == tokens[2], (pattern, left, right)
     return len(found)
 
 
@@ -99,14 +85,15 @@ def test_no_cut_behind_a_word_changes_a_short_text() -> None:
 
 def test_every_letter_of_the_rule_is_a_letter_to_all() -> None:
     """In each pattern, whatever its table of Unicode, two of them and the space before them are one piece."""
+    assert len(PATTERNS) >= 7
     letters = [chr(p) for p in range(0x10000) if not 0xD800 <= p < 0xE000 and places(f"-{chr(p)} y".encode())]
     assert len(letters) > 24_000
     assert {"a", "Z", "я", "ع", "क", "서", "你"} < set(letters)
     words = [f" {letter}{letter}" for letter in letters]
-    for name, pattern in PATTERNS.items():
+    for pattern in PATTERNS:
         assert regex.findall(pattern, "".join(words)) == words
-        one_by_one = [token for word in words for token in encoding(name).encode_ordinary(word)]
-        assert encoding(name).encode_ordinary("".join(words)) == one_by_one
+        one_by_one = [token for word in words for token in encoding(pattern).encode_ordinary(word)]
+        assert encoding(pattern).encode_ordinary("".join(words)) == one_by_one
 
 
 def test_other_places_are_left_alone() -> None:
