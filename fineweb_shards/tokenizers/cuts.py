@@ -75,6 +75,7 @@ _SAFE: dict[CutRule, re.Pattern[bytes]] = {
         rb"|\xd8[\xa7-\xba]"  # Arabic: U+0627 to U+063A
         rb"|\xe0\xa4[\x95-\xb9]"  # Devanagari: U+0915 to U+0939
         rb"|\xe4[\xb8-\xbf][\x80-\xbf]|[\xe5-\xe8][\x80-\xbf]{2}"  # Chinese: U+4E00 to U+8FFF
+        rb"|\xe3\x81[\x81-\xbf]|\xe3\x82[\x80-\x93]"  # Japanese: U+3041 to U+3093
         rb"|[\xeb\xec][\x80-\xbf]{2}"  # Korean: U+B000 to U+CFFF
         rb")(?= |\xef\xbc\x8c|\xe3\x80\x82)"  # a space, U+FF0C, U+3002
     ),
