@@ -177,7 +177,8 @@ def _split_cell(cell: Any, row: int, rule: CutRule | None) -> Iterator[TextChunk
     """
     data = memoryview(cell.as_buffer())
     cuts = [Cut(0), *find_cuts(data, _LONG_CELL_BYTES, rule), Cut(len(data))]
-    if max(end.position - start.position for start, end in pairwise(cuts)) > LONGEST_UNCUT_BYTES:
+    longest_bytes = max(end.position - start.position for start, end in pairwise(cuts))
+    if rule != "gpt2" and longest_bytes > LONGEST_UNCUT_BYTES:
         cuts = [cuts[0], cuts[-1]]
     for start, end in pairwise(cuts):
         piece = data[start.position : end.position]

@@ -42,16 +42,15 @@ def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> Pass
 
 
 def find_cuts(text: memoryview, piece_bytes: int, rule: CutRule | None) -> list[Cut]:
-    """Return where to cut a text: each piece has at most about `piece_bytes`, or no safe cut inside.
-
-    So how long the longest uncut piece is, if it is longer than that, depends on the text alone.
-    """
+    """Return where to cut a text. Without seams a piece of more than `piece_bytes` has no safe cut inside it,
+    so that its length depends on the text alone."""
+    has_seams = rule == "gpt2"
     cuts: list[Cut] = []
     position = 0
-    while len(text) - position > piece_bytes + CONTEXT_BYTES:
+    while len(text) - position > piece_bytes + (CONTEXT_BYTES if has_seams else 0):
         target = position + piece_bytes
         # Where there are seams, one near the target is better than a safe cut far from it.
-        low = max(position + CONTEXT_BYTES, target - _SEAM_WINDOW_BYTES) if rule == "gpt2" else position
+        low = max(position + CONTEXT_BYTES, target - _SEAM_WINDOW_BYTES) if has_seams else position
         cut = find_cut(text, low, target, rule) or find_first_cut(text, target, rule)
         if cut is None:
             break

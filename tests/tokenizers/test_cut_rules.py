@@ -149,7 +149,7 @@ def test_the_longest_uncut_piece_depends_on_the_text_alone() -> None:
         for piece_bytes in (1, 20, 150):
             borders = [0, *(cut.position for cut in find_cuts(data, piece_bytes, "words")), len(data)]
             pieces = [end - start for start, end in itertools.pairwise(borders)]
-            assert max(pieces) == longest or max(pieces) <= piece_bytes + cuts.CONTEXT_BYTES
+            assert max(pieces) == longest or max(pieces) <= piece_bytes
 
 
 @pytest.mark.parametrize("rule", ["words", None])
