@@ -132,7 +132,7 @@ class QuarantineError(ShardError):
     """The shards are complete, except for documents that could not be encoded."""
 
     exit_code = 11
-    hint = "The shards can be used. Please report the documents, so that this can be fixed."
+    hint = "The shards can be used. The list says why; please report documents that crash an engine."
 
 
 class NoMatch(ShardError):  # noqa: N818 - not an error, but scripts need the exit code

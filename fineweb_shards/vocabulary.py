@@ -8,12 +8,14 @@ file that defines a vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from fineweb_shards.types import Dtype, Places, Tokens
 
 _WIDTHS_BYTES = (2, 4)
+CutRule = Literal["gpt2", "words"]  # where a long document may be cut: tokenizers/cuts.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Vocabulary:
     # a regular expression. Empty if the file itself says so.
     pattern: str = "gpt2"
     reference: str = "tiktoken"  # the engine whose output is correct by definition
-    cut_rule: str | None = field(default=None, compare=False)  # how to cut long documents: tokenizers/cuts.py
+    cut_rule: CutRule | None = field(default=None, compare=False)  # None: documents are encoded whole
     folder: str = field(default="", compare=False)  # that holds its file; empty: the package does
     # By id; empty for EOT and all other ids that no text has.
     token_bytes: tuple[bytes, ...] = field(default=(), repr=False, compare=False)

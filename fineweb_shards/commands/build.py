@@ -164,7 +164,7 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         ("replaced_characters", "Replaced by U+FFFD", "invalid character", ""),
         ("bad_parts", "Left out", "damaged part", " (files, row groups or lines)"),
         ("token_count_mismatches", "Another token_count than ours", "document", "; see above"),
-        ("quarantined_documents", "Left out", "document", " that crashed its worker; see below"),
+        ("quarantined_documents", "Left out", "document", " that could not be encoded; see below"),
         ("filtered_documents", "Left out by --where", "document", ""),
         ("unknown_documents", "Left out", "document", " without a value that --where needs"),
         ("short_documents", "Left out by --min-tokens", "document", ""),

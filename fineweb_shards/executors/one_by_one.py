@@ -24,14 +24,14 @@ _MANY_FALLBACKS = 3
 _SHOWN_CHARACTERS = 200
 
 
-def digest_of(document: str) -> str:
+def digest_of(document: bytes | memoryview) -> str:
     """Return the SHA-256 of a document's text, by which a quarantined document is recognized."""
-    return hashlib.sha256(document.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(document).hexdigest()
 
 
 def holds_any(chunk: TextChunk, digests: frozenset[str]) -> bool:
     """Return whether one of the chunk's documents has one of these digests."""
-    return bool(digests) and not digests.isdisjoint(map(digest_of, chunk.documents))
+    return bool(digests) and not digests.isdisjoint(map(digest_of, chunk.documents.iter_views()))
 
 
 def encode_one_by_one(
@@ -125,15 +125,15 @@ def _emptied(part: TextChunk) -> TextChunk:
 
 def _describe(chunk: TextChunk, i: int, order: WorkOrder, piece_of_bytes: int) -> Quarantined:
     """Return the record that document `i` has if it is quarantined."""
-    document = chunk.documents[i]
+    (document,) = chunk.documents.only(i).iter_views()  # not copied: it may be too long for anything else
     return Quarantined(
         file=order.batch.file,
         position=order.batch.position,
         document=i,
         row=row_of(chunk, i),
         id=id_of(chunk, i),
-        text_bytes=len(document.encode("utf-8", "surrogatepass")),
+        text_bytes=len(document),
         sha256=digest_of(document),
-        begins=document[:_SHOWN_CHARACTERS].encode("utf-8", "replace").decode(),
+        begins=bytes(document[: 4 * _SHOWN_CHARACTERS]).decode("utf-8", "ignore")[:_SHOWN_CHARACTERS],
         piece_of_bytes=piece_of_bytes,
     )

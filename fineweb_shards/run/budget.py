@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.system.machine import available_memory_bytes, memory_limits, usable_cores
+from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES
 from fineweb_shards.units import show_bytes
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 # What a process may take. Measured: two workers, the parent and the text in flight peak at 470 to 620 MB from
 # the disk, at 810 MB from a hub (PSS).
@@ -17,6 +19,11 @@ WORKER_BYTES = 240 * 2**20
 PARENT_BYTES = 192 * 2**20
 # A batch takes its text, packed and unpacked, and its tokens, as the engine makes them and as they are kept.
 _COPIES = 4
+# What a reference takes for each byte of a long document that is not cut, on top of that. Measured with
+# English, Chinese, base64, one letter, dashes, spaces and line ends: tiktoken and sentencepiece up to 51,
+# Hugging Face's tokenizers up to 250 (200 for English).
+_UNCUT_COPIES = {"tiktoken": 64, "sentencepiece": 64}
+_MOST_UNCUT_COPIES = 256
 MAXIMUM_WINDOW_BYTES = 192 * 2**20
 _BATCHES_PER_WORKER = 4  # of many workers: two to encode, two that wait for their turn to be written
 # The default budget is a quarter of what is available, and no more than is of use.
@@ -40,23 +47,37 @@ class Budget:
         return (self.memory_bytes - PARENT_BYTES) // self.workers
 
 
-def plan_budget(workers: int | None, max_memory: int | None, batch_bytes: int) -> Budget:
-    """Divide the memory among the workers, of which there are fewer if it is not enough for all."""
+def plan_budget(
+    workers: int | None, max_memory: int | None, batch_bytes: int, vocabulary: Vocabulary = GPT2
+) -> Budget:
+    """Divide the memory among the workers, of which there are fewer if it is not enough for all.
+
+    There is room for one long document that is not cut, and not for one in each worker: they are rare, and
+    would cost most of the workers. If several come at once, the memory guard holds the others back.
+    """
     memory = _memory_budget_bytes(max_memory)
     wanted = workers or usable_cores()
     least_window = 2 * batch_bytes
-    room = memory - PARENT_BYTES - least_window * _COPIES
+    reserved = PARENT_BYTES + _uncut_document_bytes(vocabulary)
+    room = memory - reserved - least_window * _COPIES
     fitting = min(wanted, room // WORKER_BYTES)
     if fitting < 1:
-        needed = PARENT_BYTES + WORKER_BYTES + least_window * _COPIES
+        needed = reserved + WORKER_BYTES + least_window * _COPIES
         found = "A memory budget of" if max_memory is None else "--max-memory"
         raise UsageError(
             f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.",
             "Give more with --max-memory, close other programs, or use a smaller --batch-bytes.",
         )
-    window = (memory - PARENT_BYTES - fitting * WORKER_BYTES) // _COPIES
+    window = (memory - reserved - fitting * WORKER_BYTES) // _COPIES
     useful = max(MAXIMUM_WINDOW_BYTES, least_window, fitting * _BATCHES_PER_WORKER * batch_bytes)
     return Budget(fitting, memory, min(window, useful), workers)
+
+
+def _uncut_document_bytes(vocabulary: Vocabulary) -> int:
+    """Return what the longest document takes that has no place to cut; with GPT-2's rule there is none."""
+    if vocabulary.cut_rule == "gpt2":
+        return 0
+    return LONGEST_UNCUT_BYTES * _UNCUT_COPIES.get(vocabulary.reference, _MOST_UNCUT_COPIES)
 
 
 def _memory_budget_bytes(max_memory: int | None) -> int:

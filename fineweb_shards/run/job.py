@@ -107,7 +107,7 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
         vocabulary=output.vocabulary,
         where=None if config.where is None else parse_where(config.where),
     )
-    budget = plan_budget(config.workers, config.max_memory, config.batch_bytes)
+    budget = plan_budget(config.workers, config.max_memory, config.batch_bytes, output.vocabulary)
     notes: list[str] = []
     commit: str | None = None
     if config.dataset:

@@ -168,7 +168,7 @@ class Source:
 
     def prefetch(self, batch: Batch) -> None:
         """Fetch the batch's bytes ahead, if its format has to fetch them."""
-        if batch.problem is None:
+        if batch.problem is None and batch.payload is None:
             file = self.files[batch.file]
             self.formats[file.format].prefetch(file, batch)
 

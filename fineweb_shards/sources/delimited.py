@@ -23,8 +23,9 @@ from fineweb_shards.sources.byte_view import ByteView, StreamView
 from fineweb_shards.sources.jsonl import skip_line
 from fineweb_shards.sources.load_filter import load_filter
 from fineweb_shards.sources.quotes import BLOCK_BYTES, Block, Records, slices_of_records, split_records
+from fineweb_shards.sources.ranges import Range, next_target
 from fineweb_shards.sources.rows import append_chunk
-from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to, next_target
+from fineweb_shards.sources.text import TextFormat, batches_of, go_to
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.sources.utf8 import decode_texts, is_utf8
 from fineweb_shards.sources.where import IN_WORDS, Kind

@@ -19,7 +19,8 @@ from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import InputFile, ReadSettings, decode_text
 from fineweb_shards.sources.byte_view import ByteView, StreamView
 from fineweb_shards.sources.load_filter import load_filter
-from fineweb_shards.sources.text import Range, TextFormat, batches_of, go_to, next_target
+from fineweb_shards.sources.ranges import Range, next_target
+from fineweb_shards.sources.text import TextFormat, batches_of, go_to
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.sources.where import kind_of
 from fineweb_shards.texts import Texts, encode_utf8

@@ -224,9 +224,8 @@ class ParquetFormat(Format):
         try:
             for row, row_slice in reader.read(first, end):
                 selection = self.row_filter.select(row_slice) if self.row_filter else None
-                yield from split_rows(
-                    row_slice, footer.first_rows[group] + row, footer.count_columns, selection
-                )
+                first_row, rule = footer.first_rows[group] + row, self.settings.vocabulary.cut_rule
+                yield from split_rows(row_slice, first_row, rule, footer.count_columns, selection)
         except BadFileError:
             self._rows = None
             if reader.next_row >= first:  # if it broke before, the batch with those rows reports it

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fineweb_shards.sources.utf8 import decode_texts
+from fineweb_shards.sources.utf8 import decode_texts, is_utf8
 from fineweb_shards.texts import NO_TEXTS, TextBuffer, Texts
-from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
+from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES, Cut
+from fineweb_shards.tokenizers.passages import find_cuts
 from fineweb_shards.types import Counts, Origin, TextChunk
-from fineweb_shards.vocabulary import GPT2
+from fineweb_shards.vocabulary import GPT2, CutRule
 
 # FineWeb has for every document the number of its GPT-2 tokens, without EOT.
 TOKEN_COUNT_COLUMNS = ("token_count", "id")
 TOKEN_COUNT_VOCABULARY = GPT2
 _LONG_CELL_BYTES = 4 * 2**20
-_CUT_WINDOW_BYTES = 64 * 1024
 _LARGEST_INT64 = 2**63 - 1
 _NO_PLACES = np.empty(0, np.int64)
 
@@ -76,13 +77,15 @@ def unwrap(column: Any) -> Any:
 def split_rows(
     rows: Any,
     first_row: int,
+    rule: CutRule | None,
     count_columns: Sequence[str] = TOKEN_COUNT_COLUMNS,
     selection: Selection | None = None,
 ) -> Iterator[TextChunk]:
     """Yield the texts of unwrapped rows as chunks without cursors: one for all, or several for huge cells.
 
-    The text is the first column; `first_row` is the number of the slice's first row in the file. The
-    `count_columns` are used if they are there; without a `selection` all rows are wanted.
+    The text is the first column; `first_row` is the number of the slice's first row in the file; `rule`
+    says where a cell may be cut. The `count_columns` are used if they are there; without a `selection`
+    all rows are wanted.
     """
     column = rows.column(0)
     if selection is None and column.null_count:
@@ -98,7 +101,7 @@ def split_rows(
         yield TextChunk(NO_TEXTS, None, None, counts=left_out)
         for row in range(len(column)):
             if kept is None or kept[row]:
-                yield from _split_cell(column[row], first_row + row)
+                yield from _split_cell(column[row], first_row + row, rule)
         return
     names = rows.schema.names
     counted = {name: rows.column(names.index(name)) for name in count_columns if name in names}
@@ -167,35 +170,35 @@ def _is_valid(column: Any) -> bool:
     return True
 
 
-def _split_cell(cell: Any, row: int) -> Iterator[TextChunk]:
-    """Yield one cell as chunks of at most `_LONG_CELL_BYTES`, cut where tokens can be joined again."""
+def _split_cell(cell: Any, row: int, rule: CutRule | None) -> Iterator[TextChunk]:
+    """Yield one cell as chunks of about `_LONG_CELL_BYTES`, cut where tokens can be joined again.
+
+    A cell that is too long to be encoded stays in one piece, so that all of it is left out, not a part.
+    """
     data = memoryview(cell.as_buffer())
-    position, starts_mid_document, seam = 0, False, False
-    while True:
-        end = position + _LONG_CELL_BYTES
-        if end + CONTEXT_BYTES >= len(data):
-            end, next_seam, last = len(data), False, True
-        else:
-            low = end - _CUT_WINDOW_BYTES
-            window = bytes(data[low - CONTEXT_BYTES : end + CONTEXT_BYTES])
-            cut = find_cut(window, CONTEXT_BYTES, len(window) - CONTEXT_BYTES)
-            assert cut is not None, "there is always a place to cut in a kilobyte"
-            end, next_seam, last = low - CONTEXT_BYTES + cut.position, cut.seam, False
-        texts, replaced = decode_texts([bytes(data[position:end])])
+    cuts = [Cut(0), *find_cuts(data, _LONG_CELL_BYTES, rule), Cut(len(data))]
+    longest_bytes = max(end.position - start.position for start, end in pairwise(cuts))
+    if rule != "gpt2" and longest_bytes > LONGEST_UNCUT_BYTES:
+        cuts = [cuts[0], cuts[-1]]
+    for start, end in pairwise(cuts):
+        piece = data[start.position : end.position]
+        texts, replaced = (_one_text(piece), 0) if is_utf8(piece) else decode_texts([bytes(piece)])
         yield TextChunk(
             texts,
             None,
             None,
-            starts_mid_document=starts_mid_document,
-            ends_mid_document=not last,
-            starts_at_seam=seam,
-            ends_at_seam=next_seam,
-            counts=Counts(end - position, 0, replaced),
+            starts_mid_document=start.position > 0,
+            ends_mid_document=end.position < len(data),
+            starts_at_seam=start.seam,
+            ends_at_seam=end.seam,
+            counts=Counts(len(piece), 0, replaced),
             origins=(Origin(0, 1, np.array([row])),),
         )
-        if last:
-            return
-        position, starts_mid_document, seam = end, True, next_seam
+
+
+def _one_text(data: memoryview) -> Texts:
+    """Return a text that is all of `data`, which is not copied."""
+    return Texts(TextBuffer(data, np.zeros(1, np.int64), np.array([len(data)])))
 
 
 def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:

@@ -14,37 +14,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings
 from fineweb_shards.sources.byte_view import ByteView, StreamView, open_stream, open_view
+from fineweb_shards.sources.ranges import FARTHEST_BYTES, Range, find_ranges
 from fineweb_shards.sources.read_ahead import ReadAhead
-from fineweb_shards.sources.separators import Literal, Separator, make_separator
+from fineweb_shards.sources.separators import Separator, make_separator
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.sources.utf8 import decode_texts, is_utf8
 from fineweb_shards.texts import TextBuffer, Texts
-from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Batch, Counts, Cursor, Places, TextChunk
+from fineweb_shards.vocabulary import CutRule
 
 END_OF_TEXT = "<|endoftext|>"
 _DETECT_BYTES = 2**20
-_WINDOW_BYTES = 64 * 1024
 _BOM = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A byte range of a file that becomes a batch."""
-
-    start: int
-    end: int
-    starts_mid_document: bool = False
-    ends_mid_document: bool = False
-    starts_at_seam: bool = False
-    ends_at_seam: bool = False
-    problem: str | None = None  # why the range is left out
 
 
 class TextFormat(Format):
@@ -75,11 +62,25 @@ class TextFormat(Format):
             go_to(file, view, position)
             start = len(_BOM) if position == 0 and view.read_at(0, len(_BOM)) == _BOM else position
             separator, batch_bytes = make_separator(name), self.settings.batch_bytes
-            ranges = find_ranges(view, separator, start, starts_mid_document, batch_bytes)
-            with DamageLookahead(file, separator, batch_bytes) as lookahead:
+            rule = self.settings.vocabulary.cut_rule
+            ranges = find_ranges(view, separator, start, starts_mid_document, batch_bytes, rule)
+            ranges = (self._report_uncut(file, part) for part in ranges)
+            with DamageLookahead(file, separator, batch_bytes, rule) as lookahead:
                 yield from batches_of(file, view, ranges, name, lookahead)
         finally:
             view.close()
+
+    def _report_uncut(self, file: InputFile, part: Range) -> Range:
+        """Return a range as it is or, if it has to be left out, with the message that it is."""
+        if not part.is_uncut:
+            return part
+        error = BadFileError(
+            f"{file.path}: a document goes on for over {FARTHEST_BYTES:,} bytes from byte {part.start:,} on "
+            f"without a place where {self.settings.vocabulary.name} allows to cut it.",
+            "Name what separates documents (--separator), split it into several, or leave out the rest of "
+            "such a document: --on-bad-file skip.",
+        )
+        return replace(part, problem=self.leave_out(error))
 
     def share_before(self, file: InputFile, position: int) -> float | None:
         return None if file.by_value or not file.size_bytes else position / file.size_bytes
@@ -152,10 +153,11 @@ class DamageLookahead:
     """Reads ahead in a compressed file to the end of a document that is longer than a batch: no piece of it
     may go to a worker before it is known that the document is not cut off by damage."""
 
-    def __init__(self, file: InputFile, separator: Separator, batch_bytes: int) -> None:
+    def __init__(self, file: InputFile, separator: Separator, batch_bytes: int, rule: CutRule | None) -> None:
         self._file = file
         self._separator = separator
         self._batch_bytes = batch_bytes
+        self._rule = rule
         self._view: StreamView | None = None
         self._whole_until = 0 if file.compression else None  # None: only compressed files have such damage
 
@@ -174,7 +176,7 @@ class DamageLookahead:
         view = self._view = self._view or StreamView(self._file)
         view.skip_to(offset)
         start = end = offset
-        for part in find_ranges(view, self._separator, offset, True, self._batch_bytes):
+        for part in find_ranges(view, self._separator, offset, True, self._batch_bytes, self._rule):
             start, end = part.start, part.end
             if not part.ends_mid_document:
                 break
@@ -200,7 +202,7 @@ def batches_of(
             continue
         size = part.end - part.start
         damage = lookahead.find_damage(part.end) if lookahead and part.ends_mid_document else None
-        payload, broken_off = None, False
+        payload, broken_off = None if size else b"", False
         if isinstance(view, StreamView):
             payload = view.read_at(part.start, size)
             broken_off = damage is not None or view.is_cut_off_at(part.end)
@@ -230,47 +232,3 @@ def go_to(file: InputFile, view: ByteView, position: int) -> None:
         view.skip_to(position - 1)
     if position and not view.read_at(position - 1, 1):
         raise ChangedError(f"{file.path}: ends before byte {position:,}, which the last run had reached.")
-
-
-def next_target(start: int, batch_bytes: int, distance: int = 0) -> int:
-    """Return the place behind which the batch from `start` on ends, as soon as it can: the next multiple of
-    `batch_bytes`, more than `distance` bytes away. So the places to look for ends are known beforehand."""
-    return ((start + distance) // batch_bytes + 1) * batch_bytes
-
-
-def find_ranges(
-    view: ByteView, separator: Separator, start: int, starts_mid_document: bool, batch_bytes: int
-) -> Iterator[Range]:
-    """Yield ranges of about `batch_bytes` from `start` to the end of the text."""
-    seam = False
-    while view.read_at(start, 1):
-        end, ends_mid_document, next_seam = _find_end(view, separator, start, batch_bytes)
-        yield Range(start, end, starts_mid_document, ends_mid_document, seam, next_seam)
-        start, starts_mid_document, seam = end, ends_mid_document, next_seam
-
-
-def _find_end(view: ByteView, separator: Separator, start: int, batch_bytes: int) -> tuple[int, bool, bool]:
-    """Return the end of a range from `start`, whether it is in the middle of a document, and at a seam."""
-    lookback = separator.lookback
-    target = next_target(start, batch_bytes, max(lookback, CONTEXT_BYTES))
-    cut_bytes = min(batch_bytes, _WINDOW_BYTES)
-    offset = target
-    # Look at least as far as a separator that begins before a cut can extend.
-    while offset < target + max(batch_bytes, cut_bytes + lookback):
-        window = view.read_at(offset - lookback, lookback + _WINDOW_BYTES)
-        border = separator.find_border(window)
-        if border is not None:
-            return offset - lookback + border, False, False
-        if len(window) < lookback + _WINDOW_BYTES:
-            return view.size_bytes, False, False
-        offset += _WINDOW_BYTES
-    if isinstance(separator, Literal) and separator.overlaps_itself:
-        # In a sequence such as `-----` split at `--`, the first occurrence decides where the others are.
-        border = separator.last_border(view.read_at(start, offset - start))
-        if border is not None and border >= target - start:
-            return start + border, False, False
-    # The document is long. No separator follows `target`, so a cut after it can't divide one.
-    window = view.read_at(target - CONTEXT_BYTES, cut_bytes + 2 * CONTEXT_BYTES)
-    cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + cut_bytes)
-    assert cut is not None, "there is always a place to cut in a kilobyte"
-    return target - CONTEXT_BYTES + cut.position, True, cut.seam

@@ -1,10 +1,12 @@
 """Find places where a long text can be cut in two without changing its tokens.
 
-GPT-2 first splits a text into pieces with a pattern, then encodes every piece on its own:
+A vocabulary's tokenizer first splits a text into pieces with a pattern, then encodes every piece on its own.
+A *safe* cut is at a place where a piece must begin, whatever comes before or after. Where that is depends on
+the pattern, so each vocabulary names the rule that holds for its own (`Vocabulary.cut_rule`):
+
+**gpt2**, for this pattern alone:
 
     's|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
-
-A *safe* cut is at a place where a piece must begin, whatever comes before or after:
 
 - between a character that is not white space and one that is: no piece contains the two in this order;
 - between two ASCII characters of different classes (letter, digit, other), unless the first is an
@@ -14,14 +16,40 @@ English has such a place every few bytes. Other text (Chinese, base64, a million
 gigabytes. It is cut at a *seam*: a place inside a piece where both halves are still split into the same
 pieces as the whole, but a token may have been cut in two. seams.py repairs the tokens there.
 
-Only ASCII letters are recognized as letters, because Unicode tables differ between Python and tiktoken.
-White space can be listed: it has not changed since Unicode 6.3 (a test compares the list with tiktoken).
+**words**, for the family of patterns that grew out of it (cl100k, o200k, Llama 3, Qwen, nanochat): behind a
+letter, before a space or the comma or full stop of Chinese. That is safe because of three things:
+
+1. A piece begins there: no alternative of these patterns has anything behind a letter but letters, marks,
+   and the apostrophe and letters of a contraction.
+2. The text before it is split in the same way without what follows. It ends in a letter, so neither
+   `\\s+(?!\\S)` nor `\\s+$` can see its end, and an alternative that could have gone on would need one of the
+   characters of (1), which a space is not.
+3. The text behind it is split in the same way without what precedes: no pattern looks back.
+
+    pattern            what may come behind a letter     by this alternative
+    GPT-2              letters, or none                  ` ?\\p{L}+`; `'(?:[sdmt]|ll|ve|re)`
+    cl100k, nanochat   the same                          `[^\\r\\n\\p{L}\\p{N}]?\\p{L}+`; `'(?i:[sdmt]|…)`
+    Llama 3, Qwen      the same: they differ from cl100k in digits and line ends only
+    o200k              letters, marks, a contraction     `[\\p{Lu}…\\p{M}]*[\\p{Ll}…\\p{M}]+(?i:'s|'t|…)?`
+
+So no mark, apostrophe or digit may follow, and none does: the next character is one of three. There are no
+seams under this rule; where there is no such place, the text is encoded in one piece.
+
+**None**: nothing is known about the pattern, or there is a normalizer, or no pattern at all (SentencePiece).
+There is no place to cut.
+
+Letters are taken from ranges that every version of Unicode has as letters, because the tables differ between
+Python and tiktoken. White space can be listed: it has not changed since Unicode 6.3 (a test compares the list
+with tiktoken).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from fineweb_shards.vocabulary import CutRule
 
 WHITE_SPACE = frozenset(
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
@@ -29,13 +57,31 @@ WHITE_SPACE = frozenset(
 )
 # A decision about a cut depends on this many bytes on each side of it (at most three characters).
 CONTEXT_BYTES = 16
+# The most bytes without a place to cut that are encoded in one piece; a longer text is refused. It is fixed,
+# because the output must not depend on the machine. What it takes of memory: run/budget.py.
+LONGEST_UNCUT_BYTES = 4 * 2**20
 
-_SAFE = re.compile(
-    rb"[!-~](?=[ \t\r\n])"
-    rb"|[A-Za-z](?=[!-@\[-`{-~])"
-    rb"|[0-9](?=[!-/:-~])"
-    rb"|[!-&(-/:-@\[-`{-~](?=[0-9A-Za-z])"
-)
+# Each matches the character before a safe cut.
+_SAFE: dict[CutRule, re.Pattern[bytes]] = {
+    "gpt2": re.compile(
+        rb"[!-~](?=[ \t\r\n])"
+        rb"|[A-Za-z](?=[!-@\[-`{-~])"
+        rb"|[0-9](?=[!-/:-~])"
+        rb"|[!-&(-/:-@\[-`{-~](?=[0-9A-Za-z])"
+    ),
+    "words": re.compile(
+        rb"(?:[A-Za-z]"
+        rb"|[\xd0\xd1][\x80-\xbf]"  # Cyrillic: U+0400 to U+047F
+        rb"|\xd8[\xa7-\xba]"  # Arabic: U+0627 to U+063A
+        rb"|\xe0\xa4[\x95-\xb9]"  # Devanagari: U+0915 to U+0939
+        rb"|\xe4[\xb8-\xbf][\x80-\xbf]|[\xe5-\xe8][\x80-\xbf]{2}"  # Chinese: U+4E00 to U+8FFF
+        rb"|\xe3\x81[\x81-\xbf]|\xe3\x82[\x80-\x93]"  # Japanese: U+3041 to U+3093
+        rb"|[\xeb\xec][\x80-\xbf]{2}"  # Korean: U+B000 to U+CFFF
+        rb")(?= |\xef\xbc\x8c|\xe3\x80\x82)"  # a space, U+FF0C, U+3002
+    ),
+}
+_STEP_BYTES = 4096
+_LONGEST_CHARACTER_BYTES = 3  # of those in the patterns above
 _CONTRACTION_LETTERS = frozenset("sdmtlvr")
 
 
@@ -44,36 +90,52 @@ class Cut:
     """A place between two bytes; at a `seam` a token may have been cut in two."""
 
     position: int
-    seam: bool
+    seam: bool = False
 
 
-def find_cut(data: bytes, low: int, high: int) -> Cut | None:
-    """Return the last safe cut in `data[low:high]` or, if there is none, the last seam.
+def find_cut(data: bytes | memoryview, low: int, high: int, rule: CutRule | None) -> Cut | None:
+    """Return the last safe cut in `data[low:high]`; if there is none and the rule has seams, the last seam.
 
-    Returns None only if the range is shorter than a few characters. `data` should contain CONTEXT_BYTES
-    more on both sides, if the text continues there.
+    For `gpt2` this returns None only if the range is shorter than a few characters. `data` should contain
+    CONTEXT_BYTES more on both sides, if the text continues there.
     """
+    if rule is None:
+        return None
     stop = high
     while stop > low:  # backwards, in small steps, because only the last match is needed
-        start = max(low, stop - 4096)
-        # One more byte on the right, for the look-ahead of a match that ends at `stop`.
-        matches = [m.end() for m in _SAFE.finditer(data, max(start - 1, 0), min(stop + 1, len(data)))]
-        good = [end for end in matches if low < end <= stop and end < len(data)]
+        start = max(low, stop - _STEP_BYTES)
+        good = [end for end in _safe_cuts(data, start, stop, rule) if end <= stop]
         if good:
-            return Cut(good[-1], seam=False)
+            return Cut(good[-1])
         stop = start
-    for position in range(high, low, -1):
-        if _may_be_seam(data, position):
-            return Cut(position, seam=True)
+    if rule == "gpt2":
+        for position in range(high, low, -1):
+            if _may_be_seam(data, position):
+                return Cut(position, seam=True)
     return None
 
 
-def _may_be_seam(data: bytes, position: int) -> bool:
+def find_first_cut(data: bytes | memoryview, low: int, rule: CutRule | None) -> Cut | None:
+    """Return the first safe cut behind `low`; None if there is none."""
+    if rule is None:
+        return None
+    position = next(_safe_cuts(data, low, len(data), rule), None)
+    return None if position is None else Cut(position)
+
+
+def _safe_cuts(data: bytes | memoryview, low: int, high: int, rule: CutRule) -> Iterator[int]:
+    """Yield the safe cuts in `data[low:high]`, in order, and perhaps a few behind it."""
+    first, last = max(low - _LONGEST_CHARACTER_BYTES, 0), high + _LONGEST_CHARACTER_BYTES
+    ends = (match.end() for match in _SAFE[rule].finditer(data, first, last))
+    return (end for end in ends if low < end)
+
+
+def _may_be_seam(data: bytes | memoryview, position: int) -> bool:
     """Return whether a cut at `position` leaves all other borders between pieces as they are."""
     if not _is_character_border(data, position):
         return False
-    left = data[max(0, position - CONTEXT_BYTES) : position].decode("utf-8", "replace")
-    right = data[position : position + CONTEXT_BYTES].decode("utf-8", "replace")
+    left = bytes(data[max(0, position - CONTEXT_BYTES) : position]).decode("utf-8", "replace")
+    right = bytes(data[position : position + CONTEXT_BYTES]).decode("utf-8", "replace")
     if len(left) < 3 or len(right) < 3:
         return False
     before, after = left[-1], right[0]
@@ -86,7 +148,7 @@ def _may_be_seam(data: bytes, position: int) -> bool:
     return not ("'" in left[-3:] and (after in "elsdmtvr"))  # or a contraction might be cut in two
 
 
-def _is_character_border(data: bytes, position: int) -> bool:
+def _is_character_border(data: bytes | memoryview, position: int) -> bool:
     """Return whether decoding the two sides separately gives the same text as decoding them together.
 
     This holds before every byte that begins a character. A continuation byte belongs to the bytes before

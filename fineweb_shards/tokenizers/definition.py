@@ -21,7 +21,7 @@ from fineweb_shards.tokenizers.rank_file import format_ranks, looks_like_ranks, 
 from fineweb_shards.tokenizers.references import require_reference
 from fineweb_shards.tokenizers.tokenizer_json import is_byte_level, pre_tokenizers
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, has_definition, load_definition
-from fineweb_shards.vocabulary import GPT2, Vocabulary
+from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
 
 _PICKLE = b"\x80"
 # What makes a rank file of a pickled tiktoken.Encoding, such as nanochat's. Only its owner can trust it.
@@ -157,7 +157,7 @@ def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition:
     return Definition(vocabulary, data, special)
 
 
-def _cut_rule_of(tokenizer: dict[str, Any]) -> str | None:
+def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:
     """Return how long documents can be cut under a `tokenizer.json`: if its pattern is a known one, and
     nothing else touches a text, as under that pattern."""
     parts = pre_tokenizers(tokenizer)

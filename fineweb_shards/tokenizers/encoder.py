@@ -2,7 +2,8 @@
 
 - A long document is encoded in passages, cut where it does not change the tokens (passages.py, cuts.py,
   seams.py).
-- An exception of the engine becomes an UnencodableError; the caller may then use `fallback`.
+- An exception of the engine becomes an UnencodableError; the caller may then use `fallback`. So does a text
+  that is too long to be encoded whole and has no place to cut.
 - A seeded sample is encoded again with the reference, and any difference stops the run (sample_check.py).
 
 Which documents are retried or left out is decided in `executors/`.
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from fineweb_shards.errors import ExactnessError
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Engine, Ids, Reference
+from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.passages import cut_passages
@@ -50,10 +52,7 @@ def make_mender(vocabulary: Vocabulary) -> SeamMender:
 
 
 class UnencodableError(Exception):
-    """The engine raised an exception for a text; another engine may be able to encode it."""
-
-    def __init__(self, engine: str, error: BaseException) -> None:
-        super().__init__(f"{engine} raised {type(error).__name__}: {str(error)[:200]}")
+    """A text can't be encoded: the engine raised an exception, or it is too long to be encoded whole."""
 
 
 class Encoder:
@@ -86,7 +85,7 @@ class Encoder:
     def encode(self, chunk: TextChunk, where: str) -> EncodedBlock:
         """Return the chunk's tokens with EOTs; `where` names the file in messages.
 
-        Raises UnencodableError if the engine raises an exception for one of the documents.
+        Raises UnencodableError if one of the documents can't be encoded.
         """
         documents = self.encode_documents(chunk.documents)
         if not isinstance(self._engine, Reference):
@@ -108,11 +107,20 @@ class Encoder:
 
     def encode_documents(self, texts: Texts) -> list[Ids]:
         """Encode each document exactly as the reference does in one call, whatever its length and content."""
-        if not self.vocabulary.cut_rule or texts.longest_bytes <= PASSAGE_BYTES:
+        if texts.longest_bytes <= PASSAGE_BYTES:
             return self._call_engine(texts)
-        passages = cut_passages(texts, PASSAGE_BYTES)
+        passages = cut_passages(texts, PASSAGE_BYTES, self.vocabulary.cut_rule)
+        self._check_length(passages.texts.longest_bytes)
         parts = iter(self._call_engine(passages.texts))
         return [self._join([(next(parts), seam) for seam in seams]) for seams in passages.seams]
+
+    def _check_length(self, uncut_bytes: int) -> None:
+        """Raise UnencodableError if a text is too long to be encoded without being cut."""
+        if uncut_bytes > LONGEST_UNCUT_BYTES:
+            raise UnencodableError(
+                f"it has {uncut_bytes:,} bytes without a place where {self.vocabulary.name} allows a cut, "
+                f"and at most {LONGEST_UNCUT_BYTES:,} are encoded at once; split it into several documents"
+            )
 
     def _join(self, parts: list[tuple[Ids, bool]]) -> Ids:
         """Join the tokens of one document's passages, each with its `seam` flag, and repair them at seams."""
@@ -136,7 +144,8 @@ class Encoder:
         except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
             raise
         except BaseException as error:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
-            raise UnencodableError(self._engine.name, error) from error
+            cause = f"{type(error).__name__}: {str(error)[:200]}"
+            raise UnencodableError(f"{self._engine.name} raised {cause}") from error
 
     def _join_with_eots(
         self, chunk: TextChunk, documents: list[Ids], lengths: NDArray[np.int64]

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fineweb_shards.texts import TextBuffer, Texts
-from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
+from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, Cut, find_cut, find_first_cut
+from fineweb_shards.vocabulary import CutRule
 
-_CUT_WINDOW_BYTES = 64 * 1024
+_SEAM_WINDOW_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,32 +25,35 @@ class Passages:
     seams: list[list[bool]]  # for each passage of each document, whether the cut before it is a seam
 
 
-def cut_passages(texts: Texts, passage_bytes: int) -> Passages:
-    """Cut each text into passages of at most `passage_bytes`; if no cut is found, the last one is longer."""
+def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> Passages:
+    """Cut each text into passages of about `passage_bytes`, longer where there is no place to cut."""
     buffers, seams = [], []
     for buffer in texts.buffers:
+        data = memoryview(buffer.data)
         starts, ends = [], []
         for start, end in zip(buffer.starts.tolist(), buffer.ends.tolist(), strict=True):
-            cuts = _find_cuts(buffer.data, start, end, passage_bytes)
-            borders = [start, *(position for position, _ in cuts), end]
+            cuts = find_cuts(data[start:end], passage_bytes, rule)
+            borders = [start, *(start + cut.position for cut in cuts), end]
             starts += borders[:-1]
             ends += borders[1:]
-            seams.append([False, *(seam for _, seam in cuts)])
+            seams.append([False, *(cut.seam for cut in cuts)])
         buffers.append(TextBuffer(buffer.data, np.array(starts, np.int64), np.array(ends, np.int64)))
     return Passages(Texts(*buffers), seams)
 
 
-def _find_cuts(data: bytes | memoryview, start: int, end: int, passage_bytes: int) -> list[tuple[int, bool]]:
-    """Return where to cut the text `data[start:end]`, and for each cut whether it is a seam."""
-    cuts = []
-    position = start
-    while end - position > passage_bytes:
-        target = position + passage_bytes
-        offset = max(position, target - _CUT_WINDOW_BYTES - CONTEXT_BYTES)
-        window = bytes(data[offset : min(target + CONTEXT_BYTES, end)])
-        cut = find_cut(window, CONTEXT_BYTES, target - offset)
+def find_cuts(text: memoryview, piece_bytes: int, rule: CutRule | None) -> list[Cut]:
+    """Return where to cut a text. Without seams a piece of more than `piece_bytes` has no safe cut inside it,
+    so that its length depends on the text alone."""
+    has_seams = rule == "gpt2"
+    cuts: list[Cut] = []
+    position = 0
+    while len(text) - position > piece_bytes + (CONTEXT_BYTES if has_seams else 0):
+        target = position + piece_bytes
+        # Where there are seams, one near the target is better than a safe cut far from it.
+        low = max(position + CONTEXT_BYTES, target - _SEAM_WINDOW_BYTES) if has_seams else position
+        cut = find_cut(text, low, target, rule) or find_first_cut(text, target, rule)
         if cut is None:
             break
-        position = offset + cut.position
-        cuts.append((position, cut.seam))
+        cuts.append(cut)
+        position = cut.position
     return cuts

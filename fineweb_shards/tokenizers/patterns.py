@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.vocabulary import CutRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Pattern:
     # The same as the fast engines recognize it: spelled in another way they take a slow path, if any, which
     # has its own idea of U+180E.
     spelling: str
-    cut_rule: str | None  # for long documents: tokenizers/cuts.py
+    cut_rule: CutRule | None  # for long documents: tokenizers/cuts.py
 
 
 _LLAMA3 = (

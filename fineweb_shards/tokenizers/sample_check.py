@@ -8,11 +8,15 @@ from fineweb_shards.errors import ExactnessError
 from fineweb_shards.tokenizers.base import Ids, Reference
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
 from fineweb_shards.types import Cursor, TextChunk
+from fineweb_shards.vocabulary import CutRule
 
 # One in this many documents is encoded again, and only the beginning of a long one: tiktoken is about
 # 20 times slower, and this way the check takes well under 3 % of the time.
 SAMPLE_ONE_IN = 1024
 SAMPLE_BYTES = 16 * 1024
+# Where there is no rule for cutting, whole documents are encoded again: as many bytes in all, but up to this
+# many at once.
+_LONGEST_WHOLE_BYTES = 2**20
 
 
 def check_sample(
@@ -22,9 +26,9 @@ def check_sample(
     chooser = random.Random(f"{seed} {where} {chunk.start}")  # noqa: S311, RUF100
     for i in choose_documents(len(chunk.documents), chooser):
         document = chunk.documents[i]
-        text = _beginning(document) if reference.vocabulary.cut_rule else document
+        text = _comparable(document, reference.vocabulary.cut_rule)
         expected = reference.encode_text(text)
-        # Of a long document only a prefix is compared; see _beginning.
+        # Of a long document only a prefix is compared; see _comparable.
         whole = len(text) == len(document)
         found = (tokens[i] if whole else tokens[i][: len(expected)]).tolist()
         if found != expected:
@@ -43,12 +47,12 @@ def choose_documents(documents: int, chooser: random.Random) -> list[int]:
     return sorted(chosen)
 
 
-def _beginning(document: str) -> str:
+def _comparable(document: str, rule: CutRule | None) -> str:
     """Return the document, or the beginning of a long one up to a safe cut: its tokens are then a prefix."""
-    if len(document) <= SAMPLE_BYTES:
+    if len(document) <= (_LONGEST_WHOLE_BYTES if rule is None else SAMPLE_BYTES):
         return document
     data = document[: SAMPLE_BYTES + CONTEXT_BYTES].encode()
-    cut = find_cut(data, 0, len(data) - CONTEXT_BYTES)
+    cut = find_cut(data, 0, len(data) - CONTEXT_BYTES, rule)
     if cut is None or cut.seam:
         return ""  # no prefix that can be compared on its own
     return data[: cut.position].decode()

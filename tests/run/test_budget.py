@@ -7,6 +7,7 @@ import pytest
 from fineweb_shards.errors import UsageError
 from fineweb_shards.run import budget
 from fineweb_shards.run.budget import PARENT_BYTES, WORKER_BYTES, plan_budget
+from fineweb_shards.vocabulary import CutRule, Vocabulary
 
 MIB = 2**20
 
@@ -29,6 +30,22 @@ def test_too_small_a_budget_is_told() -> None:
     """With what one worker needs, and how to get there."""
     with pytest.raises(UsageError, match=r"104\.9 MB is too small"):
         plan_budget(1, 100 * MIB, 4 * MIB)
+
+
+@pytest.mark.parametrize(("reference", "room"), [("tiktoken", 256 * MIB), ("tokenizers", 1024 * MIB)])
+@pytest.mark.parametrize("rule", ["words", None])
+def test_there_is_room_for_a_long_document_that_is_not_cut(
+    reference: str, room: int, rule: CutRule | None
+) -> None:
+    """Once, besides all workers; if there is none, the run is refused before it starts."""
+    vocabulary = Vocabulary("made-up", "", 70_000, 69_999, "", reference, rule)
+    least = PARENT_BYTES + WORKER_BYTES + 32 * MIB + room
+    assert plan_budget(4, least, 4 * MIB, vocabulary).workers == 1
+    found = plan_budget(4, 4096 * MIB, 4 * MIB, vocabulary)
+    assert found.workers == 4
+    assert PARENT_BYTES + room + 4 * WORKER_BYTES + 4 * found.window_bytes <= 4096 * MIB
+    with pytest.raises(UsageError, match="one worker needs"):
+        plan_budget(4, least - 1, 4 * MIB, vocabulary)
 
 
 def test_default_budget_is_a_quarter_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from promises import Tries
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.run.plan import make_plan
 from fineweb_shards.sources import footer, parquet, rows
+from fineweb_shards.tokenizers import passages
 
 DOCUMENTS = make_documents(200, seed=3)
 
@@ -117,7 +118,7 @@ def test_every_wrapping_of_text_is_taken_off(kind: str) -> None:
     assert rows.is_text(column.type)
     for part in (column, column.slice(1), column.slice(2, 3)):
         whole = pa.RecordBatch.from_arrays([rows.unwrap(part)], ["text"])
-        (chunk,) = rows.split_rows(whole, 0)
+        (chunk,) = rows.split_rows(whole, 0, None)
         assert list(chunk.documents) == [text for text in part.to_pylist() if text is not None] or list(
             chunk.documents
         ) == [text.decode() for text in part.to_pylist() if text is not None]
@@ -195,7 +196,7 @@ def test_an_empty_text_is_a_document_and_null_is_not(tmp_path: Path) -> None:
 def test_a_huge_cell_is_encoded_in_pieces(tmp_path: Path, long: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell longer than a chunk comes in several blocks, with exactly its tokens."""
     monkeypatch.setattr(rows, "_LONG_CELL_BYTES", 70_000 // 16)
-    monkeypatch.setattr(rows, "_CUT_WINDOW_BYTES", 2000)
+    monkeypatch.setattr(passages, "_SEAM_WINDOW_BYTES", 2000)
     documents = ["before", long, "between", "", long, "after"]
     path = write_parquet(tmp_path / "a.parquet", documents, 4)
     runs.build_inline(tmp_path / "out", path, shard_tokens=1000)

@@ -37,7 +37,7 @@ def all_cuts(data: bytes) -> list[cuts.Cut]:
     """Every place that find_cut could choose, not only the last one."""
     found = []
     for high in range(1, len(data)):
-        cut = cuts.find_cut(data, high - 1, high)
+        cut = cuts.find_cut(data, high - 1, high, "gpt2")
         if cut is not None:
             found.append(cut)
     return found
@@ -148,7 +148,7 @@ def test_english_is_always_cut_safely() -> None:
     """In prose a safe place is near, so that no seam is ever needed."""
     data = ("The quick brown fox doesn't jump over 13 lazy dogs, it walks.\n" * 50).encode()
     for high in range(100, len(data) - 100, 37):
-        cut = cuts.find_cut(data, high - 64, high)
+        cut = cuts.find_cut(data, high - 64, high, "gpt2")
         assert cut is not None
         assert not cut.seam
 

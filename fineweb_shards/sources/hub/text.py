@@ -86,6 +86,8 @@ class HubTextFormat(TextFormat):
         content.prefetch(batch.position, batch.end)
 
     def read_range(self, file: InputFile, batch: Batch) -> bytes:
+        if batch.payload is not None:
+            return batch.payload
         with self._lock:
             content = self._contents.get(file.path)
         if content is None:  # nobody has asked for it ahead of time
