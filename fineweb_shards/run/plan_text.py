@@ -64,8 +64,8 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
         )
     workers = f"{job.budget.workers} worker{'s'[: job.budget.workers != 1]}"
     budget = show_bytes(job.budget.memory_bytes)
-    rows.append(("machine", f"{workers}, {job.engine.name} {job.engine.installed_version()}, "
-                 f"memory budget {budget}"))  # fmt: skip
+    engine = f"{job.engine.name} {job.engine.installed_version()}" if job.engine else "no tokenizer"
+    rows.append(("machine", f"{workers}, {engine}, memory budget {budget}"))
     wanted = job.budget.wanted_workers
     if wanted is not None and wanted > job.budget.workers:
         fewer = f"{job.budget.workers} instead of {wanted:,}: {budget} of memory hold no more"

@@ -122,7 +122,7 @@ class HubParquetFormat(ParquetFormat):
         if max(footer.group_bytes, default=0) <= _LARGEST_FETCH_BYTES:
             # What is fetched ahead is decoded where it is. Larger row groups are read a piece at a time.
             parsed = self.parse(file, content, 0, parsed.metadata)
-        nearly_all_text = _is_nearly_all_text(parsed.metadata, self.settings.text_column)
+        nearly_all_text = _is_nearly_all_text(parsed.metadata, footer.path)
         return _OpenFile(parsed, footer, content, nearly_all_text)
 
     def _columns(self, opened: _OpenFile) -> list[str]:
@@ -147,7 +147,8 @@ class HubParquetFormat(ParquetFormat):
     def _ranges(self, opened: _OpenFile, batch: Batch) -> list[tuple[int, int]]:
         """Return the ranges to fetch for a batch, in their order: all its row groups as one, or of each only
         the columns that are read."""
-        metadata, columns = opened.parsed.metadata, self._columns(opened)
+        metadata = opened.parsed.metadata
+        columns = [opened.footer.path_of(name) for name in self._columns(opened)]
         groups = [_extents(metadata.row_group(i)) for i in range(batch.position, batch.end)]
         if opened.is_nearly_all_text:
             first = min(groups[0][name][0] for name in columns)
@@ -160,10 +161,10 @@ class HubParquetFormat(ParquetFormat):
         super().close()
 
 
-def _is_nearly_all_text(metadata: Any, text_column: str) -> bool:
+def _is_nearly_all_text(metadata: Any, path: str) -> bool:
     groups = [_extents(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
     everything = sum(stop - start for group in groups for start, stop in group.values())
-    only_text = sum(group[text_column][1] - group[text_column][0] for group in groups if text_column in group)
+    only_text = sum(group[path][1] - group[path][0] for group in groups if path in group)
     return everything <= _MOST_OVERHEAD * only_text
 
 
