@@ -142,7 +142,7 @@ class JsonLinesFormat(TextFormat):
                 [row.document for row in rows if isinstance(row.document, np.ndarray)]
             )
             vocabulary = self.settings.vocabulary
-            lists = found.without_outer_eots(vocabulary.eot).to_documents(vocabulary)
+            lists = found.without_outer_eots(vocabulary).to_documents(vocabulary)
             return TextChunk(lists, None, None)
         texts = Texts.from_pieces([row.document for row in rows if isinstance(row.document, bytes)])
         origin = Origin(0, len(rows), ids=[row.id for row in rows])

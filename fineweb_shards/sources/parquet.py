@@ -31,6 +31,7 @@ from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 # Rows are decoded a slice at a time and encoded a chunk at a time: both fit a worker's share of memory,
 # however large the row groups are.
 _SLICE_ROWS = 128
+_SLICE_TOKEN_ROWS = 2048  # they are checked and copied all at once: a small slice takes as long as a large one
 _SLICE_BYTES = 512 * 1024
 _CHUNK_BYTES = 8 * 2**20
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
@@ -221,7 +222,8 @@ class ParquetFormat(Format):
         place = f"{file.path}: row group {group}"
         reader = self._rows
         if reader is None or reader.place != place or reader.next_row > first:
-            slice_rows = _slice_rows(footer.group_rows[group], footer.group_bytes[group])
+            most_rows = _SLICE_ROWS if self.settings.tokens_column is None else _SLICE_TOKEN_ROWS
+            slice_rows = _slice_rows(footer.group_rows[group], footer.group_bytes[group], most_rows)
             needed = len(footer.needed_columns)
             reader = _RowReader(place, self.open(file), group, self.columns(file), needed, slice_rows)
             self._rows = reader
@@ -314,10 +316,10 @@ class _RowReader:
             return pa.RecordBatch.from_arrays([unwrap(column) for column in found], self._columns)
 
 
-def _slice_rows(rows: int, text_bytes: int) -> int:
+def _slice_rows(rows: int, size_bytes: int, most_rows: int = _SLICE_ROWS) -> int:
     """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer.
 
-    It must not depend on a setting, because where a damaged row group ends depends on it.
+    It must not depend on a setting that may change, because where a damaged row group ends depends on it.
     """
-    average = text_bytes // max(1, rows) + 1
-    return min(max(_SLICE_BYTES // average, 1), _SLICE_ROWS)
+    average = size_bytes // max(1, rows) + 1
+    return min(max(_SLICE_BYTES // average, 1), most_rows)

@@ -63,13 +63,13 @@ class TokenRows:
                 return describe_wrong_id(value, vocabulary)
         return None
 
-    def without_outer_eots(self, eot: int) -> TokenRows:
+    def without_outer_eots(self, vocabulary: Vocabulary) -> TokenRows:
         """Return the rows without an EOT at their beginning, and without one at their end."""
         starts, ends = self.starts.copy(), self.ends.copy()
         filled = np.flatnonzero(starts < ends)
-        starts[filled] += self.ids[starts[filled]] == eot
+        starts[filled[vocabulary.find_eots(self.ids[starts[filled]])]] += 1
         filled = np.flatnonzero(starts < ends)
-        ends[filled] -= self.ids[ends[filled] - 1] == eot
+        ends[filled[vocabulary.find_eots(self.ids[ends[filled] - 1])]] -= 1
         return TokenRows(self.ids, starts, ends, self.valid)
 
     def to_documents(self, vocabulary: Vocabulary) -> TokenLists:
@@ -79,7 +79,7 @@ class TokenRows:
         first, last = int(self.starts[0]), int(self.ends[-1])
         ids = self.ids[first:last].astype(vocabulary.dtype)
         starts, ends = self.starts - first, self.ends - first
-        eots = np.flatnonzero(ids == vocabulary.eot)
+        eots = vocabulary.find_eots(ids)
         row = np.searchsorted(starts, eots, side="right") - 1
         inside = eots[(row >= 0) & (eots < ends[row])]  # not between two rows
         if len(inside):
@@ -143,7 +143,7 @@ def split_token_rows(
     if wrong:
         found = found.take(np.delete(np.arange(len(numbers)), [*wrong]))
         counts += Counts(bad_parts=len(wrong))
-    found = found.without_outer_eots(vocabulary.eot)
+    found = found.without_outer_eots(vocabulary)
     if int((found.ends - found.starts).sum()) <= 2 * _LONG_ROW_IDS:
         documents = found.to_documents(vocabulary)
         yield TextChunk(documents, None, None, counts=counts, problems=problems)

@@ -90,7 +90,7 @@ def test_any_rows_in_any_batches(tmp_path: Path, tries: Tries) -> None:
         rows = make_rows(chooser.choice([1, 5, 150]), seed, eots=chooser.random() < 0.7)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(token_rows, "_LONG_ROW_IDS", chooser.choice([1, 3, 50, 2**20]))
-            patch.setattr(parquet, "_SLICE_ROWS", chooser.choice([1, 7, 128]))
+            patch.setattr(parquet, "_SLICE_TOKEN_ROWS", chooser.choice([1, 7, 128]))
             patch.setattr(parquet, "_CHUNK_BYTES", chooser.choice([1, 500, 2**23]))
             path = write_rows(tmp_path / "a.parquet", rows, group=chooser.choice([1, 10, 1000]))
             batch_bytes = chooser.choice([1024, 10**6])
@@ -177,6 +177,28 @@ def test_resume_from_every_shard(tmp_path: Path) -> None:
                 tmp_path / "out", path, tokens_column="tokens", shard_tokens=500, batch_bytes=1024
             )
             assert (runs.shards_in(tmp_path / "out"), again.totals) == (expected, first.totals)
+
+
+@pytest.mark.promise(1)
+def test_a_kill_at_a_file_operation(tmp_path: Path, soak: bool) -> None:
+    """At some of them, in a soak at every one, and a resume with other batches: the same bytes, in the middle of rows as anywhere."""
+    rows = make_rows(30, seed=8)
+    path = write_rows(tmp_path / "a.parquet", rows, group=10)
+    settings = {"engine": "auto", "tokens_column": "tokens", "shard_tokens": 800}
+    expected = shards_of(rows, 800)
+    assert len(expected) >= 2
+    tries = runs.crash_everywhere(
+        {
+            "kind": "build",
+            "input": str(path),
+            "out": str(tmp_path / "out"),
+            "settings": {**settings, "batch_bytes": 1024},
+            "resumed": {**settings, "batch_bytes": 10**6},
+            "expected": reference.digests(expected),
+            "step": 1 if soak else 12,
+        }
+    )
+    assert tries >= 4
 
 
 WRONG: list[tuple[Any, str]] = [
