@@ -48,8 +48,8 @@ class Vocabulary:
         return unsigned_dtype(next(fitting))
 
     def find_eots(self, tokens: Tokens) -> Places:
-        """Return the positions of the EOTs in tokens that were read from a file: a finished one, or input that
-        is tokens already.
+        """Return the positions of the EOTs in tokens that were read from a file: a finished one, or input
+        that is tokens already.
 
         Nothing else in a build needs this: the encoder notes the positions, and they travel with the tokens.
         """

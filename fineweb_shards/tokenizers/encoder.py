@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fineweb_shards.errors import ExactnessError
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Engine, Ids, Reference
-from fineweb_shards.tokenizers.eots import place_eots
+from fineweb_shards.tokenizers.eot_places import place_eots
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.passages import cut_passages

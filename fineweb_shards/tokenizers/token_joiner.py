@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fineweb_shards.token_lists import TokenLists
-from fineweb_shards.tokenizers.eots import place_eots
+from fineweb_shards.tokenizers.eot_places import place_eots
 from fineweb_shards.types import EncodedBlock, TextChunk, Tokens
 from fineweb_shards.vocabulary import Vocabulary
 

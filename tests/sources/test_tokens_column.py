@@ -181,7 +181,7 @@ def test_resume_from_every_shard(tmp_path: Path) -> None:
 
 @pytest.mark.promise(1)
 def test_a_kill_at_a_file_operation(tmp_path: Path, soak: bool) -> None:
-    """At some of them, in a soak at every one, and a resume with other batches: the same bytes, in the middle of rows as anywhere."""
+    """At some of them, in a soak at every one; the resume has other batches, and the same bytes."""
     rows = make_rows(30, seed=8)
     path = write_rows(tmp_path / "a.parquet", rows, group=10)
     settings = {"engine": "auto", "tokens_column": "tokens", "shard_tokens": 800}
