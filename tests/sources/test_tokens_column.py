@@ -25,6 +25,12 @@ from promises import Tries
 
 from fineweb_shards.errors import BadFileError, ChangedError, UsageError
 from fineweb_shards.sources import parquet, token_rows
+from fineweb_shards.sources.base import ReadSettings
+from fineweb_shards.sources.files import find_files
+from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.tokenizers.token_joiner import TokenJoiner
+from fineweb_shards.types import Batch
+from fineweb_shards.vocabulary import Vocabulary
 
 EOT = reference.EOT
 Row = list[int] | None
@@ -137,6 +143,24 @@ def test_eots_at_the_ends_are_not_doubled(tmp_path: Path) -> None:
     tokens, counts = runs.encode_inline(write_rows(tmp_path / "a.parquet", rows), tokens_column="tokens")
     assert tokens == [EOT, 1, 2, EOT, 3, EOT, 4, EOT, 5, EOT, 6, EOT, EOT, EOT, EOT, 7]
     assert counts.skipped_documents == 1
+
+
+@pytest.mark.parametrize("eot_first", [True, False])
+def test_a_vocabulary_with_its_eot_first(tmp_path: Path, eot_first: bool) -> None:
+    """70,000 ids, of which 0 is EOT: a token has four bytes, and 69,999 is the last one that is right."""
+    vocabulary = Vocabulary("other", "0" * 64, size=70_000, eot=0)
+    path = write_rows(tmp_path / "a.parquet", [[0, 69_999, 0, 50_256], [7, 0]])
+    (file,) = find_files((str(path),), "auto")
+    settings = ReadSettings("text", "auto", 1024, False, vocabulary, tokens_column="tokens")
+    (chunk,) = ParquetFormat(settings).chunks(file, Batch(0, 0, 1, 0))
+    block = TokenJoiner(vocabulary, eot_first=eot_first).join(chunk)
+    expected = [0, 69_999, 0, 50_256, 0, 7] if eot_first else [69_999, 0, 50_256, 0, 7, 0]
+    assert (block.array.dtype, block.array.tolist()) == (np.uint32, expected)
+    assert block.eots.tolist() == np.flatnonzero(np.array(expected) == 0).tolist()
+    write_rows(path, [[70_000]])
+    (file,) = find_files((str(path),), "auto")
+    with pytest.raises(BadFileError, match="row 0 has the id 70000, but those of other are 0 to 69999"):
+        list(ParquetFormat(settings).chunks(file, Batch(0, 0, 1, 0)))
 
 
 def test_json_lines_give_the_same(tmp_path: Path) -> None:

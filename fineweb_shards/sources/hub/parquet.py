@@ -119,7 +119,7 @@ class HubParquetFormat(ParquetFormat):
         content = RangeFile(self._remote_files.get(file, address), self.retrier.observer)
         parsed = self.parse(file, content, _READ_BUFFER_BYTES)
         footer = read_footer(file, parsed, self.settings)
-        if max(footer.group_bytes, default=0) <= _LARGEST_FETCH_BYTES:
+        if _largest_bytes(parsed.metadata, footer.path) <= _LARGEST_FETCH_BYTES:
             # What is fetched ahead is decoded where it is. Larger row groups are read a piece at a time.
             parsed = self.parse(file, content, 0, parsed.metadata)
         nearly_all_text = _is_nearly_all_text(parsed.metadata, footer.path)
@@ -166,6 +166,13 @@ def _is_nearly_all_text(metadata: Any, path: str) -> bool:
     everything = sum(stop - start for group in groups for start, stop in group.values())
     only_text = sum(group[path][1] - group[path][0] for group in groups if path in group)
     return everything <= _MOST_OVERHEAD * only_text
+
+
+def _largest_bytes(metadata: Any, path: str) -> int:
+    """Return the size of a column in the row group where it is largest, unpacked."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+    return max((chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == path), default=0)
 
 
 def _extents(group: Any) -> dict[str, tuple[int, int]]:
