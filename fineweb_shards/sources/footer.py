@@ -58,9 +58,10 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
         # By name and path: a column `a.b` and the field `b` of a struct `a` have the same path.
         stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
         is_list = settings.tokens_column is not None
-        index = next((i for i, c in enumerate(stored) if _is_data_of(c, wanted, is_list=is_list)), None)
-        if index is None:
+        found = [i for i, c in enumerate(stored) if _is_data_of(c, wanted, is_list=is_list)]
+        if not found:
             raise pa.ArrowInvalid(f"it has no data for the column {wanted!r}")
+        index = min(found, key=lambda i: stored[i].path.count("."))  # items of a list `a`, not of one `a.b`
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         rows = tuple(int(group.num_rows) for group in groups)
         chunks = [group.column(index) for group in groups]

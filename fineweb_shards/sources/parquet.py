@@ -31,9 +31,7 @@ from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 # Rows are decoded a slice at a time and encoded a chunk at a time: both fit a worker's share of memory,
 # however large the row groups are.
 _SLICE_ROWS = 128
-_SLICE_TOKEN_ROWS = (
-    2048  # they are checked and copied all at once: a small slice takes as long as a large one
-)
+_SLICE_TOKEN_ROWS = 2048  # they are checked and copied all at once, so that few at a time would be slow
 _SLICE_BYTES = 512 * 1024
 _CHUNK_BYTES = 8 * 2**20
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.

@@ -305,6 +305,9 @@ def test_columns_with_similar_names(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     assert runs.encode_inline(tmp_path / "a.parquet", tokens_column="tokens")[0] == [EOT, 1, EOT, 2]
     assert runs.encode_inline(tmp_path / "a.parquet", tokens_column="tokens.list")[0] == [EOT, 9, EOT, 9]
+    for column in ("tokens", "tokens.list"):
+        source = runs.job_of(tmp_path / "out", tmp_path / "a.parquet", tokens_column=column).source
+        assert source.formats["parquet"].footer(source.files[0]).path == f"{column}.list.element"
 
 
 @pytest.mark.parametrize(
