@@ -82,6 +82,8 @@ def describe_tokenizer(job: Job) -> list[tuple[str, str]]:
     eot = f"{printable(names[0])} ({vocabulary.eot})" if names else str(vocabulary.eot)
     dtype = job.output.shard_format.dtype.name
     rows = [("tokenizer", f"{printable(vocabulary.name)}: {vocabulary.size:,} ids ({dtype}), EOT {eot}")]
+    if job.engine is None:
+        return rows
     if job.engine.name == vocabulary.reference and job.trial and job.trial.refusals:
         why = printable("; ".join(job.trial.refusals))
         rows.append(("engine", f"{job.engine.name} itself, which is slow: {why}"))

@@ -6,7 +6,7 @@ pyarrow checks the syntax, this module the values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -55,13 +55,11 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
     with translated_pyarrow_errors(f"{file.path}: the footer is damaged"):
         schema, metadata = opened.schema_arrow, opened.metadata
         _check_column(file, schema, settings)
-        # By name and path: a column `a.b` and the field `b` of a struct `a` have the same path.
         stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
         is_list = settings.tokens_column is not None
-        found = [i for i, c in enumerate(stored) if _is_data_of(c, wanted, is_list=is_list)]
-        if not found:
+        index = _find_items(schema, stored, wanted) if is_list else _find_texts(stored, wanted)
+        if index is None:
             raise pa.ArrowInvalid(f"it has no data for the column {wanted!r}")
-        index = min(found, key=lambda i: stored[i].path.count("."))  # items of a list `a`, not of one `a.b`
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         rows = tuple(int(group.num_rows) for group in groups)
         chunks = [group.column(index) for group in groups]
@@ -100,11 +98,27 @@ def _check_column(file: InputFile, schema: pa.Schema, settings: ReadSettings) ->
         raise BadFileError(f"{file.path}: column {wanted!r} holds {kind}, not {what}.", hint)
 
 
-def _is_data_of(stored: Any, column: str, *, is_list: bool) -> bool:
-    """Tell whether a column of the file is that of the schema or, of a list, that of its items."""
-    if stored.name == stored.path:  # also a list, as old writers have it
-        return bool(stored.name == column)
-    return is_list and stored.path.startswith(f"{column}.")
+def _find_texts(stored: Sequence[Any], column: str) -> int | None:
+    """Return which of the file's columns holds the texts of this one; None if none does."""
+    # By name and path: a column `a.b` and the field `b` of a struct `a` have the same path.
+    return next((i for i, one in enumerate(stored) if one.name == one.path == column), None)
+
+
+def _find_items(schema: pa.Schema, stored: Sequence[Any], column: str) -> int | None:
+    """Return which of the file's columns holds the items of these lists; None if none does."""
+    # By counting: lists `a` and `a.list` may both have items of the path `a.list.element`.
+    index = sum(_count_stored(field.type) for field in list(schema)[: schema.names.index(column)])
+    fits = index < len(stored) and f"{stored[index].path}.".startswith(f"{column}.")
+    return index if fits else None
+
+
+def _count_stored(kind: Any) -> int:
+    """Return how many columns of a file a column of the schema has: one for each field inside it."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _count_stored(kind.storage_type)
+    if not pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind):
+        return 1
+    return sum(_count_stored(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _type_of(file: InputFile, schema: pa.Schema, wanted: str, hint: str) -> Any:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import reference
 import runs
+import vocabularies
 from inputs import write_csv, write_text
 from layout_reference import Wanted
 from promises import Tries
@@ -301,7 +302,13 @@ def test_a_column_of_ids_is_no_text(tmp_path: Path) -> None:
 
 def test_columns_with_similar_names(tmp_path: Path) -> None:
     """`tokens.list` and a struct beside it are other columns."""
-    columns = {"tokens.list": [[9], [9]], "tokens": [[1], [2]], "token": [{"list": 1}, {"list": 2}]}
+    columns = {
+        "token": [{"list": 1, "more": [{"a": 1, "b": 2}]}, None],
+        "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
+        "tokens.list": [[9], [9]],
+        "kind": pa.array(["x", "y"]).dictionary_encode(),
+        "tokens": [[1], [2]],
+    }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     assert runs.encode_inline(tmp_path / "a.parquet", tokens_column="tokens")[0] == [EOT, 1, EOT, 2]
     assert runs.encode_inline(tmp_path / "a.parquet", tokens_column="tokens.list")[0] == [EOT, 9, EOT, 9]
@@ -358,6 +365,28 @@ def test_the_command_with_workers(tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "out") == shards_of(rows, 100_000)
     versions = json.loads((tmp_path / "out" / "manifest.json").read_text())["versions"]
     assert sorted(versions) == ["fineweb_shards", "numpy", "python"]
+
+
+def test_the_ids_of_another_tokenizer(tmp_path: Path) -> None:
+    """Its file decides which ids there are; the plan decodes with it, and it is kept for `inspect`."""
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b"th": 256}
+    vocabularies.write_ranks(tmp_path / "small.tiktoken", ranks)
+    path = write_rows(tmp_path / "a.parquet", [[*b"hello"], [256, *b"e", 257], [*b"end"]])
+    words: list[Path | str] = [
+        path, "--tokens-column", "tokens", "--tokenizer", tmp_path / "small.tiktoken",
+        "--pattern", "gpt2", "--eot", "257", "--layout", "plain", "--out", tmp_path / "out",
+    ]  # fmt: skip
+    plan = inline.run_command("plan", *words)
+    assert plan.returncode == 0, plan.stderr
+    assert "document 2 the" in plan.stdout
+    done = inline.run_command("build", *words)
+    assert done.returncode == 0, done.stderr
+    done = inline.run_command("inspect", tmp_path / "out", "--token-bytes", tmp_path / "token_bytes.npy")
+    assert done.returncode == 0, done.stderr
+    assert np.load(tmp_path / "token_bytes.npy").tolist() == [1] * 256 + [2, 0]
+    write_rows(path, [[258]])
+    refused = inline.run_command("build", *words[:-1], tmp_path / "other")
+    assert (refused.returncode, "row 0 has the id 258" in refused.stderr) == (3, True)
 
 
 def test_reading_imports_no_pandas(tmp_path: Path) -> None:
