@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.texts import Texts
+from fineweb_shards.token_lists import TokenLists
 
 Tokens = NDArray[np.integer[Any]]  # ids, as wide as the vocabulary or the file they come from makes them
 Places = NDArray[np.int64]  # positions in an array of tokens, ascending
@@ -49,7 +50,8 @@ class Cursor:
 class Counts:
     """Counts about the documents of a block that its tokens do not show; `+` adds two of them."""
 
-    text_bytes: int = 0  # of the documents as they were read, without separators or the JSON around them
+    # Of the documents as they were read, without separators or the JSON around them. Tokens have no text: 0.
+    text_bytes: int = 0
     skipped_documents: int = 0  # null text
     replaced_characters: int = 0  # invalid UTF-8 that became U+FFFD
     bad_parts: int = 0  # damaged files, row groups or lines left out by --on-bad-file skip
@@ -99,13 +101,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Documents that a worker reads together and encodes in one call.
+    """Documents that a worker reads together and encodes in one call; with --tokens-column they are tokens
+    already, and are only joined.
 
     `start` is None where reading can't begin: after a seam, or in the middle of a row group. The same holds
     for `end`. The stitcher expresses such a place as a number of tokens after the last cursor.
     """
 
-    documents: Texts
+    documents: Texts | TokenLists
     start: Cursor | None
     end: Cursor | None
     starts_mid_document: bool = False  # the first "document" is the rest of one that began earlier
@@ -115,6 +118,12 @@ class TextChunk:
     counts: Counts = Counts()
     problems: tuple[str, ...] = ()  # sentences for the log
     origins: tuple[Origin, ...] = ()
+
+    @property
+    def texts(self) -> Texts:
+        """The documents of a chunk that has to be encoded."""
+        assert isinstance(self.documents, Texts), "its documents are tokens already"
+        return self.documents
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,10 @@ class Vocabulary:
         return unsigned_dtype(next(fitting))
 
     def find_eots(self, tokens: Tokens) -> Places:
-        """Return the positions of the EOTs in tokens that were read from a finished file.
+        """Return the positions of the EOTs in tokens that were read from a file: a finished one, or input
+        that is tokens already.
 
-        A build does not need this: its encoder notes the positions, and they travel with the tokens.
+        Nothing else in a build needs this: the encoder notes the positions, and they travel with the tokens.
         """
         return np.flatnonzero(tokens == self.eot)
 

@@ -464,6 +464,7 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
         "reading/samples.py",
         "reading/token_statistics.py",
         "reading/token_stream.py",
+        "sources/token_rows.py",  # of --tokens-column
         "store/megatron_index.py",
         "store/segment.py",  # of finished segments
         "tokenizers/encoder.py",  # where there must be none

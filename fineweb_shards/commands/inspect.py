@@ -1,4 +1,4 @@
-"""`inspect`: show statistics of shards, print a document, or search for a text.
+"""`inspect`: show statistics of shards, print a document, search for a text, or write the tokens' bytes.
 
 Everything from a document is made safe for a terminal before it is printed.
 """
@@ -19,6 +19,7 @@ from fineweb_shards.errors import NoMatch
 from fineweb_shards.layouts.llm_c import HEADERS, LlmC
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.inspection import Match, Target
+from fineweb_shards.reading.token_bytes import write_token_bytes
 from fineweb_shards.reading.token_file import TokenFile
 from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
 from fineweb_shards.system.terminal import printable, safe_text
@@ -42,13 +43,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--document", metavar="N", type=read_count, help="show the N-th document, from 0")
     what.add_argument("--random", action="store_true", help="show a document chosen by chance")
     what.add_argument("--grep", metavar="TEXT", type=read_text, help="list the documents that contain TEXT")
+    what.add_argument(
+        "--token-bytes", metavar="FILE", type=Path,
+        help="write a .npy file with the number of bytes of every token id (0: EOT), for bits per byte",
+    )  # fmt: skip
     parser.add_argument("--seed", metavar="N", type=read_count, help="with --random: the same one each time")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print statistics, one document, or the documents that contain a text."""
+    """Print statistics, one document, or the documents that contain a text; or write the tokens' bytes."""
     target = inspection.open_target(options.path)
+    if options.token_bytes is not None:
+        _write_token_bytes(options, target.vocabulary)
+        return
     if options.grep is not None:
         _run_grep(options, target)
         return
@@ -71,6 +79,16 @@ def run(options: argparse.Namespace) -> None:
     for piece in (first, *pieces):
         sys.stdout.write(printable(piece))
     print()
+
+
+def _write_token_bytes(options: argparse.Namespace, vocabulary: Vocabulary) -> None:
+    path: Path = options.token_bytes
+    write_token_bytes(path, vocabulary)
+    if options.json:
+        print(json.dumps({"file": str(path), "vocabulary": vocabulary.name, "ids": vocabulary.size}))
+    else:
+        name = printable(str(path))
+        print(f"{name}: the number of bytes of each of the {vocabulary.size:,} ids of {vocabulary.name}")
 
 
 def _run_grep(options: argparse.Namespace, target: Target) -> None:

@@ -86,6 +86,8 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
 
 
 def _documents_are_exact(plan: Plan) -> bool:
+    if plan.job.config.tokens_column is not None:
+        return False  # a row of ids may hold several
     if plan.job.config.where or plan.job.length_limits:
         return plan.extent.exact and plan.job.config.max_tokens is None
     limited = plan.job.config.max_tokens is not None

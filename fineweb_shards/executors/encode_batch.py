@@ -21,6 +21,7 @@ from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.selftest import GPT2_SHA256, check_engine
+from fineweb_shards.tokenizers.token_joiner import TokenJoiner
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
 from fineweb_shards.types import EncodedBlock, Quarantined
 from fineweb_shards.vocabulary import Vocabulary
@@ -31,7 +32,7 @@ class WorkerSpec:
     """What a worker needs to know before its first order."""
 
     source: Source
-    engine: str
+    engine: str | None  # None: the input is tokens already
     seed: int
     shard_format: ShardFormat  # of the files to write
     folder: Path  # the output folder
@@ -48,11 +49,13 @@ class WorkerSpec:
         """Return the writer of a process that has tokens."""
         return TokenWriter(self.shard_format, Disk(self.folder, self.max_outage_seconds, observer))
 
-    def make_encoder(self) -> Encoder:
+    def make_encoder(self) -> Encoder | TokenJoiner:
         """Return the worker's encoder after it has passed the self-test."""
+        eot_first = self.shard_format.layout.eot_first
+        if self.engine is None:
+            return TokenJoiner(self.vocabulary, eot_first=eot_first)
         reference = make_reference(self.vocabulary)
         engine = reference if self.engine == reference.name else ENGINES[self.engine](self.vocabulary)
-        eot_first = self.shard_format.layout.eot_first
         encoder = Encoder(engine, reference, eot_first=eot_first, seed=self.seed)
         check_engine(encoder.encode_documents, engine.name, reference, self.selftest_sha256)
         if not is_gpt2_text(self.vocabulary):
@@ -62,13 +65,16 @@ class WorkerSpec:
 
 
 def encode_batch(
-    source: Source, encoder: Encoder, order: WorkOrder, announce: Callable[[Quarantined], None]
+    source: Source, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce`
     gets each document that is encoded on its own."""
     name = source.files[order.batch.file].name
     for number, chunk in enumerate(source.chunks(order.batch)):
         if number < order.first_block:
+            continue
+        if isinstance(encoder, TokenJoiner):  # no document can crash it, so none is tried on its own
+            yield number, encoder.join(chunk)
             continue
         block = None
         if not order.one_by_one and not holds_any(chunk, order.skip_digests):

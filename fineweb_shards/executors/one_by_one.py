@@ -31,7 +31,7 @@ def digest_of(document: bytes | memoryview) -> str:
 
 def holds_any(chunk: TextChunk, digests: frozenset[str]) -> bool:
     """Return whether one of the chunk's documents has one of these digests."""
-    return bool(digests) and not digests.isdisjoint(map(digest_of, chunk.documents.iter_views()))
+    return bool(digests) and not digests.isdisjoint(map(digest_of, chunk.texts.iter_views()))
 
 
 def encode_one_by_one(
@@ -98,7 +98,7 @@ def _single(chunk: TextChunk, i: int) -> TextChunk:
     first, last = i == 0, i == len(chunk.documents) - 1
     origins = [origin for origin in chunk.origins if 0 <= i - origin.first < origin.count]
     return TextChunk(
-        chunk.documents.only(i),
+        chunk.texts.only(i),
         None,
         None,
         starts_mid_document=chunk.starts_mid_document and first,
@@ -125,7 +125,7 @@ def _emptied(part: TextChunk) -> TextChunk:
 
 def _describe(chunk: TextChunk, i: int, order: WorkOrder, piece_of_bytes: int) -> Quarantined:
     """Return the record that document `i` has if it is quarantined."""
-    (document,) = chunk.documents.only(i).iter_views()  # not copied: it may be too long for anything else
+    (document,) = chunk.texts.only(i).iter_views()  # not copied: it may be too long for anything else
     return Quarantined(
         file=order.batch.file,
         position=order.batch.position,

@@ -104,7 +104,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
     begin = time.monotonic()
     spec = WorkerSpec(
         job.source,
-        job.engine.name,
+        job.engine.name if job.engine else None,
         job.config.seed,
         job.output.shard_format,
         job.folder,

@@ -96,6 +96,10 @@ class Config:
     text_column: str = _setting(
         "text", "parquet column or JSON key that holds the text", metavar="NAME", bytes_=True
     )
+    tokens_column: str | None = _setting(
+        None, "parquet column or JSON key that holds the documents as lists of token ids, which are written "
+        "as they are; instead of --text-column", metavar="NAME", bytes_=True,
+    )  # fmt: skip
     where: str | None = _setting(
         None, "read only documents that meet this condition on columns or JSON keys, such as "
         "'int_score >= 4 and language_score > 0.8'", metavar="CONDITION", bytes_=True,
@@ -226,6 +230,7 @@ class Config:
                 f"{self.min_tokens:,}: no document could be kept.",
                 "Raise it, or lower --min-tokens.",
             )
+        self._check_tokens_column()
         if self.where is not None:
             if _is_broken(self.where):
                 raise UsageError("--where holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
@@ -235,6 +240,23 @@ class Config:
                 f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",
                 "Use blank, line, none, or a string that stands between documents.",
             )
+
+    def _check_tokens_column(self) -> None:
+        if self.tokens_column is None:
+            return
+        if not self.tokens_column:
+            raise UsageError("--tokens-column is empty.", "Name the column, or leave the flag out.")
+        for name, why in (
+            ("text_column", "a document is either text or tokens"),
+            ("engine", "tokens are not encoded, so there is no tokenizer to choose"),
+        ):
+            value = getattr(self, name)
+            if value != getattr(Config, name):
+                flag = f"--{name.replace('_', '-')} {value}"
+                raise UsageError(
+                    f"{flag} and --tokens-column {self.tokens_column} exclude each other: {why}.",
+                    "Leave one of them out.",
+                )
 
 
 def _is_broken(text: str) -> bool:

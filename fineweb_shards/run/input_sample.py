@@ -5,6 +5,7 @@ Only the beginning of what is read is kept: all of it would not fit the parent's
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from fineweb_shards.run.separator_preview import SeparatorPreview
 from fineweb_shards.sources.base import InputFile, Source, utf8_bytes
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.texts import Texts
+from fineweb_shards.token_lists import TokenLists
 from fineweb_shards.tokenizers.base import Engine
-from fineweb_shards.types import Cursor, TextChunk
+from fineweb_shards.types import Cursor, TextChunk, Tokens
 
 _SAMPLE_FILES = 64
 _LEAST_SAMPLE_FILES = 8
@@ -25,6 +27,7 @@ _LOOKED_AT_BYTES = 64 * 2**20  # fewer files are sampled if they are large, beca
 _LARGE_FILE_BYTES = 8 * 2**20
 _LONGEST_TEXT_CHARACTERS = 65_536
 _SHOWN_DOCUMENTS = 3
+_SHOWN_TOKENS = 100
 _MOST_BATCHES = 64  # of a file, because batches may hold no document
 QUICK_SAMPLE_BYTES = 2**18
 _LOOKED_AT_TIMES = 16  # what is read at the most, if little of it meets --where
@@ -32,13 +35,15 @@ _LOOKED_AT_TIMES = 16  # what is read at the most, if little of it meets --where
 
 @dataclass(slots=True)
 class InputSample:
-    """Some texts, and the totals over all that was read."""
+    """Some texts, and the totals over all that was read. With --tokens-column there are tokens instead."""
 
     texts: list[str] = field(default_factory=list)
+    token_counts: list[int] = field(default_factory=list)  # of each document that is tokens already
+    first_tokens: list[Tokens] = field(default_factory=list)  # the beginnings of the first ones
     documents: int = 0
     seen_documents: int = 0  # those included that --where leaves out
     read_bytes: int = 0  # of the files, as their sizes count
-    content_bytes: int = 0  # of the documents
+    content_bytes: int = 0  # of the documents: of their text or, if they are tokens, of these
     separators: set[str] = field(default_factory=set)
     separated_documents: int = 0  # in text files, which have separators
     separated_bytes: int = 0
@@ -73,16 +78,40 @@ class InputSample:
                 return
 
     def _add(self, chunk: TextChunk, separator: str, limit_bytes: int) -> None:
-        self.texts += _beginnings(chunk.documents, limit_bytes)
+        if isinstance(chunk.documents, TokenLists):
+            self._add_tokens(chunk.documents)
+        else:
+            self.texts += _beginnings(chunk.documents, limit_bytes)
+            self.content_bytes += chunk.counts.text_bytes
         self.documents += len(chunk.documents)
         counts = chunk.counts
         self.seen_documents += len(chunk.documents) + counts.filtered_documents + counts.unknown_documents
-        self.content_bytes += chunk.counts.text_bytes
         if separator:
             self.separators.add(separator)
             # The rest of a document that began in an earlier chunk is not counted again.
             self.separated_documents += len(chunk.documents) - chunk.starts_mid_document
             self.separated_bytes += chunk.counts.text_bytes
+
+    def _add_tokens(self, lists: TokenLists) -> None:
+        lengths = lists.lengths.tolist()
+        self.token_counts += lengths
+        self.content_bytes += lists.size_bytes
+        end = 0
+        for length in lengths[: _SHOWN_DOCUMENTS - len(self.first_tokens)]:
+            self.first_tokens.append(lists.ids[end : end + min(length, _SHOWN_TOKENS)])
+            end += length
+
+    def measure_tokens(self, limits: LengthLimits) -> MeasuredSample:
+        """Return the same as `measure_sample`, for documents that need no encoding."""
+        kept = [count for count in self.token_counts if limits.judge(count, ended=True) == "kept"]
+        return MeasuredSample(
+            documents=len(self.token_counts),
+            tokens=sum(self.token_counts) + len(self.token_counts),
+            text_bytes=self.content_bytes,
+            tokens_per_second=math.inf,
+            kept_documents=len(kept),
+            kept_tokens=sum(kept) + len(kept),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +121,7 @@ class MeasuredSample:
     documents: int
     tokens: int
     text_bytes: int
-    tokens_per_second: float | None
+    tokens_per_second: float | None  # infinite if nothing has to be encoded
     kept_documents: int  # within --min-tokens and --max-document-tokens
     kept_tokens: int
 

@@ -68,24 +68,28 @@ class Job:
         return LengthLimits(self.config.min_tokens, self.config.max_document_tokens)
 
     @property
-    def engine(self) -> type[Engine]:
+    def engine(self) -> type[Engine] | None:
+        """The engine that encodes; None if the input is tokens already."""
+        if self.config.tokens_column is not None:
+            return None
         assert self.trial is not None, "the engine is tried out before it is used"
         return self.trial.engine
 
     def with_engine(self, folder: Path) -> Job:
         """Return the job with the engine that encodes; the files of another tokenizer than GPT-2 are kept in
         `folder`, for workers and later runs."""
-        if self.trial is not None:
+        if not self.definition.data or self.trial is not None:
             return self
-        vocabulary = self.definition.save(folder)
-        trial = try_engines(self.config.engine, vocabulary, self.definition.special_tokens)
+        vocabulary, trial = self.definition.save(folder), None
+        if self.config.tokens_column is None:
+            trial = try_engines(self.config.engine, vocabulary, self.definition.special_tokens)
         return replace(self, output=replace(self.output, vocabulary=vocabulary), trial=trial)
 
     def versions(self) -> dict[str, str]:
         """Return the versions in use, for the manifest. A resume may have others: the output is the same."""
         return {
             "fineweb_shards": fineweb_shards.__version__,
-            self.engine.name: str(self.engine.installed_version()),
+            **({self.engine.name: str(self.engine.installed_version())} if self.engine else {}),
             "numpy": np.__version__,
             "python": platform.python_version(),
         }
@@ -101,6 +105,7 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
     resolve_engine(config.engine)  # whether there is such an engine
     settings = ReadSettings(
         text_column=config.text_column,
+        tokens_column=config.tokens_column,
         separator=config.separator,
         batch_bytes=config.batch_bytes,
         skip_bad=config.on_bad_file == "skip",
@@ -114,7 +119,10 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
         commit, source = _open_hub(config, settings, output.folder, begun, observer or Observer())
     else:
         source = _open_local(config, settings, output, notes)
-    trial = None if definition.data else try_engines(config.engine, definition.vocabulary, ())
+    _refuse_files_without_columns(config, source)
+    trial = None
+    if not definition.data and config.tokens_column is None:
+        trial = try_engines(config.engine, definition.vocabulary, ())
     return Job(config, output, definition, source, budget, trial, commit, tuple(notes))
 
 
@@ -168,13 +176,21 @@ def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, note
         return ours and path.parent.resolve() == output.folder.resolve()
 
     files = find_files(config.input, config.format, is_output, skip_bad=settings.skip_bad, note=notes.append)
-    text = next((file for file in files if file.format == "text"), None)
-    if settings.where is not None and text is not None:
-        raise UsageError(
-            f"--where {config.where}: {text.path} is plain text, which has no columns.",
-            "Name parquet files and JSON lines only; --format jsonl if it holds JSON lines.",
-        )
     return open_source(files, settings)
+
+
+def _refuse_files_without_columns(config: Config, source: Source) -> None:
+    """Raise UsageError for a file that can't have what --where or --tokens-column is about."""
+    only = "Name parquet files and JSON lines only; --format jsonl if it holds JSON lines."
+    for file in source.files:
+        if config.where is not None and file.kind == "text":
+            raise UsageError(
+                f"--where {config.where}: {file.path} is plain text, which has no columns.", only
+            )
+        if config.tokens_column is not None and file.kind in ("text", "csv", "tsv"):
+            kind = "plain text" if file.kind == "text" else file.kind.upper()
+            flag = f"--tokens-column {config.tokens_column}"
+            raise UsageError(f"{flag}: {file.path} is {kind}, which has no lists of ids.", only)
 
 
 def _open_hub(

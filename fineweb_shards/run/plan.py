@@ -25,6 +25,7 @@ from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.system.machine import free_disk_bytes
+from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.types import Cursor
 from fineweb_shards.units import show_bytes
 
@@ -103,7 +104,7 @@ def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
         job,
         limited,
         trial.separator_preview(),
-        trial.sample.first_documents if trial_seconds else (),
+        trial.first_documents() if trial_seconds else (),
         _predict_speed(job, trial.sample, trial.measured) if trial_seconds else None,
         free_disk_bytes(job.folder),
         max(0.0, (limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0) - passed),
@@ -127,8 +128,17 @@ class _Trial:
 
     @cached_property
     def measured(self) -> MeasuredSample:
+        if self._job.engine is None:
+            return self.sample.measure_tokens(self._job.length_limits)
         engine = self._job.engine(self._job.vocabulary)
         return measure_sample(engine, self.sample.texts, self._seconds, self._job.length_limits)
+
+    def first_documents(self) -> tuple[str, ...]:
+        """Return the beginnings of some documents. Of tokens they show whether the vocabulary is theirs."""
+        if self._job.engine is not None:
+            return self.sample.first_documents
+        decoded = (decode(tokens, self._job.vocabulary) for tokens in self.sample.first_tokens)
+        return tuple(data.decode("utf-8", "replace") for data in decoded)
 
     def separator_preview(self) -> SeparatorPreview | None:
         """Return how the text files are split into documents; None if there are none."""
@@ -157,7 +167,7 @@ def _predict_speed(job: Job, sample: InputSample, measured: MeasuredSample) -> f
     bytes_per_token = measured.text_bytes / measured.tokens
     read_seconds = sample.read_seconds / sample.content_bytes * bytes_per_token
     seconds = read_seconds + 1 / measured.tokens_per_second
-    return job.budget.workers * _PARALLEL_EFFICIENCY / seconds
+    return job.budget.workers * _PARALLEL_EFFICIENCY / seconds if seconds else None
 
 
 def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:

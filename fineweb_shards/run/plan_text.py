@@ -64,8 +64,8 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
         )
     workers = f"{job.budget.workers} worker{'s'[: job.budget.workers != 1]}"
     budget = show_bytes(job.budget.memory_bytes)
-    rows.append(("machine", f"{workers}, {job.engine.name} {job.engine.installed_version()}, "
-                 f"memory budget {budget}"))  # fmt: skip
+    engine = f"{job.engine.name} {job.engine.installed_version()}" if job.engine else "no tokenizer"
+    rows.append(("machine", f"{workers}, {engine}, memory budget {budget}"))
     wanted = job.budget.wanted_workers
     if wanted is not None and wanted > job.budget.workers:
         fewer = f"{job.budget.workers} instead of {wanted:,}: {budget} of memory hold no more"
@@ -82,6 +82,8 @@ def describe_tokenizer(job: Job) -> list[tuple[str, str]]:
     eot = f"{printable(names[0])} ({vocabulary.eot})" if names else str(vocabulary.eot)
     dtype = job.output.shard_format.dtype.name
     rows = [("tokenizer", f"{printable(vocabulary.name)}: {vocabulary.size:,} ids ({dtype}), EOT {eot}")]
+    if job.engine is None:
+        return rows
     if job.engine.name == vocabulary.reference and job.trial and job.trial.refusals:
         why = printable("; ".join(job.trial.refusals))
         rows.append(("engine", f"{job.engine.name} itself, which is slow: {why}"))

@@ -47,6 +47,18 @@ class ReadSettings:
     vocabulary: Vocabulary  # whose tokens FineWeb's `token_count` counts, or not
     hub: HubRef | None = None
     where: Where | None = None  # which documents to read; None: all
+    tokens_column: str | None = None  # holds the documents as lists of ids; None: text_column holds them
+
+    @property
+    def column(self) -> str:
+        """The column that holds the documents, as text or as ids."""
+        return self.text_column if self.tokens_column is None else self.tokens_column
+
+    def column_hint(self, column: str = "column") -> str:
+        """Return what to do if that column, or key, is not there or holds something else."""
+        if self.tokens_column is None:
+            return f"Name the {column} with the text: --text-column."
+        return f"Name the {column} with the lists of ids: --tokens-column; for text it is --text-column."
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +117,12 @@ class Format(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close files that were kept open for the next batch."""
+
+    def leave_out(self, error: BadFileError) -> str:
+        """Return the message that something is left out; without `--on-bad-file skip`, raise the error."""
+        if not self.settings.skip_bad:
+            raise error
+        return f"left out: {error.message}"
 
     def expect(self, files: Sequence[InputFile]) -> None:
         """Prepare files that will be read next, such as by downloading them. Runs in the parent."""

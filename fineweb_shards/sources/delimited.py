@@ -165,7 +165,7 @@ class CsvFormat(TextFormat):
         chunk = TextChunk(NO_TEXTS, Cursor(batch.file, batch.position), Cursor(batch.file, batch.end))
         for offset, block in slices_of_records(self.read_range(file, batch)):
             part, failure = self._read_records(file, batch.columns, block, batch.position + offset)
-            chunk = replace(append_chunk(chunk, part), problems=chunk.problems + part.problems)
+            chunk = append_chunk(chunk, part)
             if failure is not None:  # only now, so that the documents before it are kept
                 yield replace(chunk, end=part.end)
                 raise failure

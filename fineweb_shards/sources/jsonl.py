@@ -1,4 +1,5 @@
-"""Read JSON lines: batches are byte ranges that end at line ends; every line is an object with a text in it.
+"""Read JSON lines: batches are byte ranges that end at line ends; every line is an object with a text in it,
+or with a list of ids.
 
 A bad line, also one that is too long, is left out alone (`--on-bad-file skip`), or stops the run after
 everything before it has been read: neither depends on where batches end.
@@ -9,9 +10,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import compress
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
 from fineweb_shards.errors import BadFileError
@@ -22,8 +25,10 @@ from fineweb_shards.sources.load_filter import load_filter
 from fineweb_shards.sources.ranges import Range, next_target
 from fineweb_shards.sources.text import TextFormat, batches_of, go_to
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
+from fineweb_shards.sources.token_rows import TokenRows, parse_ids
 from fineweb_shards.sources.where import kind_of
 from fineweb_shards.texts import Texts, encode_utf8
+from fineweb_shards.token_lists import Ids
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
 # Longer lines would have to be parsed in pieces; such a document belongs in a text file.
@@ -45,7 +50,7 @@ _DECODER = json.JSONDecoder(parse_int=_parse_integer)  # one for all lines, beca
 class _Row(NamedTuple):
     """What is needed of a line."""
 
-    text: bytes | None  # None if it is null
+    document: bytes | Ids | None  # UTF-8 or, with --tokens-column, ids; None if it is null
     id: str | None
     replaced: int  # characters
     values: tuple[Any, ...]  # of the keys that --where needs
@@ -117,39 +122,50 @@ class JsonLinesFormat(TextFormat):
             rows = list(compress(rows, passes))
             counts += left_out
         counts += Counts(
-            skipped_documents=sum(row.text is None for row in rows),
+            skipped_documents=sum(row.document is None for row in rows),
             replaced_characters=sum(row.replaced for row in rows),
         )
-        texts = Texts.from_pieces([row.text for row in rows if row.text is not None])
-        ids = [row.id for row in rows if row.text is not None]
-        yield TextChunk(
-            texts,
-            Cursor(batch.file, batch.position),
-            Cursor(batch.file, end),
-            counts=counts + Counts(texts.size_bytes),
+        chunk = self._join([row for row in rows if row.document is not None])
+        yield replace(
+            chunk,
+            start=Cursor(batch.file, batch.position),
+            end=Cursor(batch.file, end),
+            counts=chunk.counts + counts,
             problems=tuple(problems),
-            origins=(Origin(0, len(ids), ids=ids),),
         )
         if failure is not None:  # only now, so that the documents before it are kept
             raise failure
+
+    def _join(self, rows: list[_Row]) -> TextChunk:
+        """Return the documents of some lines as a chunk without cursors."""
+        if self.settings.tokens_column is not None:
+            found = TokenRows.from_arrays(
+                [row.document for row in rows if isinstance(row.document, np.ndarray)]
+            )
+            vocabulary = self.settings.vocabulary
+            lists = found.without_outer_eots(vocabulary).to_documents(vocabulary)
+            return TextChunk(lists, None, None)
+        texts = Texts.from_pieces([row.document for row in rows if isinstance(row.document, bytes)])
+        origin = Origin(0, len(rows), ids=[row.id for row in rows])
+        return TextChunk(texts, None, None, counts=Counts(texts.size_bytes), origins=(origin,))
 
     def place_of(self, batch: Batch, line: int, offset: int) -> int:
         """Return the position, in this format's unit, of a line of a batch that begins at byte `offset`."""
         return offset
 
     def _parse_line(self, file: InputFile, line: bytes, offset: int) -> _Row:
-        """Return what is needed of a line; BadFileError if it has no text, or a value that --where can't use.
+        """Return what is needed of a line; BadFileError if it has no document, or if --where can't use it.
 
         orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it
-        knows neither NaN nor half a character), and about every line without a text.
+        knows neither NaN nor half a character), and about every line without a document.
         """
         try:
             row = orjson.loads(line)
-            text = row[self.settings.text_column]
-            if isinstance(text, str):
+            document = self._to_document(row[self.settings.column])
+            if document is not None:
                 name = row.get("id")
                 values = self._values(file, row, offset) if self.row_filter else ()
-                return _Row(text.encode(), name if isinstance(name, str) else None, 0, values)
+                return _Row(document, name if isinstance(name, str) else None, 0, values)
         except (ValueError, LookupError, TypeError):
             pass
         return self._parse_slowly(file, line, offset)
@@ -172,23 +188,31 @@ class JsonLinesFormat(TextFormat):
             raise BadFileError(f"{place} is no JSON: {error}.") from error
         except RecursionError as error:
             raise BadFileError(f"{place} is nested too deeply.") from error
-        column = self.settings.text_column
+        column = self.settings.column
         if not isinstance(row, dict):
             hint = _unwrap(file) if isinstance(row, list) else None
             raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.", hint)
         if column not in row:
             raise BadFileError(
                 f"{place} has no key {column!r}; its keys are: {', '.join(map(str, row))[:200]}.",
-                "Name the key with the text: --text-column.",
+                self.settings.column_hint("key"),
             )
-        text = row[column]
-        if text is not None and not isinstance(text, str):
-            found = "number" if kind_of(text) == "number" else type(text).__name__
-            raise BadFileError(f"{place}: {column!r} is not a text but a {found}.")
+        try:
+            document = None if row[column] is None else self._to_document(row[column])
+        except (TypeError, ValueError) as error:
+            raise BadFileError(f"{place}: {column!r} {error}.") from error
         name = row.get("id")
         values = self._values(file, row, offset) if self.row_filter else ()
-        data = None if text is None else encode_utf8(text)
-        return _Row(data, name if isinstance(name, str) else None, replaced, values)
+        return _Row(document, name if isinstance(name, str) else None, replaced, values)
+
+    def _to_document(self, value: Any) -> bytes | Ids:
+        """Return a value as UTF-8, or as ids; TypeError or ValueError, with a phrase, if it can't be."""
+        if self.settings.tokens_column is not None:
+            return parse_ids(value, self.settings.vocabulary)
+        if isinstance(value, str):
+            return encode_utf8(value)
+        found = "number" if kind_of(value) == "number" else type(value).__name__
+        raise TypeError(f"is not a text but a {found}")
 
 
 def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:

@@ -1,4 +1,5 @@
-"""Read parquet files: batches are sequences of row groups; only the text and FineWeb's token counts are read.
+"""Read parquet files: batches are sequences of row groups; of the columns only those are read that hold the
+documents, FineWeb's token counts, and what --where needs.
 
 With `ParquetFile`, never with a dataset scan: those abort or hang at exit when left half read
 (arrow#45214). A worker keeps its current file open and the footer parsed, because parsing the footer of
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,12 +24,14 @@ from fineweb_shards.sources.base import Format, InputFile, ReadSettings, read_er
 from fineweb_shards.sources.footer import Footer, read_footer, translated_pyarrow_errors
 from fineweb_shards.sources.load_filter import load_filter
 from fineweb_shards.sources.rows import TOKEN_COUNT_VOCABULARY, append_chunk, split_rows, unwrap
+from fineweb_shards.sources.token_rows import split_token_rows
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 # Rows are decoded a slice at a time and encoded a chunk at a time: both fit a worker's share of memory,
 # however large the row groups are.
 _SLICE_ROWS = 128
+_SLICE_TOKEN_ROWS = 2048  # they are checked and copied all at once, so that few at a time would be slow
 _SLICE_BYTES = 512 * 1024
 _CHUNK_BYTES = 8 * 2**20
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
@@ -46,7 +50,7 @@ class StatedExtent:
 
 
 class ParquetFormat(Format):
-    """Documents that are the rows of a text column."""
+    """Documents that are the rows of a column of texts, or of lists of ids."""
 
     batches_at_once = 1  # how many times `batch_bytes` a batch has; more where each needs a request
 
@@ -93,17 +97,18 @@ class ParquetFormat(Format):
         chunk = TextChunk(NO_TEXTS, Cursor(batch.file, batch.position) if begins else None, None)
         if footer.note and begins and batch.position == 0:
             chunk = replace(chunk, problems=(footer.note,))
+        size_bytes = 0
         for group in range(batch.position, batch.end):
             try:
                 for part in self._read_group(file, group, batch.rows):
-                    size_bytes = chunk.counts.text_bytes + part.counts.text_bytes
+                    size_bytes += part.documents.size_bytes
                     if chunk.documents and size_bytes > _CHUNK_BYTES:
                         yield chunk
-                        chunk = TextChunk(NO_TEXTS, None, None)
+                        chunk, size_bytes = TextChunk(NO_TEXTS, None, None), part.documents.size_bytes
                     chunk = append_chunk(chunk, part)
                     if part.ends_mid_document:  # the rest of the document begins the next chunk
                         yield chunk
-                        chunk = TextChunk(NO_TEXTS, None, None)
+                        chunk, size_bytes = TextChunk(NO_TEXTS, None, None), 0
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     raise
@@ -159,7 +164,7 @@ class ParquetFormat(Format):
         """Add up the file's `token_count` over the documents that --where and these limits keep; None if it
         has no usable one, or if the columns that --where needs are large."""
         opened, schema = self.open(file), self.open(file).schema_arrow
-        if self.settings.vocabulary != TOKEN_COUNT_VOCABULARY:
+        if self.settings.vocabulary != TOKEN_COUNT_VOCABULARY or self.settings.tokens_column is not None:
             return None
         if self.settings.text_column != "text" or schema.names.count("token_count") != 1:
             return None
@@ -202,12 +207,12 @@ class ParquetFormat(Format):
         return size_bytes <= _SMALL_SHARE * sum(self.footer(file).group_bytes)
 
     def columns(self, file: InputFile) -> list[str]:
-        """Return the columns to read of a file: the text, what --where needs and, in FineWeb's files,
+        """Return the columns to read of a file: the documents', what --where needs and, in FineWeb's files,
         token_count and id."""
         return list(self.footer(file).columns)
 
     def _read_group(self, file: InputFile, group: int, rows: tuple[int, int] | None) -> Iterator[TextChunk]:
-        """Yield the texts of a row group, or of some of its rows, a slice at a time.
+        """Yield the documents of a row group, or of some of its rows, a slice at a time.
 
         A row group can only be read from its start. So the reader is kept for the next batch of the same row
         group: every worker reads a large row group only once, whichever rows it gets.
@@ -217,19 +222,30 @@ class ParquetFormat(Format):
         place = f"{file.path}: row group {group}"
         reader = self._rows
         if reader is None or reader.place != place or reader.next_row > first:
-            slice_rows = _slice_rows(footer.group_rows[group], footer.group_bytes[group])
+            most_rows = _SLICE_ROWS if self.settings.tokens_column is None else _SLICE_TOKEN_ROWS
+            slice_rows = _slice_rows(footer.group_rows[group], footer.group_bytes[group], most_rows)
             needed = len(footer.needed_columns)
             reader = _RowReader(place, self.open(file), group, self.columns(file), needed, slice_rows)
             self._rows = reader
         try:
             for row, row_slice in reader.read(first, end):
                 selection = self.row_filter.select(row_slice) if self.row_filter else None
-                first_row, rule = footer.first_rows[group] + row, self.settings.vocabulary.cut_rule
-                yield from split_rows(row_slice, first_row, rule, footer.count_columns, selection)
+                first_row, vocabulary = footer.first_rows[group] + row, self.settings.vocabulary
+                if self.settings.tokens_column is None:
+                    rule = vocabulary.cut_rule
+                    yield from split_rows(row_slice, first_row, rule, footer.count_columns, selection)
+                else:
+                    leave_out = partial(self._leave_out_row, file)
+                    yield from split_token_rows(row_slice, first_row, vocabulary, leave_out, selection)
         except BadFileError:
             self._rows = None
             if reader.next_row >= first:  # if it broke before, the batch with those rows reports it
                 raise
+
+    def _leave_out_row(self, file: InputFile, sentence: str) -> str:
+        """Return what to report about a bad row, or raise an error that says so."""
+        hint = "Name the right --tokenizer, or leave out such rows: --on-bad-file skip."
+        return self.leave_out(BadFileError(f"{file.path}: {sentence}.", hint))
 
 
 def _use_small_memory_pool() -> None:
@@ -253,7 +269,7 @@ class _RowReader:
         self.next_row = 0
         self._file = file
         self._group = group
-        self._columns = columns  # the text first
+        self._columns = columns  # the documents' first
         self._needed = needed  # how many of them
         self._slice_rows = slice_rows
         self._rest: Any = None  # rows of the last slice that were not asked for yet
@@ -299,10 +315,10 @@ class _RowReader:
             return pa.RecordBatch.from_arrays([unwrap(column) for column in found], self._columns)
 
 
-def _slice_rows(rows: int, text_bytes: int) -> int:
+def _slice_rows(rows: int, size_bytes: int, most_rows: int = _SLICE_ROWS) -> int:
     """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer.
 
-    It must not depend on a setting, because where a damaged row group ends depends on it.
+    It must not depend on a setting that may change, because where a damaged row group ends depends on it.
     """
-    average = text_bytes // max(1, rows) + 1
-    return min(max(_SLICE_BYTES // average, 1), _SLICE_ROWS)
+    average = size_bytes // max(1, rows) + 1
+    return min(max(_SLICE_BYTES // average, 1), most_rows)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.sources.utf8 import decode_texts, is_utf8
 from fineweb_shards.texts import NO_TEXTS, TextBuffer, Texts
+from fineweb_shards.token_lists import TokenLists
 from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES, Cut
 from fineweb_shards.tokenizers.passages import find_cuts
 from fineweb_shards.types import Counts, Origin, TextChunk
@@ -91,7 +92,7 @@ def split_rows(
     if selection is None and column.null_count:
         selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))
     left_out = selection.counts if selection else Counts()
-    kept = _bits_of(selection.wanted, 1) if selection else None
+    kept = bits_of(selection.wanted, 1) if selection else None
     cells = cells_of(column)
     if kept is not None:
         cells = TextBuffer(cells.data, cells.starts[kept], cells.ends[kept])
@@ -139,10 +140,10 @@ def _stated_tokens(column: Any) -> NDArray[np.int64]:
     if pa.types.is_uint64(column.type):
         stated = np.minimum(stated, np.uint64(_LARGEST_INT64))
     stated = stated.astype(np.int64)
-    return np.where(_bits_of(column, 0), stated, -1) if column.null_count else stated
+    return np.where(bits_of(column, 0), stated, -1) if column.null_count else stated
 
 
-def _bits_of(column: Any, buffer: int) -> NDArray[np.bool_]:
+def bits_of(column: Any, buffer: int) -> NDArray[np.bool_]:
     """Return the bits of a column's buffer: which cells are valid (0, if there are nulls), or true (1)."""
     bits = np.unpackbits(np.frombuffer(column.buffers()[buffer], np.uint8), bitorder="little")
     found: NDArray[np.bool_] = bits[column.offset : column.offset + len(column)] != 0
@@ -206,11 +207,23 @@ def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:
     empty = not chunk.documents
     return replace(
         chunk,
-        documents=chunk.documents + part.documents,
+        documents=_join(chunk.documents, part.documents),
         starts_mid_document=part.starts_mid_document if empty else chunk.starts_mid_document,
         starts_at_seam=part.starts_at_seam if empty else chunk.starts_at_seam,
         ends_at_seam=part.ends_at_seam,
         ends_mid_document=part.ends_mid_document,
         counts=chunk.counts + part.counts,
+        problems=chunk.problems + part.problems,
         origins=chunk.origins + tuple(replace(o, first=o.first + len(chunk.documents)) for o in part.origins),
     )
+
+
+def _join(first: Texts | TokenLists, second: Texts | TokenLists) -> Texts | TokenLists:
+    """Join documents of one kind; none are of either kind."""
+    if not first or not second:
+        return first or second
+    if isinstance(first, Texts) and isinstance(second, Texts):
+        return first + second
+    assert isinstance(first, TokenLists)
+    assert isinstance(second, TokenLists)
+    return first + second

@@ -118,12 +118,6 @@ class TextFormat(Format):
             raise BadFileError(f"{file.path}: the file has become shorter while it was read.")
         return data
 
-    def leave_out(self, error: BadFileError) -> str:
-        """Return the message that something is left out; without `--on-bad-file skip`, raise the error."""
-        if not self.settings.skip_bad:
-            raise error
-        return f"left out: {error.message}"
-
     def close(self) -> None:
         while self._streams:
             self._streams.popitem()[1].close()

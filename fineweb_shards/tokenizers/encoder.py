@@ -21,6 +21,7 @@ from fineweb_shards.errors import ExactnessError
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Engine, Ids, Reference
 from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES
+from fineweb_shards.tokenizers.eot_places import place_eots
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.passages import cut_passages
@@ -87,7 +88,7 @@ class Encoder:
 
         Raises UnencodableError if one of the documents can't be encoded.
         """
-        documents = self.encode_documents(chunk.documents)
+        documents = self.encode_documents(chunk.texts)
         if not isinstance(self._engine, Reference):
             check_sample(chunk, documents, self._reference, self._engine.name, self._seed, where)
         lengths = np.fromiter(map(len, documents), np.int64, len(documents))
@@ -150,10 +151,7 @@ class Encoder:
     def _join_with_eots(
         self, chunk: TextChunk, documents: list[Ids], lengths: NDArray[np.int64]
     ) -> tuple[Tokens, Places]:
-        """Return the tokens with an EOT before or after each document, and the positions of the EOTs.
-
-        A document that continues from the previous chunk, or in the next, has no EOT on that side.
-        """
+        """Return the tokens with an EOT before or after each document, and the positions of the EOTs."""
         skip_first = self._eot_first and chunk.starts_mid_document
         skip_last = not self._eot_first and chunk.ends_mid_document
         # A small id keeps the places of the EOTs, so that what is checked is what the engine made.
@@ -165,12 +163,7 @@ class Encoder:
         if documents and skip_last:
             del parts[-1]
         tokens = self._narrow(parts)
-        ends = np.cumsum(lengths)
-        eots = (ends - lengths if self._eot_first else ends) + np.arange(len(documents))
-        if len(eots) and skip_first:
-            eots = eots[1:] - 1
-        if len(eots) and skip_last:
-            eots = eots[:-1]
+        eots = place_eots(chunk, lengths, eot_first=self._eot_first)
         tokens[eots] = self.vocabulary.eot
         return tokens, eots
 

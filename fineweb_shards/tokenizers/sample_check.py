@@ -25,7 +25,7 @@ def check_sample(
     """Encode a sample of a chunk's documents with the reference; ExactnessError if any token differs."""
     chooser = random.Random(f"{seed} {where} {chunk.start}")  # noqa: S311, RUF100
     for i in choose_documents(len(chunk.documents), chooser):
-        document = chunk.documents[i]
+        document = chunk.texts[i]
         text = _comparable(document, reference.vocabulary.cut_rule)
         expected = reference.encode_text(text)
         # Of a long document only a prefix is compared; see _comparable.

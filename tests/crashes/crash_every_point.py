@@ -3,8 +3,9 @@
     python crash_every_point.py < job.json
 
 The job is {"kind", "input", "out", "settings", "resumed", "expected"}: a build of `input` or an export of it,
-and the SHA-256 of every file it must end with; of writes only each `writes`-th counts. Every try is a fork
-of this process, so that hundreds of them take seconds. Prints the number of tries.
+and the SHA-256 of every file it must end with; of writes only each `writes`-th counts, and of all operations
+only each `step`-th is tried. Every try is a fork of this process, so that hundreds of them take seconds.
+Prints the number of tries.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 import reference
 import runs
 
-JOB = {"writes": 9, **json.load(sys.stdin)}
+JOB = {"writes": 9, "step": 1, **json.load(sys.stdin)}
 OUT = Path(JOB["out"])
 OPERATIONS = ("write", "fsync", "replace", "unlink", "truncate", "ftruncate")
 
@@ -34,7 +35,7 @@ def make(**settings: object) -> None:
     if JOB["kind"] == "export":
         runs.export(Path(JOB["input"]), OUT, **settings)
     else:
-        runs.build_inline(OUT, JOB["input"], engine="tiktoken", **settings)
+        runs.build_inline(OUT, JOB["input"], **{"engine": "tiktoken", **settings})
 
 
 class Deadly:
@@ -111,7 +112,7 @@ def main() -> None:
     runs.encoder("tiktoken", eot_first=True)
     tries = number = 0
     while True:
-        number += 1
+        number += JOB["step"]
         for when in ("before", "after"):
             shutil.rmtree(OUT, ignore_errors=True)
 

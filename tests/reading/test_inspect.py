@@ -255,3 +255,30 @@ def test_files_of_several_layouts_are_told_apart(tmp_path: Path) -> None:
     np.save(tmp_path / "edufineweb_val_000000.npy", np.array([random.Random(1).randrange(9)], np.uint16))
     with pytest.raises(InputError, match="several layouts"):
         inspection.open_target(tmp_path)
+
+
+def test_token_bytes_are_those_of_tiktoken(made: dict[str, Path], tmp_path: Path) -> None:
+    """One int32 for every id, 0 for EOT: with them the bytes of a text are those of its tokens."""
+    path = tmp_path / "token_bytes.npy"
+    for words in ([], ["--json"]):  # again: the same content is no reason to refuse
+        done = inline.run_command("inspect", made["build-nanogpt"], "--token-bytes", path, *words)
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"file": str(path), "vocabulary": "gpt2", "ids": 50257}
+    found = np.load(path)
+    encoding = reference.encoding()
+    assert found.dtype == np.int32
+    assert found.tolist() == [len(encoding.decode_single_token_bytes(i)) for i in range(50256)] + [0]
+
+
+def test_token_bytes_never_replace_another_file(made: dict[str, Path], tmp_path: Path) -> None:
+    """Neither a shard nor a folder."""
+    shard = next(made["build-nanogpt"].glob("*.npy"))
+    before = shard.read_bytes()
+    for path in (shard, tmp_path):
+        done = inline.run_command("inspect", made["build-nanogpt"], "--token-bytes", path)
+        assert (done.returncode, f"--token-bytes {path}: there is something else" in done.stderr) == (2, True)
+    assert shard.read_bytes() == before
+    done = inline.run_command(
+        "inspect", made["build-nanogpt"], "--token-bytes", tmp_path / "no" / "folder.npy"
+    )
+    assert (done.returncode, "folder.npy" in done.stderr) == (5, True)

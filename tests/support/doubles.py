@@ -16,13 +16,16 @@ from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.tokenizers.token_joiner import TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Tokens
 
 
 class InlineExecutor(Executor):
     """Does everything at once in this process: the same work as a worker's, without starting any."""
 
-    def __init__(self, source: Source, encoder: Encoder, writer: TokenWriter | None = None) -> None:
+    def __init__(
+        self, source: Source, encoder: Encoder | TokenJoiner, writer: TokenWriter | None = None
+    ) -> None:
         self._source = source
         self._encoder = encoder
         self._writer = writer

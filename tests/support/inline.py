@@ -38,8 +38,8 @@ class InlineWorkers(InlineExecutor):
         observer: Observer | None = None,
     ) -> None:
         eot_first = spec.shard_format.layout.eot_first
-        is_gpt2 = spec.vocabulary == GPT2
-        encoder = runs.encoder(spec.engine, eot_first=eot_first) if is_gpt2 else spec.make_encoder()
+        ready = spec.engine is not None and spec.vocabulary == GPT2
+        encoder = runs.encoder(spec.engine, eot_first=eot_first) if ready else spec.make_encoder()
         super().__init__(spec.source, encoder, spec.make_writer(observer or Observer()))
 
 

@@ -34,6 +34,7 @@ from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, make_mender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
+from fineweb_shards.tokenizers.token_joiner import TokenJoiner
 from fineweb_shards.types import Counts, Cursor
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.log import EventLog
@@ -48,6 +49,13 @@ CRASH_DRIVER = Path(__file__).parent.parent / "crashes" / "crash_every_point.py"
 def encoder(engine: str = "auto", seed: int = 0, *, eot_first: bool = True) -> Encoder:
     """One encoder for all tests: loading it takes a second."""
     return Encoder(resolve_engine(engine)(), TiktokenEngine(), eot_first=eot_first, seed=seed)
+
+
+def encoder_of(job: Job) -> Encoder | TokenJoiner:
+    """What the workers of a job encode with."""
+    if job.engine is None:
+        return TokenJoiner(job.vocabulary, eot_first=job.layout.eot_first)
+    return encoder(job.config.engine, eot_first=job.layout.eot_first)
 
 
 def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
@@ -68,7 +76,7 @@ def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
         if manifest.complete:
             return manifest
         writer = TokenWriter(job.output.shard_format, Disk(job.folder, job.config.max_outage, progress))
-        encode = encoder(settings.get("engine", "auto"), eot_first=job.layout.eot_first)
+        encode = encoder_of(job)
         with contextlib.closing(writer):
             return run(job, manifest, InlineExecutor(job.source, encode, writer), progress)
 
@@ -76,7 +84,7 @@ def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
 def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Counts]:
     """The token stream of an input and its counts, without a folder: nothing is written or synced."""
     job = job_of(Path("unused"), *inputs, **settings)
-    executor = InlineExecutor(job.source, encoder())
+    executor = InlineExecutor(job.source, encoder_of(job))
     blocks = list(stitch(executor.encode(job.source.batches(START)), partial(make_mender, GPT2), START))
     tokens = [token for block in blocks for token in np.asarray(block.tokens).tolist()]
     return tokens, sum((block.counts for block in blocks), Counts())

@@ -39,6 +39,7 @@ from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.tokenizers.token_joiner import TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
 
 
@@ -73,7 +74,12 @@ class Worker:
     """The work of one process: a method for each thread, with queues between them."""
 
     def __init__(
-        self, pipe: connection.Connection, spec: WorkerSpec, source: Source, encoder: Encoder, outbox: Outbox
+        self,
+        pipe: connection.Connection,
+        spec: WorkerSpec,
+        source: Source,
+        encoder: Encoder | TokenJoiner,
+        outbox: Outbox,
     ) -> None:
         self._pipe = pipe
         self._source = source

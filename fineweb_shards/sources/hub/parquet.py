@@ -119,10 +119,10 @@ class HubParquetFormat(ParquetFormat):
         content = RangeFile(self._remote_files.get(file, address), self.retrier.observer)
         parsed = self.parse(file, content, _READ_BUFFER_BYTES)
         footer = read_footer(file, parsed, self.settings)
-        if max(footer.group_bytes, default=0) <= _LARGEST_FETCH_BYTES:
+        if _largest_bytes(parsed.metadata, footer.path) <= _LARGEST_FETCH_BYTES:
             # What is fetched ahead is decoded where it is. Larger row groups are read a piece at a time.
             parsed = self.parse(file, content, 0, parsed.metadata)
-        nearly_all_text = _is_nearly_all_text(parsed.metadata, self.settings.text_column)
+        nearly_all_text = _is_nearly_all_text(parsed.metadata, footer.path)
         return _OpenFile(parsed, footer, content, nearly_all_text)
 
     def _columns(self, opened: _OpenFile) -> list[str]:
@@ -147,7 +147,8 @@ class HubParquetFormat(ParquetFormat):
     def _ranges(self, opened: _OpenFile, batch: Batch) -> list[tuple[int, int]]:
         """Return the ranges to fetch for a batch, in their order: all its row groups as one, or of each only
         the columns that are read."""
-        metadata, columns = opened.parsed.metadata, self._columns(opened)
+        metadata = opened.parsed.metadata
+        columns = [opened.footer.path_of(name) for name in self._columns(opened)]
         groups = [_extents(metadata.row_group(i)) for i in range(batch.position, batch.end)]
         if opened.is_nearly_all_text:
             first = min(groups[0][name][0] for name in columns)
@@ -160,11 +161,18 @@ class HubParquetFormat(ParquetFormat):
         super().close()
 
 
-def _is_nearly_all_text(metadata: Any, text_column: str) -> bool:
+def _is_nearly_all_text(metadata: Any, path: str) -> bool:
     groups = [_extents(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
     everything = sum(stop - start for group in groups for start, stop in group.values())
-    only_text = sum(group[text_column][1] - group[text_column][0] for group in groups if text_column in group)
+    only_text = sum(group[path][1] - group[path][0] for group in groups if path in group)
     return everything <= _MOST_OVERHEAD * only_text
+
+
+def _largest_bytes(metadata: Any, path: str) -> int:
+    """Return the size of a column in the row group where it is largest, unpacked."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+    return max((chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == path), default=0)
 
 
 def _extents(group: Any) -> dict[str, tuple[int, int]]:

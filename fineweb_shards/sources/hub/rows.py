@@ -60,12 +60,12 @@ class HubRowsFormat(JsonLinesFormat):
         """Return a row as a JSON line with only the columns that are needed; if it has no text, with its
         keys, for the error."""
         kept = {name: row[name] for name in self._columns() if name in row}
-        return json.dumps(kept if self.settings.text_column in row else dict.fromkeys(row), default=_as_json)
+        return json.dumps(kept if self.settings.column in row else dict.fromkeys(row), default=_as_json)
 
     def _columns(self) -> list[str]:
-        """Return the columns that are needed: the text, and those of --where."""
+        """Return the columns that are needed: the documents', and those of --where."""
         where = self.settings.where
-        return list(dict.fromkeys((self.settings.text_column, *(where.columns if where else ()))))
+        return list(dict.fromkeys((self.settings.column, *(where.columns if where else ()))))
 
     def place_of(self, batch: Batch, line: int, offset: int) -> int:
         return batch.position + line
@@ -113,13 +113,11 @@ class HubRowsFormat(JsonLinesFormat):
         names = stream.column_names
         for column in self._columns() if names is not None else ():
             if column not in names:
-                is_text = column == self.settings.text_column
+                is_ours = column == self.settings.column
                 raise HubError(
                     f"dataset {hub.dataset}: there is no column {column!r}; the columns are: "
                     f"{', '.join(names)}.",
-                    "Name the one with the text: --text-column."
-                    if is_text
-                    else "Check the names in --where.",
+                    self.settings.column_hint() if is_ours else "Check the names in --where.",
                 )
         if names is not None:
             stream = stream.select_columns(self._columns())
