@@ -78,8 +78,9 @@ def describe_tokenizer(job: Job) -> list[tuple[str, str]]:
     vocabulary = job.vocabulary
     if vocabulary == GPT2:
         return []
-    names = [name for name, number in job.definition.special_tokens.items() if number == vocabulary.eot]
-    eot = f"{printable(names[0])} ({vocabulary.eot})" if names else str(vocabulary.eot)
+    names = {number: name for name, number in job.definition.special_tokens.items()}
+    name = printable(names.get(vocabulary.eot, ""))
+    eot = f"{name} ({vocabulary.eot})" if name else str(vocabulary.eot)
     dtype = job.output.shard_format.dtype.name
     rows = [("tokenizer", f"{printable(vocabulary.name)}: {vocabulary.size:,} ids ({dtype}), EOT {eot}")]
     if job.engine is None:
