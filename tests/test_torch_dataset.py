@@ -1,5 +1,5 @@
-"""ShardDataset in a real torch DataLoader. Needs torch, which is no dependency; loader/test_shard_loader.py tests how
-batches are shared without it."""
+"""ShardDataset in a real torch DataLoader. Needs torch, which is no dependency; loader/test_shard_loader.py
+tests how batches are shared without it."""
 
 from __future__ import annotations
 
