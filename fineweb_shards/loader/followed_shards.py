@@ -43,7 +43,8 @@ class FollowedShards:
         """Wait at most `patience_seconds` for a build that is not running."""
         if not folder.is_dir():
             raise InputError(
-                f"{folder}: there is no such folder, so no build to follow.", "Start the build first."
+                f"{folder}: there is no such folder, so no build to follow.",
+                "Start the build first, or make the folder if one is about to start.",
             )
         self.known: Sequence[Shard] = []
         self.complete = False
@@ -119,10 +120,17 @@ class FollowedShards:
         return divide(shards) if self._documents else shards
 
     def _stopped(self) -> InputError:
+        """Return an error that says that nobody works here, and the next step."""
+        waited = show_seconds(self._patience_seconds)
+        if self._version is None:
+            return InputError(
+                f"{self._folder}: no build has begun here for {waited}.",
+                "Start the build, or check the folder.",
+            )
         finished = show_number_of(len({shard.file.path for shard in self.known}), "shard")
         return InputError(
             f"{self._folder}: the build that is followed here has stopped before its end, with {finished} of "
-            f"{self._split!r}, and nobody has resumed it for {show_seconds(self._patience_seconds)}.",
+            f"{self._split!r}, and nobody has resumed it for {waited}.",
             f"`fineweb-shards status {shlex.quote(str(self._folder))}` says why. Run the build again and go "
             "on from your checkpoint, or train on what is finished with follow=False.",
         )
