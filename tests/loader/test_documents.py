@@ -70,7 +70,8 @@ def cases(draw: st.DrawFn) -> Case:
     """Documents of 0 to 30 tokens, some shorter and some longer than a row, in one to four files."""
     documents = draw(st.lists(st.lists(st.integers(0, 8), max_size=30), min_size=3, max_size=60))
     eot_first = draw(st.booleans())
-    stream = [id for text in documents for id in ([EOT, *text] if eot_first else [*text, EOT])]
+    parts = [[EOT, *text] if eot_first else [*text, EOT] for text in documents]
+    stream = [*itertools.chain(*parts)]
     stream = stream[: len(stream) - draw(st.integers(0, 2))]  # a stream may end in the middle of a document
     ends = sorted(draw(st.lists(st.integers(1, len(stream)), max_size=3, unique=True)) if stream else [])
     pieces = [stream[a:b] for a, b in itertools.pairwise([0, *ends, len(stream)])]
@@ -235,7 +236,7 @@ def test_a_state_is_of_its_settings(tmp_path: Path) -> None:
 
 
 def test_an_eot_that_nobody_can_know_is_asked_for(tmp_path: Path) -> None:
-    """Files without a manifest: an EOT that does not occur, or ids too wide for GPT-2's, with the next step."""
+    """Files without a manifest: an EOT that does not occur, or ids too wide for GPT-2's."""
     words: dict[str, Any] = {"batch_size": 1, "length": 2, "align": "document", "framework": "numpy"}
     np.save(tmp_path / "a_train.npy", np.arange(100, dtype=np.uint16))
     with pytest.raises(InputError, match=r"a_train.npy: it has no token 50256") as refused:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,9 @@ from fineweb_shards.store.files import growing_path
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Clock
 
-BATCH, LENGTH = 2, 48
-SHARD_TOKENS = 3000
-DOCUMENTS = [text for text in make_documents(400, seed=83) if text and "<|endoftext|>" not in text]
+BATCH, LENGTH = 2, 80
+SHARD_TOKENS = 2000
+DOCUMENTS = [text for text in make_documents(100, seed=83) if text and "<|endoftext|>" not in text]
 SETTINGS: list[dict[str, Any]] = [
     {"align": "document"},
     {"align": "document", "seed": 5},
@@ -46,15 +48,21 @@ def joined(batch: tuple[Any, Any]) -> list[Ids]:
     return np.column_stack([x, y[:, -1]]).tolist()
 
 
+def take_all(loader: ShardLoader, found: list[Ids]) -> None:
+    """Add the rows of all batches to `found`, until the loader raises an error."""
+    for batch in loader:
+        found += joined(batch)
+
+
 def loader_of(folder: Path, rank: int = 0, ranks: int = 1, **settings: Any) -> ShardLoader:
     return ShardLoader(
         folder, batch_size=BATCH, length=LENGTH, rank=rank, ranks=ranks, framework="numpy", **settings
     )
 
 
-def training_stream(layout: str) -> tuple[Ids, bool]:
+def training_stream(layout: str, documents: list[str]) -> tuple[Ids, bool]:
     """The tokens for training, and whether their first document began in validation; by tiktoken alone."""
-    whole = reference.stream(DOCUMENTS).tolist()
+    whole = reference.stream(documents).tolist()
     if layout in ("plain", "megatron"):
         return [*whole[1:], reference.EOT], False  # EOT after each document, and everything for training
     if layout == "nanogpt":
@@ -62,8 +70,14 @@ def training_stream(layout: str) -> tuple[Ids, bool]:
     return whole[SHARD_TOKENS:], whole[SHARD_TOKENS - 1] != reference.EOT
 
 
-def expected_rows(layout: str, lengths: list[int], epoch: int, settings: dict[str, Any]) -> list[Ids]:
-    stream, mid_document = training_stream(layout)
+def expected_rows(
+    layout: str,
+    lengths: list[int],
+    epoch: int,
+    settings: dict[str, Any],
+    documents: list[str] = DOCUMENTS,
+) -> list[Ids]:
+    stream, mid_document = training_stream(layout, documents)
     ends = [0, *itertools.accumulate(lengths)]
     assert ends[-1] == len(stream)
     return loader_reference.epoch_rows(
@@ -120,22 +134,34 @@ class Rehearsal(FakeClock):
             self.show()
 
 
-Follow = Callable[[Path], Rehearsal]
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The finished folder of a layout, built once."""
+    folder = tmp_path_factory.mktemp("built")
+    path = write_text(folder / "a.txt", DOCUMENTS)
+
+    @cache
+    def build(layout: str) -> Path:
+        more = {"val_tokens": SHARD_TOKENS} if layout == "nanogpt" else {}
+        runs.build_inline(folder / layout, path, layout=layout, shard_tokens=SHARD_TOKENS, **more)
+        return folder / layout
+
+    return build
 
 
 @pytest.fixture
-def rehearse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Rehearsal]]:
-    """Builds a folder of a layout and puts it back to the start."""
+def rehearse(
+    built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Rehearsal]:
+    """Puts a copy of the folder of a layout back to the start."""
 
     def start(layout: str) -> Rehearsal:
-        path = write_text(tmp_path / "a.txt", DOCUMENTS)
-        more = {"val_tokens": SHARD_TOKENS} if layout == "nanogpt" else {}
-        runs.build_inline(tmp_path / "out", path, layout=layout, shard_tokens=SHARD_TOKENS, **more)
+        shutil.copytree(built(layout), tmp_path / "out")
         clock = Rehearsal(tmp_path / "out")
         monkeypatch.setattr(followed_shards, "Clock", lambda: clock)
         return clock
 
-    yield start
+    return start
 
 
 @pytest.mark.parametrize("layout", ["build-nanogpt", "plain", "nanogpt", "megatron"])
@@ -209,11 +235,9 @@ def test_a_build_that_has_stopped_is_an_error_after_a_while(
     monkeypatch.setattr(followed_shards, "Clock", lambda: clock)
     loader = loader_of(build.folder, follow=True, align="document")
     found: list[Ids] = []
-    with pytest.raises(
-        InputError, match=r"out: .* has stopped before its end, with 2 shards of 'train'"
-    ) as error:
-        for batch in loader:
-            found += joined(batch)
+    sentence = r"out: .* has stopped before its end, with 2 shards of 'train'"
+    with pytest.raises(InputError, match=sentence) as error:
+        take_all(loader, found)
     assert "10 min" in error.value.message
     assert "fineweb-shards status" in error.value.hint
     assert 600 <= clock.seconds < 610
@@ -228,7 +252,7 @@ def test_another_build_in_the_folder_is_noticed(rehearse: Callable[[str], Rehear
     loader = loader_of(build.folder, follow=True)
     loader.next_batch()
     build.records[0]["sha256"] = "0" * 64
-    with pytest.raises(ChangedError, match="train_shard_0000.bin has changed since it was read"):
+    with pytest.raises(ChangedError, match=r"train_shard_0000.bin has changed since it was read"):
         list(loader.epoch_batches(0))
 
 
@@ -245,8 +269,9 @@ class Feeder(Clock):
 
     def __init__(self, out: Path, layout: str, pieces: list[bytes]) -> None:
         self.pieces = pieces
+        self.sleeps = 0
         self.words = runs.command(
-            "build", "-", "--separator", "<|endoftext|>", "--out", out, "--layout", layout, "--engine", "tiktoken",
+            "build", "-", "--separator", "<|endoftext|>", "--out", out, "--layout", layout,
             "--shard-tokens", str(SHARD_TOKENS), "--batch-bytes", "4k", "--workers", "1",
         )  # fmt: skip
         self.process = subprocess.Popen(
@@ -258,6 +283,8 @@ class Feeder(Clock):
     def sleep(self, seconds: float) -> None:
         if self.pieces:
             self.feed(self.pieces.pop(0))
+        self.sleeps += 1
+        assert self.sleeps < 10_000, "the build makes no shards"
         time.sleep(0.02)
 
     def feed(self, text: bytes) -> None:
@@ -273,8 +300,10 @@ class Feeder(Clock):
         self.process.stdin.close()
 
 
-TEXT = "<|endoftext|>".join(DOCUMENTS).encode()
-PIECES = [TEXT[begin : begin + 20_000] for begin in range(0, len(TEXT), 20_000)]
+# Enough that a build has made some shards before it has seen the end: it reads a pipe in large pieces.
+PIPED = DOCUMENTS * 5
+TEXT = "<|endoftext|>".join(PIPED).encode()
+PIECES = [TEXT[begin : begin + 40_000] for begin in range(0, len(TEXT), 40_000)]
 
 
 @pytest.mark.parametrize("layout", ["build-nanogpt", "megatron"])
@@ -290,7 +319,7 @@ def test_training_beside_a_real_build(tmp_path: Path, monkeypatch: pytest.Monkey
         assert build.process.wait() == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     lengths = [record["tokens"] for record in manifest["shards"] if record["split"] == "train"]
-    rows = expected_rows(layout, lengths, 0, {"align": "document", "seed": 7})
+    rows = expected_rows(layout, lengths, 0, {"align": "document", "seed": 7}, PIPED)
     assert found == rows[: len(rows) // BATCH * BATCH]
 
 
@@ -305,12 +334,11 @@ def test_a_real_build_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         build.process.kill()
         build.pieces = []
         with pytest.raises(InputError, match="has stopped before its end"):
-            for batch in loader:
-                found += joined(batch)
+            take_all(loader, found)
     lengths = [len(np.load(path)) for path in sorted((tmp_path / "out").glob("*train*"))]
-    assert sum(lengths) < len(training_stream("build-nanogpt")[0])
+    assert sum(lengths) < len(training_stream("build-nanogpt", PIPED)[0])
     subprocess.run(build.words, input=TEXT, check=True, capture_output=True)
     found += [row for batch in loader.epoch_batches(0, len(found) // BATCH) for row in joined(batch)]
     lengths = [len(np.load(path)) for path in sorted((tmp_path / "out").glob("*train*"))]
-    rows = expected_rows("build-nanogpt", lengths, 0, {"align": "document"})
+    rows = expected_rows("build-nanogpt", lengths, 0, {"align": "document"}, PIPED)
     assert found == rows[: len(rows) // BATCH * BATCH]
