@@ -88,7 +88,7 @@ def epoch_rows(
 
 
 def batches_of_rank(rows: list[Ids], batch_size: int, rank: int, ranks: int) -> list[list[Ids]]:
-    """Each rank in turn takes the next `batch_size` rows; a step that is not full on all ranks is left out."""
+    """Each rank in turn takes the next `batch_size` rows, as long as there are enough for all ranks."""
     step = batch_size * ranks
     firsts = range(rank * batch_size, len(rows) // step * step, step)
     return [rows[first : first + batch_size] for first in firsts]
