@@ -38,7 +38,6 @@ class FollowedShards:
         documents: bool,
         eot: int | None,
         patience_seconds: float,
-        clock: Clock | None = None,
     ) -> None:
         """Wait at most `patience_seconds` for a build that is not running."""
         if not folder.is_dir():
@@ -50,7 +49,7 @@ class FollowedShards:
         self.complete = False
         self._folder, self._split, self._documents, self._eot = folder, split, documents, eot
         self._patience_seconds = patience_seconds
-        self._clock = clock or Clock()
+        self._clock = Clock()
         self._records: tuple[ShardRecord, ...] = ()
         self._version: tuple[int, int, int] | None = None  # of the manifest that was read last
 
@@ -78,10 +77,10 @@ class FollowedShards:
             return False  # a build that has just started has none
         version = (state.st_mtime_ns, state.st_size, state.st_ino)
         manifest = load_manifest(self._folder) if version != self._version else None
-        self._version = version
         if manifest is None:
             return False
         self._check_unchanged(manifest.shards)
+        self._version = version
         if len(manifest.shards) >= len(self._records):  # fewer: a build makes lost files again
             self._records = manifest.shards
             self.known = self._list_shards(manifest)

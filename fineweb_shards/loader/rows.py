@@ -52,9 +52,8 @@ class RowRule:
             return everything, shard.document_starts() if self.aligned else np.empty(0, np.int64)
         begins = shard.document_starts()
         if not self.aligned and (not len(begins) or begins[0]):
-            begins = np.concatenate(
-                [np.zeros(1, np.int64), begins]
-            )  # the rest of a document of the shard before
+            # The rest of a document of the shard before.
+            begins = np.concatenate([np.zeros(1, np.int64), begins])
         ends = np.append(begins[1:], len(tokens))[: len(begins)]
         order = generator.permutation(len(begins))
         shuffled = Stream(tokens, begins[order], ends[order])

@@ -204,7 +204,9 @@ def test_without_a_seed_the_batches_are_those_of_the_finished_folder(
     assert len(found[0]) > 10
 
 
-def test_a_build_that_is_running_is_waited_for(rehearse: Callable[[str], Rehearsal]) -> None:
+def test_a_build_that_is_running_is_waited_for(
+    rehearse: Callable[[str], Rehearsal], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long it takes for a shard: the lock says that it runs. The pauses are short at first, and
     never longer than seconds."""
     build = rehearse("plain")
@@ -215,8 +217,8 @@ def test_a_build_that_is_running_is_waited_for(rehearse: Callable[[str], Rehears
         if patient.seconds > 100_000:
             build.sleep(0)
 
-    patient.sleep = sleep  # type: ignore[method-assign]
-    followed_shards.Clock = lambda: patient  # type: ignore[misc,assignment]  # the fixture puts it back
+    monkeypatch.setattr(patient, "sleep", sleep)
+    monkeypatch.setattr(followed_shards, "Clock", lambda: patient)
     with FolderLock(build.folder):
         loader_of(build.folder, follow=True, patience_seconds=10.0).next_batch()
     assert patient.waits[0] < 0.1
@@ -252,12 +254,16 @@ def test_another_build_in_the_folder_is_noticed(rehearse: Callable[[str], Rehear
     loader = loader_of(build.folder, follow=True)
     loader.next_batch()
     build.records[0]["sha256"] = "0" * 64
-    with pytest.raises(ChangedError, match=r"train_shard_0000.bin has changed since it was read"):
-        list(loader.epoch_batches(0))
+    for _ in range(2):  # whoever goes on in spite of it hears it again
+        with pytest.raises(ChangedError, match=r"train_shard_0000.bin has changed since it was read"):
+            list(loader.epoch_batches(0))
 
 
-def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
-    """A list of files, or a folder that does not exist."""
+def test_what_cannot_be_followed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of files, a folder that does not exist, or one in which nobody begins a build."""
+    monkeypatch.setattr(followed_shards, "Clock", FakeClock)
+    with pytest.raises(InputError, match="no build has begun here for 10 min"):
+        ShardLoader(tmp_path, batch_size=1, length=1, follow=True).next_batch()
     with pytest.raises(ValueError, match="needs a folder"):
         ShardLoader([tmp_path / "a.npy"], batch_size=1, length=1, follow=True)
     with pytest.raises(InputError, match="no such folder"):
