@@ -12,7 +12,8 @@
 
 The dataset gives whole batches, hence `batch_size=None`. A pass over it is one epoch, of the same length on
 every rank. To resume in the middle of one: `dataset.set_epoch(epoch, batches)` with the number of batches
-already taken.
+already taken. The settings are those of ShardLoader; with `follow=True` every worker waits for the build by
+itself, and the first pass ends when the build is complete.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed
 from torch.utils.data import IterableDataset
 
 from fineweb_shards.loader import ShardLoader
+from fineweb_shards.loader.rows import Shuffle
 
 
 class ShardDataset(IterableDataset):
@@ -42,6 +44,11 @@ class ShardDataset(IterableDataset):
         rank: int | None = None,
         ranks: int | None = None,
         seed: int | None = None,
+        shuffle: Shuffle = "rows",
+        align: Literal["document"] | None = None,
+        eot: int | None = None,
+        follow: bool = False,
+        patience_seconds: float = 600.0,
     ) -> None:
         if (rank is None) != (ranks is None):
             raise ValueError("name both rank and ranks, or neither")
@@ -55,6 +62,11 @@ class ShardDataset(IterableDataset):
             rank=rank,
             ranks=ranks,
             seed=seed,
+            shuffle=shuffle,
+            align=align,
+            eot=eot,
+            follow=follow,
+            patience_seconds=patience_seconds,
             framework="torch",
         )
         # Epoch and batch. In shared memory, because persistent workers are started only once and still
@@ -64,13 +76,14 @@ class ShardDataset(IterableDataset):
     def set_epoch(self, epoch: int, batches: int = 0) -> None:
         """Choose the epoch of the next pass, and how many of its batches to skip. With a seed, every epoch
         has its own order; if this is never called, all passes are epoch 0."""
-        if epoch < 0 or not 0 <= batches <= len(self._loader):
-            raise ValueError(f"epoch {epoch}, batch {batches}: an epoch has {len(self._loader)} batches")
+        if epoch < 0 or batches < 0 or (batches and not self._loader.has_batch(epoch, batches - 1)):
+            raise ValueError(f"epoch {epoch}, batch {batches}: an epoch has fewer, and the first is 0")
         self._position[0], self._position[1] = epoch, batches
 
     def __len__(self) -> int:
-        """Return the number of batches that the next pass gives on this rank."""
-        return len(self._loader) - int(self._position[1])
+        """Return the number of batches that the next pass gives on this rank; TypeError if a build that is
+        followed has yet to decide it."""
+        return self._loader.count_batches(int(self._position[0])) - int(self._position[1])
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return self._loader.epoch_batches(int(self._position[0]), int(self._position[1]))

@@ -1,13 +1,16 @@
-"""ShardDataset in a real torch DataLoader. Needs torch, which is no dependency; test_loader.py tests how
-batches are shared without it."""
+"""ShardDataset in a real torch DataLoader. Needs torch, which is no dependency; loader/test_shard_loader.py
+tests how batches are shared without it."""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import runs
+from inputs import write_text
 
 pytest.importorskip("torch")
 
@@ -64,3 +67,39 @@ def test_a_rank_is_that_of_torchrun(folder: Path, monkeypatch: pytest.MonkeyPatc
         ShardDataset(folder, batch_size=2, length=16, rank=0)
     with pytest.raises(ValueError, match="an epoch has"):
         ShardDataset(folder, batch_size=2, length=16).set_epoch(0, 10**6)
+
+
+@pytest.mark.parametrize("settings", [{"align": "document"}, {"seed": 3, "shuffle": "documents"}])
+def test_documents_come_in_the_same_order_from_workers(
+    folder: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """As from a ShardLoader, also when a pass begins in the middle."""
+    for path in folder.iterdir():
+        np.save(tmp_path / path.name, np.load(path) % 41)
+    words: dict[str, Any] = {"batch_size": 2, "length": 16, "eot": 40, **settings}
+    dataset = ShardDataset(tmp_path, rank=1, ranks=2, **words)
+    plain = ShardLoader(tmp_path, rank=1, ranks=2, **words)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    for epoch, start in [(0, 0), (1, 3)]:
+        dataset.set_epoch(epoch, start)
+        expected = [x.tolist() for x, _ in plain.epoch_batches(epoch, start)]
+        assert len(loader) == len(expected) > 10
+        assert [x.tolist() for x, _ in loader] == expected
+
+
+def test_workers_follow_a_build(tmp_path: Path) -> None:
+    """Each by itself; how many batches there will be is not known before the build is complete."""
+    path = write_text(tmp_path / "a.txt", ["some words " * 300] * 30)
+    runs.build_inline(tmp_path / "out", path, shard_tokens=2000)
+    complete = (tmp_path / "out" / "manifest.json").read_text()
+    expected = ShardLoader(tmp_path / "out", batch_size=2, length=16, framework="numpy")
+    runs.forget_after(tmp_path / "out", 3)
+    dataset = ShardDataset(tmp_path / "out", batch_size=2, length=16, follow=True)
+    with pytest.raises(TypeError, match="not known"):
+        len(dataset)
+    found = []
+    for x, _ in DataLoader(dataset, batch_size=None, num_workers=2, prefetch_factor=2):
+        found.append(x.tolist())
+        if len(found) == 70:  # two shards for training have 62 batches each
+            (tmp_path / "out" / "manifest.json").write_text(complete)
+    assert found == [x.tolist() for x, _ in expected.epoch_batches(0)]

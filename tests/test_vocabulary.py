@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
+import loader_reference
 import numpy as np
 import pytest
 import runs
@@ -269,6 +270,22 @@ def test_the_loader_gives_the_right_ids(made: dict[str, Path], documents: Docume
             assert y.ravel().tolist() == file[first + 1 : first + size + 1]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS_FOR_WIDE)
+def test_the_loader_finds_documents_by_the_manifests_eot(
+    made: dict[str, Path], documents: Documents, layout: str
+) -> None:
+    """In every layout: rows that begin at a document are those of plain lists."""
+    tokens, eot_first = stream_of(documents, layout), layout not in ("plain", "megatron")
+    size = len(tokens) if layout == "megatron" else SHARD_TOKENS
+    files = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+    rows = loader_reference.epoch_rows(files, 16, eot=WIDE.eot, eot_first=eot_first, aligned=True)
+    skipped = loader_reference.epoch_rows(files[:1], 16, eot=WIDE.eot, eot_first=eot_first, aligned=True)
+    expected = rows[len(skipped) :] if eot_first else rows  # the first shard is for validation
+    loader = ShardLoader(made[layout], "train", batch_size=1, length=16, align="document", framework="numpy")
+    assert [x.tolist() for x, _ in loader.epoch_batches(0)] == [[row[:-1]] for row in expected]
+    assert len(expected) > 10
+
+
 @pytest.mark.parametrize("layout", ["nanogpt", "modded-nanogpt"])
 def test_a_reader_of_two_bytes_is_refused(made: dict[str, Path], tmp_path: Path, layout: str) -> None:
     """In a sentence with layout, vocabulary and the next step, before anything is written."""
@@ -460,6 +477,7 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
     lines = list(sources("vocabulary.py"))
     assert [f"{name}:{number}: {line}" for name, number, line in lines if _SEARCH.search(line)] == []
     assert {name for name, _, line in lines if re.search("(find|count)_eots", line)} == {
+        "reading/document_starts.py",
         "reading/inspection.py",
         "reading/samples.py",
         "reading/token_statistics.py",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
+from fineweb_shards.reading.document_starts import ends_mid_document, file_before
 from fineweb_shards.reading.token_file import (
     TokenFile,
     has_eot_first,
@@ -94,21 +95,9 @@ def _make_target(path: Path, files: list[TokenFile], vocabulary: Vocabulary) -> 
         raise InputError(f"{path}: files of several layouts are here.", "Name one of the files.")
     eot_first = positions.pop()
     known = load_token_bytes(vocabulary)
-    mid_document = not eot_first and _starts_mid_document(files[0].path, vocabulary)
+    before = None if eot_first else file_before(files[0].path)
+    mid_document = before is not None and ends_mid_document(before.map(), vocabulary)
     return Target(path, tuple(files), eot_first, known, mid_document)
-
-
-def _starts_mid_document(path: Path, vocabulary: Vocabulary) -> bool:
-    """Return whether the previous shard exists and ends without an EOT."""
-    stem = path.stem.rstrip("0123456789")
-    number = path.stem[len(stem) :]
-    before = f"{int(number) - 1:0{len(number)}d}" if number.strip("0") else number
-    for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}"):
-        previous = path.with_name(f"{name}{path.suffix}")
-        if name != path.stem and previous.is_file():
-            file = open_token_file(previous)
-            return file.tokens > 0 and int(file.map()[-1]) != vocabulary.eot
-    return False
 
 
 def count(target: Target) -> TokenStatistics:

@@ -1,0 +1,230 @@
+"""`ShardLoader`: the batches of one rank, one after the other, with a position that can be saved.
+
+What the order is:
+
+- without a seed, that of build-nanogpt's DataLoaderLite, on every rank; a shard that is too short for it,
+  where DataLoaderLite crashes, is skipped;
+- with `align="document"`, rows (of `length` tokens) that begin at a document, in the order of the files;
+- with a seed, shards are shuffled, and the rows of each of them; with `shuffle="documents"` the documents of
+  each shard, which are then cut into rows.
+
+With a seed every epoch has another order. It is the same on all ranks: no two ranks see the same row, and a
+row comes at most once an epoch (the last few may not fill a batch on all ranks). Every rank has the same
+number of batches in an epoch. (DataLoaderLite gives some ranks a few more: they are left out, so that no rank
+waits for another.)
+
+Shards are memory-mapped, not loaded. Of two shards the borders of rows and documents are in memory, about 60
+bytes for each; files of more than 134M tokens count as several shards where documents are looked up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from fineweb_shards.errors import InputError
+from fineweb_shards.loader.followed_shards import FollowedShards
+from fineweb_shards.loader.order import Order
+from fineweb_shards.loader.row_order import RowOrder
+from fineweb_shards.loader.rows import RowRule, Shuffle
+from fineweb_shards.loader.sequential_order import SequentialOrder
+from fineweb_shards.loader.shards import Shards, open_shards
+
+# What a state that was saved before there were these settings has for them.
+_DEFAULTS: dict[str, Any] = {"align": None, "shuffle": "rows", "follow": False, "eot": None}
+
+
+class ShardLoader:
+    """An endless sequence of batches. `epoch` counts the passes completed, `len` is the length of one."""
+
+    def __init__(
+        self,
+        shards: str | Path | Sequence[str | Path],
+        split: str = "train",
+        *,
+        batch_size: int,
+        length: int,
+        rank: int = 0,
+        ranks: int = 1,
+        seed: int | None = None,
+        shuffle: Shuffle = "rows",
+        align: Literal["document"] | None = None,
+        eot: int | None = None,
+        follow: bool = False,
+        patience_seconds: float = 600.0,
+        framework: Literal["auto", "numpy", "torch"] = "auto",
+    ) -> None:
+        """Open the shards: all files with `split` in their name if `shards` is a folder, else these files.
+
+        `seed` shuffles, by `shuffle`: the rows of a shard, or its documents. With `align="document"` every
+        row begins at a document; what is left of the last document in a row is skipped. `eot` is the token
+        that separates documents, if the manifest beside the shards does not say it and it is not GPT-2's.
+
+        With `follow=True` a build may still be running in the folder: `next_batch` waits for its next shard,
+        and the first epoch ends when the build is complete. If no build has been running for
+        `patience_seconds`, that is an InputError.
+        """
+        if min(batch_size, length, ranks) < 1 or not 0 <= rank < ranks:
+            raise ValueError("batch_size, length and ranks must be at least 1, and rank below ranks")
+        if align not in (None, "document") or shuffle not in ("rows", "documents"):
+            raise ValueError('align must be None or "document", and shuffle "rows" or "documents"')
+        if shuffle == "documents" and seed is None:
+            raise ValueError('shuffle="documents" needs a seed')
+        self._settings: dict[str, Any] = {
+            "batch_size": batch_size,
+            "length": length,
+            "ranks": ranks,
+            "seed": seed,
+            "shuffle": shuffle,
+            "align": align,
+            "eot": eot,
+            "follow": follow,
+        }
+        self._shape = (batch_size, length)
+        self._torch = framework == "torch" or (
+            framework == "auto" and bool(importlib.util.find_spec("torch"))
+        )
+        self._name = shards if isinstance(shards, (str, Path)) else Path(shards[0]).parent if shards else ""
+        documents = align is not None or shuffle == "documents"
+        self._shards: Shards
+        if follow:
+            if not isinstance(shards, (str, Path)):
+                raise ValueError("follow=True needs a folder, not a list of files")
+            self._shards = FollowedShards(
+                Path(shards), split, documents=documents, eot=eot, patience_seconds=patience_seconds
+            )
+        else:
+            self._shards = open_shards(shards, split, documents=documents, eot=eot)
+        self._order: Order
+        if align is None and seed is None:
+            self._order = SequentialOrder(self._shards, batch_size * length, rank, ranks)
+        else:
+            rule = RowRule(length, align is not None, None if seed is None else shuffle)
+            self._order = RowOrder(self._shards, rule, batch_size, rank, ranks, seed=seed, grows=follow)
+        self._epoch, self._number = 0, 0  # of the next batch
+        if not follow:
+            self._check_not_empty(0)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The number of batches that every rank gets in the current pass over the shards.
+
+        Rows that begin at a document have to be counted: the first time, all shards are searched for
+        documents. If documents are shuffled, too, every epoch has a few more or fewer.
+        """
+        return self.count_batches(self._epoch)
+
+    def count_batches(self, epoch: int) -> int:
+        """Return the number of batches of an epoch; TypeError (as `len` has it) while a build is followed."""
+        if not self._shards.complete:
+            raise TypeError("how many batches there are is not known before the build is complete")
+        return self._order.count(epoch)
+
+    def __len__(self) -> int:
+        return self.batches_per_epoch
+
+    @property
+    def epoch(self) -> int:
+        """The number of passes completed. While a build is followed, waits until that is known."""
+        return self._epoch + (not self._order.has(self._epoch, self._number))
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        while True:
+            yield self.next_batch()
+
+    def next_batch(self) -> tuple[Any, Any]:
+        """Return the next inputs and targets, int64, `batch_size` x `length` each.
+
+        After the last batch of an epoch comes the first of the next. In several workers of a torch DataLoader
+        this is an error, because each would give the same batches: `ShardDataset` divides them.
+        """
+        if _torch_worker()[1] > 1:
+            raise RuntimeError(
+                "a ShardLoader in several workers of a torch DataLoader would give each batch several times: "
+                "use fineweb_shards.torch_dataset.ShardDataset, or num_workers=0"
+            )
+        if not self._order.has(self._epoch, self._number):
+            self._check_not_empty(self._epoch + 1)
+            self._epoch, self._number = self._epoch + 1, 0
+        batch = self.batch(self._epoch, self._number)
+        self._number += 1
+        return batch
+
+    def epoch_batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]:
+        """Yield the batches of an epoch from number `start` on; in a worker of a torch DataLoader, its share.
+
+        A DataLoader asks its workers in turn, so that the order is the same for any number of them.
+        """
+        worker, workers = _torch_worker()
+        number = start + worker
+        while self.has_batch(epoch, number):
+            yield self.batch(epoch, number)
+            number += workers
+
+    def has_batch(self, epoch: int, number: int) -> bool:
+        """Return whether an epoch has a batch of this number; wait while a followed build may make it."""
+        return self._order.has(epoch, number)
+
+    def batch(self, epoch: int, number: int) -> tuple[Any, Any]:
+        """Return one batch of an epoch by its number, counted from 0."""
+        if not self.has_batch(epoch, number):
+            raise IndexError(f"epoch {epoch} has no batch {number}")
+        x, y = (rows.reshape(self._shape) for rows in self._order.batch(epoch, number))
+        if not self._torch:
+            return x, y
+        torch = importlib.import_module("torch")  # only here: loading it is slow, and numpy alone is enough
+        return torch.from_numpy(x), torch.from_numpy(y)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, for a checkpoint. All ranks can go on from it after equally many steps."""
+        shards = len(self._shards.known)
+        return {
+            "epoch": self._epoch,
+            "batch": self._number,
+            **self._settings,
+            "shard_count": shards,
+            "shards": self._digest(shards),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved position; ValueError if it was saved with other shards or settings."""
+        known = len(self._shards.known)
+        # A build that is followed may have made more shards since, or this rank has not looked yet.
+        shards = int(state.get("shard_count", known)) if self._settings["follow"] else known
+        there = not shards or self._shards.has(shards - 1)
+        here = {**self._settings, "shards": self._digest(shards) if there else "fewer"}
+        for name, value in here.items():
+            saved = state.get(name, _DEFAULTS.get(name))
+            if saved != value:
+                raise ValueError(f"the state was saved with {name} = {saved!r}, here it is {value!r}")
+        if "batches" in state:  # an earlier version counted them over all epochs
+            self._epoch, self._number = divmod(int(state["batches"]), self.batches_per_epoch)
+        else:
+            self._epoch, self._number = int(state["epoch"]), int(state["batch"])
+
+    def _digest(self, shards: int) -> str:
+        """Return a hash of the names and lengths of the first shards."""
+        labels = "\n".join(shard.label for shard in self._shards.known[:shards])
+        return hashlib.sha256(labels.encode()).hexdigest()
+
+    def _check_not_empty(self, epoch: int) -> None:
+        """Raise InputError for an epoch without any batch, instead of looking for one for ever."""
+        if not self._order.has(epoch, 0):
+            batch_size, length = self._shape
+            raise InputError(
+                f"{self._name}: no shard holds a batch of {batch_size} x {length} tokens for each of "
+                f"{self._settings['ranks']} ranks.",
+                "Choose a smaller batch_size or length.",
+            )
+
+
+def _torch_worker() -> tuple[int, int]:
+    """Return this process's number among the workers of a torch DataLoader, and their count; else (0, 1)."""
+    data = sys.modules.get("torch.utils.data")  # every such worker has loaded it
+    info = data.get_worker_info() if data else None
+    return (0, 1) if info is None else (int(info.id), int(info.num_workers))

@@ -1,0 +1,56 @@
+"""Find where documents begin in the tokens of a finished file, by the EOTs in it.
+
+If EOT comes after documents, the first token of a file begins a document only if the file before it ended
+with an EOT, or if there is none before it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fineweb_shards.reading.token_file import BLOCK_TOKENS, TokenFile, open_token_file
+from fineweb_shards.types import Places, Tokens
+from fineweb_shards.vocabulary import Vocabulary
+
+
+def document_starts(
+    tokens: Tokens, vocabulary: Vocabulary, *, eot_first: bool, starts_mid_document: bool
+) -> Places:
+    """Return where documents begin: at their EOT, or at their first token if EOT comes after them.
+
+    `starts_mid_document` only counts if EOT comes after.
+    """
+    blocks = (tokens[begin : begin + BLOCK_TOKENS] for begin in range(0, len(tokens), BLOCK_TOKENS))
+    found = [vocabulary.find_eots(block) + number * BLOCK_TOKENS for number, block in enumerate(blocks)]
+    eots = np.concatenate([np.empty(0, np.int64), *found])
+    if eot_first:
+        return eots
+    first = [] if starts_mid_document else [0]
+    starts = np.concatenate([np.array(first, np.int64), eots + 1])
+    return starts[starts < len(tokens)]
+
+
+def ends_mid_document(tokens: Tokens, vocabulary: Vocabulary) -> bool:
+    """Return whether the last document of a file goes on in the next, where EOT comes after documents."""
+    return len(tokens) > 0 and int(tokens[-1]) != vocabulary.eot
+
+
+def contains_eot(file: TokenFile, vocabulary: Vocabulary) -> bool:
+    """Return whether a file has any EOT."""
+    return any(vocabulary.count_eots(block) for block in file.blocks())
+
+
+def file_before(path: Path) -> TokenFile | None:
+    """Open the file that comes before a shard in the stream, by its name; None if there is none."""
+    stem = path.stem.rstrip("0123456789")
+    number = path.stem[len(stem) :]
+    if number and not number.strip("0"):  # where both splits have a number 0, neither goes on from the other
+        return None
+    before = f"{int(number) - 1:0{len(number)}d}" if number else ""
+    for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}"):
+        previous = path.with_name(f"{name}{path.suffix}")
+        if name != path.stem and previous.is_file():
+            return open_token_file(previous)
+    return None
