@@ -15,7 +15,9 @@ def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     kind = "files" if spec.layout.one_file else "shards"
     val = tokens_of(manifest.shards, "val")
-    tokens = f"{manifest.tokens:,}" + ("" if spec.split_rule.counts_tokens else f", {val:,} of them for validation")
+    tokens = f"{manifest.tokens:,}" + (
+        "" if spec.split_rule.counts_tokens else f", {val:,} of them for validation"
+    )
     return [
         f"{'folder':<10} {spec.folder}",
         f"{kind:<10} {manifest.shard_count:,}, {size}",

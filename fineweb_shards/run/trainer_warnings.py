@@ -39,7 +39,6 @@ def expect_files(
     if not spec.layout.one_file and tokens // spec.shard_tokens > _MOST_EXPECTED_FILES:
         return []
     val = _expect_validation(spec.split_rule, tokens, documents, val_files_share)
-    exact = exact and (spec.split_rule.is_in_order is False or spec.split_rule.counts_tokens)
     files = []
     for split, size in zip(SPLITS, (val, tokens - val), strict=True):
         first = spec.split_rule.first_index(split, spec.shard_tokens, val)

@@ -45,7 +45,8 @@ def check_same_files(
 def _check_same_validation(now: list[str], before: list[str]) -> None:
     if now != before:
         raise ChangedError(
-            f"--val-input was {_show_names(before)} when these shards were begun and is {_show_names(now)} now.",
+            f"--val-input was {_show_names(before)} when these shards were begun and is {_show_names(now)} "
+            "now.",
             "Give the same --val-input, or start over: another --out, or --fresh.",
         )
 

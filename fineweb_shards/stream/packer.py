@@ -206,8 +206,8 @@ class Packer:
 
 
 def _end_of_validation(place: Cursor) -> ShardSlice:
-    """Return the slice that finishes the last file for validation. It has no token: where the last document or
-    input file ends is only known when the next one begins."""
+    """Return the slice that finishes the last file for validation. It has no token: where the last document
+    or input file ends is only known when the next one begins."""
     return ShardSlice(_NO_RANGES, 0, 0, Counts(), place, split="val", checkpoint=True, fills_shard=True)
 
 

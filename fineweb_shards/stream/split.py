@@ -51,7 +51,7 @@ class SplitRule:
         if self.val_ratio:
             return f"{float(self.val_ratio):g} of the documents (seed {self.seed})"
         if self.val_files:
-            return f"the documents of the first {show_number_of(self.val_files, 'file')}"
+            return f"the documents of {show_number_of(self.val_files, 'file')}"
         if self.val_documents:
             return f"the first {show_number_of(self.val_documents, 'document')}"
         return f"the first {show_number_of(self.val_tokens, 'token')}" if self.val_tokens else "nothing"
