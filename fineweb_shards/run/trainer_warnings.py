@@ -109,9 +109,9 @@ def _missing_training(
         cause, remedy = f"all {tokens:,} tokens are for validation", f"--val-tokens {part}"
     elif not spec.split_rule.counts_tokens:
         cause = f"all {tokens:,} tokens are for validation, which takes {spec.split_rule.describe()}"
-        remedy = f"--val-tokens {part} instead"
-        if spec.split_rule.val_documents:
-            remedy = f"--val-documents {_tenth(sum(file.documents for file in files))}"
+        documents, fewer = sum(file.documents for file in files), f"--val-tokens {part} instead"
+        is_counted = spec.split_rule.val_documents and documents > 1
+        remedy = f"--val-documents {_tenth(documents)}" if is_counted else fewer
     else:
         cause = (
             f"all {tokens:,} tokens are for validation, which takes the first {spec.split_rule.val_tokens:,}"

@@ -120,7 +120,8 @@ def test_the_share_is_exact_and_a_function_of_the_number(ratio: str) -> None:
 def test_a_lost_file_is_made_again(tmp_path: Path) -> None:
     """Deleted, cut short or grown: the same command makes it good, also where two splits grow together."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
-    for wanted in [*WANTED[:18:3], Wanted("plain", 1500, val_ratio=Fraction(3, 10), drop=True)]:
+    more = Wanted("plain", 1500, val_ratio=Fraction(3, 10), drop=True), Wanted("llm.c", 2000, val_documents=7)
+    for wanted in [*WANTED[:18:3], *more]:
         out = tmp_path / name_of(wanted)
         runs.build_inline(out, path, **wanted.settings())
         expected = runs.outputs_in(out)
