@@ -9,6 +9,7 @@ import pytest
 
 from fineweb_shards.commands.main import main, parse
 from fineweb_shards.commands.targets import read_config, read_folder, read_named_folder
+from fineweb_shards.errors import UsageError
 from fineweb_shards.run import sample_configs as bundled
 from fineweb_shards.run.budget import plan_budget
 from fineweb_shards.run.config import Config
