@@ -109,9 +109,10 @@ def _missing_training(
         cause, remedy = f"all {tokens:,} tokens are for validation", f"--val-tokens {part}"
     elif not spec.split_rule.counts_tokens:
         cause = f"all {tokens:,} tokens are for validation, which takes {spec.split_rule.describe()}"
-        documents, fewer = sum(file.documents for file in files), f"--val-tokens {part} instead"
-        is_counted = spec.split_rule.val_documents and documents > 1
-        remedy = f"--val-documents {_tenth(documents)}" if is_counted else fewer
+        documents = sum(file.documents for file in files)
+        remedy = f"--val-documents {_tenth(documents)}" if documents > 1 else f"--val-tokens {part} instead"
+        if spec.split_rule.val_files:
+            remedy = "fewer files in --val-input"
     else:
         cause = (
             f"all {tokens:,} tokens are for validation, which takes the first {spec.split_rule.val_tokens:,}"
@@ -129,7 +130,8 @@ def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step:
     failure = f'{spec.layout.name} would stop: "{spec.layout.missing_split_errors["val"]}"'
     remedy = f"--val-tokens {_tenth(tokens)}"
     if spec.split_rule.val_files:
-        return f"There is nothing for validation: the files of --val-input hold no document; {failure}."
+        cause = "the files of --val-input hold no document"
+        return f"There is nothing for validation: {cause}; {failure}. {next_step} other files for it."
     if not spec.split_rule.val_ratio:
         return f"There is nothing for validation, as was asked; {failure}. If it needs some: {remedy}."
     if documents > 1:

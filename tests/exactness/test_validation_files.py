@@ -224,7 +224,9 @@ def test_a_split_without_a_document_is_told(tmp_path: Path, data: Path) -> None:
     words = ("--val-input", tmp_path / "empty.jsonl", "--shard-tokens", "900", "--out", tmp_path / "none")
     done = inline.run_command("build", data / "2.parquet", *words)
     assert done.returncode == 0, done.stderr
-    assert "the files of --val-input hold no document" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    assert "the files of --val-input hold no document" in said
+    assert "Run it again with --fresh and other files for it." in said
     wanted = Wanted("build-nanogpt", 900, val_documents=0)
     assert runs.outputs_in(tmp_path / "none") == layout_reference.files(SECOND, wanted)
 
