@@ -32,6 +32,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 TEXT = "\n".join(page.read_text() for page in PAGES)
 FIXED_OTHERWISE = {
     "input": "by content",
+    "val_input": "by content",
     "max_tokens": "may grow",
 }  # settings that are fixed in a way of their own
 

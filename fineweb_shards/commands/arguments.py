@@ -147,7 +147,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, names: Collection[str]) -
         choices = field.metadata["choices"]
         parser.add_argument(
             flag,
-            action="append" if field.name == "input" else "store",
+            action="append" if isinstance(field.default, tuple) else "store",
             type=_value_parser(field),
             metavar=field.metadata["metavar"] or "{" + ",".join(choices) + "}",
             help=text.replace("%", "%%"),

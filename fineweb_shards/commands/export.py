@@ -17,13 +17,14 @@ from fineweb_shards.run.result_text import (
     training_lines,
     warning_lines,
 )
+from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_bytes, show_seconds
 from fineweb_shards.watching.screen import LineScreen
 
 SETTINGS = (
-    "out", "layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard", "verify",
+    "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "verify",
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def read_config(options: argparse.Namespace) -> Config:
             f"(`{PROGRAM} build 'data/*.parquet' --out shards`).",
         )
     if inputs or given["input"]:
-        given["input"] = tuple(inputs or given["input"])
+        given["input"] = inputs or given["input"]
     return load_config(config, given)
 
 

@@ -8,7 +8,7 @@ to the wrong place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fineweb_shards.errors import OutOfNumbersError
@@ -29,30 +29,31 @@ class Numbering:
     split_rule: SplitRule
     digits: int = 0  # of a shard's number; 0: a folder of an early version, which did not choose
 
-    def index(self, split: Split, tokens: int) -> int:
-        """Return the number of the file for the token that follows the first `tokens` tokens of a split."""
+    def index(self, split: Split, done: Mapping[Split, int]) -> int:
+        """Return the number of the file for the next token of a split, given how many each split has."""
         if self.layout.one_file:
             return 0
-        return tokens // self.shard_tokens + self.split_rule.first_index(split, self.shard_tokens)
+        first = self.split_rule.first_index(split, self.shard_tokens, done["val"])
+        return first + done[split] // self.shard_tokens
 
     def begin(self, tokens: int) -> int:
         """Return how many of the first `tokens` tokens of a split are in the same file as the next token."""
         return tokens if self.layout.one_file else tokens % self.shard_tokens
 
-    def name(self, split: Split, tokens: int) -> str:
-        """Return the name of the file for the token that follows the first `tokens` tokens of a split."""
-        return self.layout.shard_name(split, self.index(split, tokens), self.digits)
+    def name(self, split: Split, done: Mapping[Split, int]) -> str:
+        """Return the name of the file for the next token of a split, given how many each split has."""
+        return self.layout.shard_name(split, self.index(split, done), self.digits)
 
     def next_names(self, records: Iterable[ShardRecord]) -> set[str]:
         """Return the names that a killed run may have given to files without recording them."""
         done = dict.fromkeys(SPLITS, 0)
         for record in records:
             done[record.split] += record.tokens
-        return {self.name(split, done[split]) for split in SPLITS}
+        return {self.name(split, done) for split in SPLITS}
 
-    def check_width(self, split: Split, tokens: int) -> None:
+    def check_width(self, split: Split, done: Mapping[Split, int]) -> None:
         """Raise OutOfNumbersError if the next file's number needs more digits than the folder's have."""
-        index = self.index(split, tokens)
+        index = self.index(split, done)
         if self.digits and index >= 10**self.digits:
             digits = show_number_of(self.digits, "digit")
             raise OutOfNumbersError(

@@ -64,6 +64,7 @@ def list_settings(facts: Facts) -> Table | None:
     if manifest.commit:
         rows.append(["commit", manifest.commit])
     rows.append(["input files", f"{len(manifest.files):,}"])
+    rows.append(["for validation", manifest.split_rule.describe()])
     rows += [[name, version] for name, version in manifest.versions.items()]
     if heartbeat is not None:
         rows.append(["command", heartbeat.invocation.command])

@@ -161,7 +161,7 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     digits = choose_digits(job.layout, job.config.shard_tokens, extent.tokens, exact=extent.exact)
     if manifest.shards or manifest.digits:
         if extent.exact and extent.tokens:
-            manifest.numbering.check_width("train", extent.tokens - 1)
+            manifest.numbering.check_width("train", {"val": 0, "train": extent.tokens - 1})
         return manifest
     return replace(manifest, digits=digits)
 

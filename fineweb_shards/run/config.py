@@ -2,7 +2,8 @@
 
 Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes`
 changes the output, so that a resume with another value of it is refused; only `max_tokens` may change
-(store/token_limit.py), because the stream is the same. `on_bad_file` is not marked: the content of finished
+(store/token_limit.py), because the stream is the same. The files of `input` and `val_input` are compared by
+their content (sources/changed_files.py). `on_bad_file` is not marked: the content of finished
 shards does not depend on how later bad files are handled.
 """
 
@@ -20,6 +21,7 @@ from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
 from fineweb_shards.sources.where_parser import parse_where
+from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.known import KNOWN_RANKS
@@ -51,6 +53,7 @@ _LIMITS = {
     "shard_tokens": (1, _MOST_TOKENS),
     "max_tokens": (1, 10**18),
     "val_tokens": (0, 10**18),
+    "val_documents": (0, 10**18),
     "workers": (1, 10_000),
     "batch_bytes": (1024, 2**40),
     "min_tokens": (0, _LONGEST_LIMIT),
@@ -145,6 +148,14 @@ class Config:
         None, "for validation: the first so many tokens (default: as the layout has it, shard 0)",
         parse=parse_count, metavar="N", bytes_=True,
     )  # fmt: skip
+    val_documents: int | None = _setting(
+        None, "for validation: the first so many documents, instead of --val-tokens; 0: nothing",
+        parse=parse_count, metavar="N", bytes_=True,
+    )  # fmt: skip
+    val_input: tuple[str, ...] = _setting(
+        (), "for validation: all documents of these files, repeatable like --input, instead of --val-tokens; "
+        "with --dataset the names of files in it, or patterns", metavar="PATH",
+    )  # fmt: skip
     val_ratio: float | None = _setting(
         None, "for validation: a share of the documents, such as 0.0005, instead of --val-tokens; 0: nothing",
         parse=parse_ratio, metavar="R", bytes_=True,
@@ -218,6 +229,10 @@ class Config:
                 f"--name {self.name}: it names a config of a dataset, and there is no --dataset.",
                 "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu",
             )
+        if self.val_input and (given := [name for name in VAL_SETTINGS if getattr(self, name) is not None]):
+            raise UsageError(
+                f"--val-input and --{given[0].replace('_', '-')} exclude each other.", "Name one of the two."
+            )
         for name, (least, most) in _LIMITS.items():
             value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
             if value is not None and value < least:
@@ -268,6 +283,7 @@ def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
     """Make the settings: `overrides` that are not None, then those of the TOML file, then the defaults."""
     values = _read_toml(path) if path else {}
     values |= {name: value for name, value in overrides.items() if value is not None}
+    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return Config(**values)
 
 
@@ -303,10 +319,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _from_toml(path: Path, field: dataclasses.Field[Any], value: Any) -> Any:
-    if field.name == "input":
+    if isinstance(field.default, tuple):
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise UsageError(f"{path}: input = {value!r}: must be a string or a list of strings.")
+            raise UsageError(f"{path}: {field.name} = {value!r}: must be a string or a list of strings.")
         return tuple(items)
     if isinstance(field.default, bool):
         if not isinstance(value, bool):

@@ -22,7 +22,7 @@ from fineweb_shards.errors import DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.in_process import InProcessPlane
 from fineweb_shards.executors.token_writer import TokenWriter
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.token_stream import read_stream
 from fineweb_shards.run.config import Config
@@ -38,6 +38,7 @@ from fineweb_shards.store.output import Output, open_folder
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.borders import NO_PLACES, Span
 from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.system.machine import free_disk_bytes
@@ -46,7 +47,7 @@ from fineweb_shards.types import Counts, Cursor, TokenBlock
 from fineweb_shards.units import show_bytes
 
 # The settings that an export may change; all others describe the documents, and are kept.
-OUTPUT_SETTINGS = ("layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard")
+OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,18 @@ class ExportSource:
             return self.manifest.tokens
         limit: int | None = self.manifest.settings["max_tokens"]
         return limit
+
+    @property
+    def val_documents(self) -> int | None:
+        """How many documents are for validation, if they were chosen by --val-documents or --val-input; None
+        if the layout or another setting decided it."""
+        manifest = self.manifest
+        if manifest.settings.get("val_documents") is not None or not manifest.split_rule.val_files:
+            chosen: int | None = manifest.settings.get("val_documents")
+            return chosen
+        documents = sum(record.documents for record in manifest.shards if record.split == "val")
+        # A stream that was cut off before training began may end in a document without its EOT.
+        return documents if tokens_of(manifest.shards, "train") else documents + 1
 
     @property
     def digest(self) -> str:
@@ -118,7 +131,10 @@ def export(
     observer: Observer,
     yes: bool = False,
 ) -> Exported:
-    """Copy the tokens, or the rest of them, into another folder and layout."""
+    """Copy the tokens, or the rest of them, into another folder and layout. Documents that were chosen for
+    validation stay so, unless the settings choose others: the tokens don't show where their files ended."""
+    if all(getattr(config, name) is None for name in VAL_SETTINGS):
+        config = dataclasses.replace(config, val_documents=source.val_documents)
     spec = output_spec(config, source.manifest.vocabulary)
     if spec.folder.resolve() == source.folder.resolve():
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")

@@ -28,7 +28,7 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.length_limits import LengthLimits
-from fineweb_shards.stream.split import make_split_rule
+from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers import resolve_engine
@@ -119,6 +119,9 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
         commit, source = _open_hub(config, settings, output.folder, begun, observer or Observer())
     else:
         source = _open_local(config, settings, output, notes)
+    if config.val_input:
+        val_files = sum(file.for_validation for file in source.files)
+        output = replace(output, split_rule=SplitRule(val_files=val_files))
     _refuse_files_without_columns(config, source)
     trial = None
     if not definition.data and config.tokens_column is None:
@@ -127,7 +130,8 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
 
 
 def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
-    """Return the output that the settings describe, or raise UsageError. No file is read for this."""
+    """Return the output that the settings describe, or raise UsageError. No file is read for this, so the
+    split is not yet that of --val-input."""
     config.check()
     layout = get_layout(config.layout)
     shard_tokens, drop = config.shard_tokens, config.last_shard == "drop"
@@ -144,7 +148,7 @@ def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
             f"Choose at most {most_tokens:,}.",
         )
     default = layout.default_split_rule(shard_tokens)
-    split_rule = make_split_rule(config.val_tokens, config.val_ratio, config.val_seed, default)
+    split_rule = make_split_rule(config.fingerprint(), 0, default)
     return OutputSpec(config.folder, layout, vocabulary, shard_tokens, split_rule, drop)
 
 
@@ -154,7 +158,8 @@ def recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:
         return None
     if not _are_same(config, begun, "dataset", "name", "split", "revision"):
         return None
-    return Listing.from_manifest(config.dataset, begun.commit, begun.files)
+    listing = Listing.from_manifest(config.dataset, begun.commit, begun.files)
+    return listing if listing == listing.with_validation(config.val_input) else None
 
 
 def pinned_commit(config: Config, begun: Manifest | None) -> str | None:
@@ -175,7 +180,14 @@ def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, note
         ours = path.name == FILE_NAME or output.layout.owns(path.name)
         return ours and path.parent.resolve() == output.folder.resolve()
 
-    files = find_files(config.input, config.format, is_output, skip_bad=settings.skip_bad, note=notes.append)
+    files = find_files(
+        config.input,
+        config.format,
+        is_output,
+        val_inputs=config.val_input,
+        skip_bad=settings.skip_bad,
+        note=notes.append,
+    )
     return open_source(files, settings)
 
 
@@ -202,6 +214,7 @@ def _open_hub(
     listing = recorded_listing(config, begun)
     if listing is None:
         listing = _list_dataset(config, pinned_commit(config, begun), work_folder, observer)
+        listing = listing.with_validation(config.val_input)
     hub = HubRef(
         dataset=config.dataset,
         name=config.name,

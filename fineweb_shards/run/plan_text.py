@@ -10,6 +10,8 @@ from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_count
 from fineweb_shards.vocabulary import GPT2
 
+_SHOWN_FILES = 3
+
 
 def short_lines(plan: Plan) -> list[str]:
     """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text
@@ -23,8 +25,11 @@ def plan_warning_lines(plan: Plan) -> list[str]:
     job, extent = plan.job, plan.extent
     warnings = stray_warnings(job.folder, job.layout)
     if extent.tokens and extent.documents:
-        files = expect_files(job.output, extent.tokens, extent.documents, exact=extent.exact)
-        about = "" if extent.exact else "By the estimate: "
+        exact = extent.exact and job.output.split_rule.counts_tokens
+        val_bytes = sum(file.size_bytes for file in job.source.files if file.for_validation)
+        share = val_bytes / max(1, job.source.size_bytes)
+        files = expect_files(job.output, extent.tokens, extent.documents, exact=exact, val_files_share=share)
+        about = "" if exact else "By the estimate: "
         warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files, made=False)]
     return [f"{'WARNING':<10} {warning}" for warning in warnings]
 
@@ -54,14 +59,13 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
         if job.layout.one_file:
             rows.append(("files", f"one for each split ({job.layout.name}), in {job.folder}"))
         else:
+            if not job.output.split_rule.counts_tokens:  # the last shard for validation is not full, either
+                about, rest = "about ", ""
             shards = f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens"
             rows.append(("shards", f"{shards}{rest}, in {job.folder}"))
-        rows.append(
-            (
-                "disk",
-                f"{about}{show_bytes(plan.output_bytes or 0)} needed, {show_bytes(plan.free_bytes)} free",
-            )
-        )
+        needed = f"{'' if extent.exact else 'about '}{show_bytes(plan.output_bytes or 0)} needed"
+        rows.append(("disk", f"{needed}, {show_bytes(plan.free_bytes)} free"))
+    rows.append(("validation", describe_validation(job)))
     workers = f"{job.budget.workers} worker{'s'[: job.budget.workers != 1]}"
     budget = show_bytes(job.budget.memory_bytes)
     engine = f"{job.engine.name} {job.engine.installed_version()}" if job.engine else "no tokenizer"
@@ -91,6 +95,13 @@ def describe_tokenizer(job: Job) -> list[tuple[str, str]]:
     elif vocabulary.reference == "sentencepiece":
         rows.append(("engine", "sentencepiece itself, which is slow: nothing faster gives the same tokens"))
     return rows
+
+
+def describe_validation(job: Job) -> str:
+    """Say what is for validation, and which files if they are named."""
+    names = [file.name for file in job.source.files if file.for_validation]
+    shown = ", ".join(names[:_SHOWN_FILES]) + (", …" if len(names) > _SHOWN_FILES else "")
+    return job.output.split_rule.describe() + (f", which come first: {shown}" if names else "")
 
 
 def describe_filters(config: Config) -> list[str]:

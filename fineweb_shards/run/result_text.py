@@ -16,7 +16,7 @@ def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
     kind = "files" if spec.layout.one_file else "shards"
     val = tokens_of(manifest.shards, "val")
     tokens = f"{manifest.tokens:,}" + (
-        f", {val:,} of them for validation" if spec.split_rule.val_ratio else ""
+        "" if spec.split_rule.counts_tokens else f", {val:,} of them for validation"
     )
     return [
         f"{'folder':<10} {spec.folder}",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import show_number_of
 
@@ -30,17 +31,17 @@ class ExpectedFile:
     documents: int
 
 
-def expect_files(spec: OutputSpec, tokens: int, documents: int, *, exact: bool) -> list[ExpectedFile]:
+def expect_files(
+    spec: OutputSpec, tokens: int, documents: int, *, exact: bool, val_files_share: float = 0.0
+) -> list[ExpectedFile]:
     """Return the files that a stream of so many tokens will become; for an estimate, without the last shard,
-    whose size can't be predicted."""
+    whose size can't be predicted. `val_files_share` is the share of the input's bytes in --val-input."""
     if not spec.layout.one_file and tokens // spec.shard_tokens > _MOST_EXPECTED_FILES:
         return []
-    ratio = spec.split_rule.val_ratio
-    val = round(tokens * ratio) if round(documents * ratio) else 0
-    val = val if ratio else min(tokens, spec.split_rule.val_tokens)
+    val = _expect_validation(spec.split_rule, tokens, documents, val_files_share)
     files = []
     for split, size in zip(SPLITS, (val, tokens - val), strict=True):
-        first = spec.split_rule.first_index(split, spec.shard_tokens)
+        first = spec.split_rule.first_index(split, spec.shard_tokens, val)
         sizes = _cut(size, size or 1 if spec.layout.one_file else spec.shard_tokens)
         if split == "train" and len(sizes) > 1 and (not exact or spec.drop_short):
             sizes = [each for each in sizes if each == spec.shard_tokens]
@@ -48,6 +49,17 @@ def expect_files(spec: OutputSpec, tokens: int, documents: int, *, exact: bool) 
             name = spec.layout.shard_name(split, first + number)
             files.append(ExpectedFile(name, split, each, round(documents * each / tokens)))
     return files
+
+
+def _expect_validation(rule: SplitRule, tokens: int, documents: int, val_files_share: float) -> int:
+    """Return how many tokens will be for validation; an estimate, unless the rule is about tokens."""
+    if rule.val_ratio:
+        return round(tokens * rule.val_ratio) if round(documents * rule.val_ratio) else 0
+    if rule.val_documents:
+        return round(tokens * min(1.0, rule.val_documents / max(1, documents)))
+    if rule.val_files:
+        return round(tokens * val_files_share)
+    return min(tokens, rule.val_tokens)
 
 
 def reader_warnings(
@@ -95,6 +107,12 @@ def _missing_training(
         remedy = f"--last-shard keep, or --shard-tokens {part}"
     elif spec.split_rule.val_ratio:
         cause, remedy = f"all {tokens:,} tokens are for validation", f"--val-tokens {part}"
+    elif not spec.split_rule.counts_tokens:
+        cause = f"all {tokens:,} tokens are for validation, which takes {spec.split_rule.describe()}"
+        documents = sum(file.documents for file in files)
+        remedy = f"--val-documents {_tenth(documents)}" if documents > 1 else f"--val-tokens {part} instead"
+        if spec.split_rule.val_files:
+            remedy = "fewer files in --val-input"
     else:
         cause = (
             f"all {tokens:,} tokens are for validation, which takes the first {spec.split_rule.val_tokens:,}"
@@ -111,6 +129,9 @@ def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step:
     tokens, documents = sum(file.tokens for file in files), sum(file.documents for file in files)
     failure = f'{spec.layout.name} would stop: "{spec.layout.missing_split_errors["val"]}"'
     remedy = f"--val-tokens {_tenth(tokens)}"
+    if spec.split_rule.val_files:
+        cause = "the files of --val-input hold no document"
+        return f"There is nothing for validation: {cause}; {failure}. {next_step} other files for it."
     if not spec.split_rule.val_ratio:
         return f"There is nothing for validation, as was asked; {failure}. If it needs some: {remedy}."
     if documents > 1:

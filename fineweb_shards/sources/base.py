@@ -75,6 +75,7 @@ class InputFile:
     content_hash: str  # of samples of a local file; for a remote one, the hub's hash (ETag)
     problem: str | None = None  # why nothing of it can be read: a broken link, a folder without permission
     is_pipe: bool = False  # standard input or a named pipe: can be read once, front to back
+    for_validation: bool = False  # all its documents: named by --val-input
 
     @property
     def kind(self) -> str:

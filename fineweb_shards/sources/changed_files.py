@@ -9,6 +9,7 @@ from typing import Any
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.files import files_to_json
+from fineweb_shards.units import show_number_of
 
 _RESTORE_HINT = "Restore the input as it was, or start over with what it is now: another --out, or --fresh."
 
@@ -21,6 +22,10 @@ def check_same_files(
     Size and samples don't show every change, so a different modification time is refused as well,
     unless the user says that the file is a copy (`--same-source`).
     """
+    _check_same_validation(
+        [file.name for file in files if file.for_validation],
+        [str(old["name"]) for old in recorded if old.get("for_validation")],
+    )
     _check_same_names([file.name for file in files], [str(old["name"]) for old in recorded])
     for file, new, old in zip(files, files_to_json(files), recorded, strict=True):
         different = [name for name in new if new[name] != old.get(name)]
@@ -37,10 +42,19 @@ def check_same_files(
             raise ChangedError(f"{file.path}: {_describe_change(file, old)}.", _RESTORE_HINT)
 
 
+def _check_same_validation(now: list[str], before: list[str]) -> None:
+    if now != before:
+        raise ChangedError(
+            f"--val-input was {_show_names(before)} when these shards were begun and is {_show_names(now)} "
+            "now.",
+            "Give the same --val-input, or start over: another --out, or --fresh.",
+        )
+
+
 def _check_same_names(now: list[str], before: list[str]) -> None:
     new, missing = ([*(Counter(a) - Counter(b))] for a, b in ((now, before), (before, now)))
     changes = [
-        f"{len(names):,} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        f"{len(names):,} {what} ({_first_few(names)})"
         for what, names in (("new", new), ("missing", missing))
         if names
     ]
@@ -56,6 +70,14 @@ def _check_same_names(now: list[str], before: list[str]) -> None:
                 f"{number:,} was {old} and is {name}.",
                 "Give --input in the old order, or start over: another --out, or --fresh.",
             )
+
+
+def _show_names(names: list[str]) -> str:
+    return f"{show_number_of(len(names), 'file')} ({_first_few(names)})" if names else "not set"
+
+
+def _first_few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _describe_change(file: InputFile, old: dict[str, Any]) -> str:

@@ -1,4 +1,7 @@
-"""Turn `--input` into a list of files, each with its format, found by its name, and a hash of samples."""
+"""Turn `--input` into a list of files, each with its format, found by its name, and a hash of samples.
+
+Those of `--val-input` come first: so validation is the beginning of the stream, as by most other rules.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import os
 import stat
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ _SAMPLE_BYTES = 64 * 1024
 _SAMPLES = 8
 # An earlier version read files with these endings as text: a folder that it began must not go on as CSV.
 _FORMERLY_TEXT = ("csv", "tsv")
-_NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem", "is_pipe")
+_NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem", "is_pipe", "for_validation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,16 @@ class _Found:
     path: str
     name: str  # relative to the --input it was found by
     problem: str | None = None  # why it can't be read
+    for_validation: bool = False
+
+    @property
+    def flag(self) -> str:
+        return "--val-input" if self.for_validation else "--input"
+
+    @property
+    def real_path(self) -> str:
+        """The same for all names that lead to the file."""
+        return self.path if self.path == STANDARD_INPUT else os.path.realpath(self.path)
 
 
 def find_files(
@@ -38,10 +51,12 @@ def find_files(
     format_name: str,
     is_output: Callable[[Path], bool] = lambda path: False,
     *,
+    val_inputs: tuple[str, ...] = (),
     skip_bad: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[InputFile, ...]:
-    """Find all files that the inputs name, in the order they will be read.
+    """Find all files that the inputs name, in the order they will be read: first those of `val_inputs`, which
+    are for validation only, even if an input names them as well.
 
     The program's own output is never input, even if --out is inside the input's folder. What can't be read
     is an error or, with `skip_bad`, a file with a problem. `note` is called with what was passed over.
@@ -51,11 +66,16 @@ def find_files(
             "There is no input.",
             "Name a sample (demo, sample-10BT), files, folders or globs, or a dataset with --dataset.",
         )
-    pairs = [found for text in inputs for found in _expand(text, format_name, is_output, note)]
-    found = [one for one in pairs if not is_output(Path(one.path))]
-    if not found:
-        raise InputError(f"--input {inputs[0]}: holds only our own output.", "Check --input and --out.")
-    files = tuple(_describe(index, one, format_name) for index, one in enumerate(found))
+    for_validation = [
+        replace(one, for_validation=True)
+        for one in _find("--val-input", val_inputs, format_name, is_output, note)
+    ]
+    others = _find("--input", inputs, format_name, is_output, note)
+    found = for_validation + _without_validation(others, for_validation, note)
+    files = tuple(
+        replace(_describe(index, one, format_name), for_validation=one.for_validation)
+        for index, one in enumerate(found)
+    )
     bad = [file.problem for file in files if file.problem is not None]
     if bad and not skip_bad:
         more = f" ({len(bad) - 1:,} more can't be read either.)" if len(bad) > 1 else ""
@@ -63,16 +83,43 @@ def find_files(
     return files
 
 
-def _expand(
-    text: str, format_name: str, is_output: Callable[[Path], bool], note: Callable[[str], None]
+def _find(
+    flag: str,
+    inputs: tuple[str, ...],
+    format_name: str,
+    is_output: Callable[[Path], bool],
+    note: Callable[[str], None],
 ) -> list[_Found]:
-    """Return the files that one --input stands for. A file named directly is taken, whatever its ending."""
+    """Return the files that all values of a flag stand for, without our own output."""
+    pairs = [found for text in inputs for found in _expand(flag, text, format_name, is_output, note)]
+    found = [one for one in pairs if not is_output(Path(one.path))]
+    if pairs and not found:
+        raise InputError(f"{flag} {inputs[0]}: holds only our own output.", f"Check {flag} and --out.")
+    return found
+
+
+def _without_validation(
+    others: list[_Found], for_validation: list[_Found], note: Callable[[str], None]
+) -> list[_Found]:
+    """Return the files that are not for validation; note which ones are."""
+    taken = {one.real_path for one in for_validation}
+    shared = [one.name for one in others if one.real_path in taken]
+    if shared:
+        note(f"--val-input: {_count(shared)} of --input for validation only: {_first_few(shared)}")
+    return [one for one in others if one.real_path not in taken]
+
+
+def _expand(
+    flag: str, text: str, format_name: str, is_output: Callable[[Path], bool], note: Callable[[str], None]
+) -> list[_Found]:
+    """Return the files that one value of a flag stands for. A file named directly is taken, whatever its
+    ending."""
     if text == STANDARD_INPUT:
         return [_Found(STANDARD_INPUT, STANDARD_INPUT)]
     if not text.strip():
         raise UsageError(
-            "--input is empty; perhaps a variable of the shell is not set.",
-            "Name a file, a folder or a glob; the current folder is --input .",
+            f"{flag} is empty; perhaps a variable of the shell is not set.",
+            f"Name a file, a folder or a glob; the current folder is {flag} .",
         )
     text = text.replace("{stdlib}", sysconfig.get_path("stdlib"))
     path = Path(os.path.expanduser(text))
@@ -86,34 +133,34 @@ def _expand(
         pattern = os.path.expanduser(text)
         any_ending, findings = format_name != "auto" or spells_ending(pattern), walk_glob(pattern)
     else:
-        raise InputError(f"--input {text}: {_describe_missing(path)}.", "Check the path.")
+        raise InputError(f"{flag} {text}: {_describe_missing(path)}.", "Check the path.")
     ours = {name for name in findings.files if is_output(Path(findings.path_of(name)))}
     taken = [name for name in findings.files if any_ending or split_suffixes(name)[0] or name in ours]
     passed_over = sorted({*findings.files, *findings.not_files} - {*taken})
     if not taken and not findings.unreadable:
-        raise _no_file_error(text, passed_over, is_folder=os.path.isdir(path))
+        raise _no_file_error(flag, text, passed_over, is_folder=os.path.isdir(path))
     if passed_over:
         kind = "no kind of file that is read" if findings.not_files else "their endings are not known"
-        note(f"--input {text}: {_count(passed_over)} passed over, {kind}: {_first_few(passed_over)}")
+        note(f"{flag} {text}: {_count(passed_over)} passed over, {kind}: {_first_few(passed_over)}")
     if findings.repeated_folders:
         folders = _first_few(sorted(findings.repeated_folders))
-        note(f"--input {text}: not followed, because it leads to a folder that is read anyway: {folders}")
+        note(f"{flag} {text}: not followed, because it leads to a folder that is read anyway: {folders}")
     problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
     names = sorted({*taken, *problems})
     return [_Found(findings.path_of(name), name, problems.get(name)) for name in names]
 
 
-def _no_file_error(text: str, passed_over: list[str], *, is_folder: bool) -> InputError:
+def _no_file_error(flag: str, text: str, passed_over: list[str], *, is_folder: bool) -> InputError:
     if passed_over and not is_folder:
         return InputError(
-            f"--input {text}: none of what matches has a known ending: {_first_few(passed_over)}.",
+            f"{flag} {text}: none of what matches has a known ending: {_first_few(passed_over)}.",
             f"Known are {', '.join(BY_ENDING)}; say what the files are with --format.",
         )
     if not is_folder:
-        return InputError(f"--input {text}: no file matches.", "Check the pattern (and quote it).")
+        return InputError(f"{flag} {text}: no file matches.", "Check the pattern (and quote it).")
     there = f"; there is {_first_few(passed_over)}" if passed_over else ""
     return InputError(
-        f"--input {text}: the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or "
+        f"{flag} {text}: the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or "
         f"without){there}.",
         "Name the files with a glob, or say what they are with --format.",
     )
@@ -164,7 +211,7 @@ def _describe(index: int, found: _Found, format_name: str) -> InputFile:
     known, compression = split_suffixes(found.name)
     kind = (known or "text") if format_name == "auto" else format_name
     if path == STANDARD_INPUT or _is_fifo(Path(path)):
-        return _describe_pipe(index, path, name, kind, compression)
+        return _describe_pipe(index, found, kind, compression)
     if compression and not FORMATS[kind].reads_streams:
         raise InputError(f"{path}: compressed {kind} can't be read.", "Unpack it first.")
     problem = found.problem
@@ -179,11 +226,12 @@ def _describe(index: int, found: _Found, format_name: str) -> InputFile:
     return InputFile(index, path, name, kind, compression, status.st_size, status.st_mtime_ns, sample)
 
 
-def _describe_pipe(index: int, path: str, name: str, kind: str, compression: str | None) -> InputFile:
+def _describe_pipe(index: int, found: _Found, kind: str, compression: str | None) -> InputFile:
+    path, name = found.path, readable_name(found.name)
     if compression or not FORMATS[kind].reads_streams:
         source = "standard input" if path == STANDARD_INPUT else "a pipe"
         raise InputError(
-            f"--input {path}: {compression or kind} can't be read from {source}.",
+            f"{found.flag} {path}: {compression or kind} can't be read from {source}.",
             "Name the file instead, or send its text (zcat, zstdcat).",
         )
     head = hashlib.sha256(open_pipe(path).head).hexdigest()
@@ -208,5 +256,6 @@ def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
     return [
         {name: getattr(file, name) for name in kept}
         | ({"format": file.format} if file.format in _FORMERLY_TEXT else {})
+        | ({"for_validation": True} if file.for_validation else {})
         for file in files
     ]

@@ -65,9 +65,9 @@ class Manifest:
 
     @property
     def split_rule(self) -> SplitRule:
-        settings = self.settings
-        default = self.layout.default_split_rule(settings["shard_tokens"])
-        return make_split_rule(settings["val_tokens"], settings["val_ratio"], settings["val_seed"], default)
+        default = self.layout.default_split_rule(self.settings["shard_tokens"])
+        val_files = sum(file.get("for_validation", False) for file in self.files)
+        return make_split_rule(self.settings, val_files, default)
 
     @property
     def numbering(self) -> Numbering:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fineweb_shards.errors import UsageError
@@ -19,7 +19,7 @@ from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.json_values import expect, get
-from fineweb_shards.types import SPLITS, Counts, Cursor, Quarantined, ShardRecord
+from fineweb_shards.types import SPLITS, Counts, Cursor, Quarantined, ShardRecord, Split
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _get_counts = operator.attrgetter(*(field.name for field in dataclasses.fields(Counts)))
@@ -52,7 +52,8 @@ def check_settings_kinds(settings: dict[str, Any]) -> None:
     if get(settings, "shard_tokens", int) < 1:
         raise ValueError("shard_tokens is below 1")
     get(settings, "val_seed", int)
-    for name, kind in {"val_tokens": int, "max_tokens": int, "val_ratio": float}.items():
+    kinds = {"val_tokens": int, "val_documents": int, "max_tokens": int, "val_ratio": float}
+    for name, kind in kinds.items():
         if settings.get(name) is not None and get(settings, name, kind) < 0:
             raise ValueError(f"{name} is negative")
 
@@ -64,13 +65,19 @@ def check_files(files: Sequence[Any]) -> None:
         get(file, "content_hash", str)
         if get(file, "size_bytes", int) < 0:
             raise ValueError("the size of a file is negative")
+        expect("for_validation", file.get("for_validation", False), bool)
+    for_validation = [file.get("for_validation", False) for file in files]
+    if for_validation != sorted(for_validation, reverse=True):
+        raise ValueError("a file for validation comes after one for training")
 
 
 def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_format: ShardFormat) -> None:
     """Check that each record starts where the one before it ends, in the right file."""
     done = dict.fromkeys(SPLITS, 0)
     for record in records:
-        check_place(record, numbering, shard_format, done[record.split])
+        check_place(record, numbering, shard_format, done)
+        if record.split == "val" and done["train"] and numbering.split_rule.is_in_order:
+            raise ValueError(f"{record.name}: tokens for validation come after those for training")
         if not 0 <= record.documents <= record.tokens:
             raise ValueError(f"{record.name}: {record.documents:,} documents in {record.tokens:,} tokens")
         if not _SHA256.fullmatch(record.sha256):
@@ -83,10 +90,13 @@ def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_fo
         raise ValueError(f"there are {val:,} tokens for validation, where there should be {limit:,}")
 
 
-def check_place(record: ShardRecord, numbering: Numbering, shard_format: ShardFormat, before: int) -> None:
-    """Check a record's name, offset and length; `before` tokens of its split precede it."""
+def check_place(
+    record: ShardRecord, numbering: Numbering, shard_format: ShardFormat, done: Mapping[Split, int]
+) -> None:
+    """Check a record's name, offset and length, given how many tokens of each split precede it."""
+    before = done[record.split]
     begin = numbering.begin(before)
-    name = numbering.name(record.split, before)
+    name = numbering.name(record.split, done)
     if record.name != name:
         raise ValueError(f"it names {record.name!r:.80} where it should name {name}")
     if not 1 <= record.tokens <= numbering.shard_tokens - before % numbering.shard_tokens:

@@ -281,9 +281,9 @@ class Output:
         if split not in self._files:
             spec, tokens = self._spec, self._tokens[split]
             numbering = Numbering(spec.layout, spec.shard_tokens, spec.split_rule, self.manifest.digits)
-            numbering.check_width(split, tokens)
+            numbering.check_width(split, self._tokens)
             file = GrowingFile(
-                spec.folder / numbering.name(split, tokens),
+                spec.folder / numbering.name(split, self._tokens),
                 spec.shard_format,
                 split,
                 spec.shard_tokens,

@@ -3,8 +3,8 @@
 Only lengths and the positions of EOTs are needed for it: the tokens themselves may be elsewhere.
 
 A *checkpoint* is a place in the stream at which the manifest is saved: wherever a segment of `shard_tokens`
-tokens is full, in either split. Both splits have then been packed up to the same place in the stream, so
-that one cursor is valid for both.
+tokens is full, in either split, and where validation ends if it is the beginning of the stream. Both splits
+have then been packed up to the same place in the stream, so that one cursor is valid for both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from fineweb_shards.stream.borders import count_between
 from fineweb_shards.stream.kept_tokens import KeptPart
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import SPLITS, Counts, Places, Ranges, ShardSlice, Split, TokenBlock
+from fineweb_shards.types import SPLITS, Counts, Cursor, Places, Ranges, ShardSlice, Split, TokenBlock
 
 _NO_RANGES: Ranges = np.empty((0, 2), np.int64)
 
@@ -57,7 +57,8 @@ class _Piece:
 class Packer:
     """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`.
 
-    With `one_file` a split is one file that grows: it is only full once no more tokens can follow.
+    With `one_file` a split is one file that grows: it is only full once no more tokens can follow, which for
+    validation is where training begins.
     """
 
     def __init__(
@@ -80,6 +81,9 @@ class Packer:
         self._documents = done.documents
         self._skip_tokens = skip_tokens  # to drop at the start, because the manifest has them
         self._left_tokens = max_tokens  # still to pack; None: no limit
+        # Whether validation is the beginning of the stream and its last file is not finished. If a run begins
+        # right behind what such a file has, nobody has opened it yet: it is finished with the stream.
+        self._val_is_open = False
 
     @property
     def ended(self) -> bool:
@@ -90,10 +94,12 @@ class Packer:
         """Yield the slices that a block is cut into; tokens after `max_tokens` are dropped."""
         skipped = min(self._skip_tokens, len(block.tokens))
         self._skip_tokens -= skipped
-        kept = KeptPart.of(block)
+        kept, in_order = KeptPart.of(block), self._split_rule.is_in_order
         position, at_end = kept.count_before(skipped), False
         while position < kept.tokens and not self.ended:
-            piece = self._next_piece(kept, position)
+            piece = self._next_piece(kept, position, block.start.file)
+            if self._val_is_open and piece.parts[0].split == "train":
+                yield _end_of_validation(block.start.after(kept.place_after(position)))
             position += piece.length
             place = kept.place_after(position)
             at_end = place == len(block.tokens)
@@ -104,6 +110,8 @@ class Packer:
             for number, part in enumerate(piece.parts, 1):
                 self._tokens[part.split] += part.tokens
                 last = number == len(piece.parts)
+                fills_shard = last and piece.full and not self._one_file
+                self._val_is_open = in_order and part.split == "val" and not fills_shard
                 yield ShardSlice(
                     kept.places_of(part.ranges),
                     part.tokens,
@@ -112,30 +120,41 @@ class Packer:
                     end,
                     split=part.split,
                     checkpoint=last and piece.full,
-                    fills_shard=last and piece.full and self._is_final(part.split),
+                    fills_shard=fills_shard,
                 )
         if position == kept.tokens and not at_end:  # no new tokens, but perhaps new counts
             yield ShardSlice(_NO_RANGES, 0, 0, block.counts, block.end)
 
-    def _is_final(self, split: Split) -> bool:
-        """Return whether a split's file is finished, given that its segment is full."""
-        return not self._one_file or (split == "val" and self._tokens["val"] == self._split_rule.val_tokens)
-
     def _room(self, split: Split) -> int:
         """Return how many tokens fit into the current segment of a split."""
-        room = self._shard_tokens - self._tokens[split] % self._shard_tokens
-        if split == "val" and self._split_rule.val_tokens:
-            room = min(room, self._split_rule.val_tokens - self._tokens["val"])
-        return room
+        return self._shard_tokens - self._tokens[split] % self._shard_tokens
 
-    def _next_piece(self, block: KeptPart, start: int) -> _Piece:
-        """Return the tokens from `start` up to the end of the first full segment, the block or the stream."""
+    def _training_start(self, block: KeptPart, start: int, file: int) -> int:
+        """Return where in a block of this input file training begins, from `start` on; its end if it does not
+        begin in it. For rules by which validation is the beginning of the stream."""
+        rule = self._split_rule
+        if rule.val_files:
+            return block.tokens if file < rule.val_files else start
+        if not rule.val_documents:
+            return min(block.tokens, start + max(0, rule.val_tokens - self._tokens["val"]))
+        # The EOT between the two splits: the first of training, or the last of validation.
+        first = int(np.searchsorted(block.eots, start))
+        border = first + rule.val_documents - self._documents - (not self._eot_first)
+        if border < first:
+            return start
+        return int(block.eots[border]) + (not self._eot_first) if border < len(block.eots) else block.tokens
+
+    def _next_piece(self, block: KeptPart, start: int, file: int) -> _Piece:
+        """Return the tokens from `start` up to the end of the first full segment, of validation, of the block
+        or of the stream. `file` is the input file that the block comes from."""
         rule, stop = self._split_rule, block.tokens
         if self._left_tokens is not None:
             stop = min(stop, start + self._left_tokens)
-        if not rule.val_ratio:
-            split: Split = "val" if self._tokens["val"] < rule.val_tokens else "train"
-            return self._one_split(split, block, start, stop)
+        if rule.is_in_order:
+            border = self._training_start(block, start, file)
+            if start < border:
+                return self._one_split("val", block, start, min(stop, border))
+            return self._one_split("train", block, start, stop)
         first, last = np.searchsorted(block.eots, (start, stop))
         eots = block.eots[first:last] - start
         chosen = rule.ranges(eots, stop - start, self._documents, eot_first=self._eot_first)
@@ -184,6 +203,12 @@ class Packer:
             if place <= length:
                 length, full = place, "train"
         return length, full
+
+
+def _end_of_validation(place: Cursor) -> ShardSlice:
+    """Return the slice that finishes the last file for validation. It has no token: where the last document
+    or input file ends is only known when the next one begins."""
+    return ShardSlice(_NO_RANGES, 0, 0, Counts(), place, split="val", checkpoint=True, fills_shard=True)
 
 
 def _part(split: Split, start: int, ranges: Ranges, documents: int) -> _Part:

@@ -1,4 +1,6 @@
-"""Decide which part of the stream is for validation: its first tokens, or a share of its documents.
+"""Decide which part of the stream is for validation: its beginning, or a share of its documents.
+
+The beginning is a number of tokens or of documents, or the documents of the first files.
 
 The share is exact without knowing the number of documents: they are divided into groups of 1/ratio, and in
 every group exactly one document is for validation, chosen by the group's number and a seed. So a document's
@@ -7,37 +9,61 @@ split is a pure function of its number; neither the number of workers nor a cras
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.types import Places, Split
+from fineweb_shards.units import show_number_of
 
+VAL_SETTINGS = ("val_tokens", "val_documents", "val_ratio")  # of which a user may choose one
 _MOST_DECIMALS = 9  # document numbers times the ratio's numerator must fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """What is for validation: the first `val_tokens` tokens, or `val_ratio` of the documents, or nothing."""
+    """What is for validation: the first so many tokens, or documents, or the documents of the first so many
+    files, or `val_ratio` of the documents, or nothing. Only one of them is not 0."""
 
     val_tokens: int = 0
     val_ratio: Fraction = Fraction(0)
     seed: int = 0
+    val_documents: int = 0
+    val_files: int = 0
 
     @property
     def is_in_order(self) -> bool:
         """Whether the files, validation first, hold the stream in its order."""
         return not self.val_ratio
 
-    def first_index(self, split: Split, shard_tokens: int) -> int:
-        """Return the number of a split's first shard.
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the number of tokens for validation is known before any document is read."""
+        return not (self.val_ratio or self.val_documents or self.val_files)
+
+    def describe(self) -> str:
+        """Say in a few words what is for validation."""
+        if self.val_ratio:
+            return f"{float(self.val_ratio):g} of the documents (seed {self.seed})"
+        if self.val_files:
+            return f"the documents of {show_number_of(self.val_files, 'file')}"
+        if self.val_documents:
+            return f"the first {show_number_of(self.val_documents, 'document')}"
+        return f"the first {show_number_of(self.val_tokens, 'token')}" if self.val_tokens else "nothing"
+
+    def first_index(self, split: Split, shard_tokens: int, val_tokens: int) -> int:
+        """Return the number of a split's first shard; `val_tokens` are those of validation so far.
 
         Training continues the numbers of validation. With `val_ratio` both splits are numbered from 0.
         """
-        return -(-self.val_tokens // shard_tokens) if split == "train" else 0
+        if split == "val" or self.val_ratio:
+            return 0
+        return -(-max(val_tokens, self.val_tokens) // shard_tokens)
 
     def chooses(self, documents: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return for each document, given by its number in the stream, whether it is for validation."""
@@ -66,17 +92,18 @@ class SplitRule:
         return np.stack([borders[numbers], borders[numbers + 1]], axis=1)
 
 
-def make_split_rule(
-    val_tokens: int | None, val_ratio: float | None, val_seed: int, default: SplitRule
-) -> SplitRule:
-    """Return the split rule that the settings ask for, or else the layout's `default`."""
-    if val_tokens is not None and val_ratio is not None:
-        raise UsageError("--val-tokens and --val-ratio exclude each other.", "Name one of the two.")
-    if val_tokens is not None:
-        return SplitRule(val_tokens=val_tokens)
-    if val_ratio is not None:
-        return SplitRule(val_ratio=_exact(val_ratio), seed=val_seed)
-    return SplitRule(default.val_tokens, default.val_ratio, val_seed)
+def make_split_rule(settings: Mapping[str, Any], val_files: int, default: SplitRule) -> SplitRule:
+    """Return the split rule that the settings ask for; else the first `val_files` files or, if there are none
+    for validation, the layout's `default`."""
+    given = {name: settings[name] for name in VAL_SETTINGS if settings.get(name) is not None}
+    if len(given) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in [*given][:2])
+        raise UsageError(f"{first} and {second} exclude each other.", "Name one of the two.")
+    if "val_ratio" in given:
+        return SplitRule(val_ratio=_exact(given["val_ratio"]), seed=settings["val_seed"])
+    if given:
+        return SplitRule(**given)
+    return SplitRule(val_files=val_files) if val_files else replace(default, seed=settings["val_seed"])
 
 
 def _exact(ratio: float) -> Fraction:

@@ -195,7 +195,7 @@ def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
         end = manifest.end
         name = manifest.files[end.file]["name"] if end.file < len(manifest.files) else "the end"
         rows.append(("reached", f"{name}, position {end.position:,}"))
-    return [*rows, ("layout", manifest.settings["layout"])]
+    return [*rows, ("layout", manifest.settings["layout"]), ("validation", manifest.split_rule.describe())]
 
 
 def _moment(seconds: float) -> str:

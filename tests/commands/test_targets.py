@@ -9,6 +9,7 @@ import pytest
 
 from fineweb_shards.commands.main import main, parse
 from fineweb_shards.commands.targets import read_config, read_folder, read_named_folder
+from fineweb_shards.errors import UsageError
 from fineweb_shards.run import sample_configs as bundled
 from fineweb_shards.run.budget import plan_budget
 from fineweb_shards.run.config import Config
@@ -197,6 +198,16 @@ def test_numbers_in_a_toml_file_are_read_as_numbers(folder: Path) -> None:
     (folder / "c.toml").write_text("shard_tokens = 1e12\nmax_tokens = 1e17\nval_ratio = 5e-5\n")
     config = config_of("c.toml")
     assert (config.shard_tokens, config.max_tokens, config.val_ratio) == (10**12, 10**17, 5e-5)
+
+
+def test_files_in_a_toml_file_are_one_or_a_list(folder: Path) -> None:
+    """Those for validation, too; anything else is told."""
+    for text, files in (("'v'", ("v",)), ("['v', 'w']", ("v", "w"))):
+        (folder / "c.toml").write_text(f"val_input = {text}\n")
+        assert config_of("c.toml").val_input == files
+    (folder / "c.toml").write_text("val_input = 5\n")
+    with pytest.raises(UsageError, match="val_input = 5: must be a string or a list of strings"):
+        config_of("c.toml")
 
 
 def test_fewer_workers_than_asked_for_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,8 @@ DOCUMENTS = make_documents(36, seed=95)
     [
         Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4)),
         Wanted("megatron", 6000, val_tokens=7000),
+        pytest.param(Wanted("modded-nanogpt", 6000, val_documents=9), marks=pytest.mark.soak),
+        pytest.param(Wanted("megatron", 6000, val_documents=9), marks=pytest.mark.soak),
         pytest.param(Wanted("llm.c", 6000, val_ratio=Fraction(2, 5)), marks=pytest.mark.soak),
         pytest.param(Wanted("plain", 6000, val_ratio=Fraction(1, 4), drop=True), marks=pytest.mark.soak),
         Wanted("build-nanogpt", 6000, val_tokens=3000),

@@ -31,6 +31,11 @@ WANTED = [
     *(Wanted(layout, 3000, drop=True) for layout in ("build-nanogpt", "llm.c", "plain")),
     Wanted("plain", 3000, val_ratio=Fraction(1, 10), drop=True),
     *(Wanted(layout, 2000, max_tokens=9001) for layout in LAYOUTS),
+    # Less than a shard, several, and a document that is longer than a shard at the border.
+    *(Wanted(layout, 2000, val_documents=7) for layout in LAYOUTS),
+    *(Wanted(layout, 700, val_documents=31, max_tokens=9001) for layout in ("llm.c", "nanogpt", "megatron")),
+    *(Wanted(layout, 2000, val_documents=number) for layout in ("llm.c", "plain") for number in (0, 1, 90)),
+    Wanted("plain", 3000, val_documents=10, drop=True),
     Wanted("llm.c", 10**6),
     Wanted("build-nanogpt", 2000, val_tokens=10**6),
 ]
@@ -115,7 +120,8 @@ def test_the_share_is_exact_and_a_function_of_the_number(ratio: str) -> None:
 def test_a_lost_file_is_made_again(tmp_path: Path) -> None:
     """Deleted, cut short or grown: the same command makes it good, also where two splits grow together."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
-    for wanted in [*WANTED[:18:3], Wanted("plain", 1500, val_ratio=Fraction(3, 10), drop=True)]:
+    more = Wanted("plain", 1500, val_ratio=Fraction(3, 10), drop=True), Wanted("llm.c", 2000, val_documents=7)
+    for wanted in [*WANTED[:18:3], *more]:
         out = tmp_path / name_of(wanted)
         runs.build_inline(out, path, **wanted.settings())
         expected = runs.outputs_in(out)
@@ -150,6 +156,12 @@ def test_damage_in_a_growing_file_is_found(tmp_path: Path) -> None:
     ("settings", "word"),
     [
         ({"val_tokens": 5, "val_ratio": 0.1}, "exclude each other"),
+        ({"val_tokens": 5, "val_documents": 1}, "--val-tokens and --val-documents exclude each other"),
+        ({"val_documents": 5, "val_ratio": 0.1}, "--val-documents and --val-ratio exclude each other"),
+        ({"val_input": ("x",), "val_tokens": 0}, "--val-input and --val-tokens exclude each other"),
+        ({"val_input": ("x",), "val_documents": 1}, "--val-input and --val-documents exclude each other"),
+        ({"val_input": ("x",), "val_ratio": 0.1}, "--val-input and --val-ratio exclude each other"),
+        ({"val_documents": -1}, "--val-documents -1: must be at least 0"),
         ({"val_ratio": 1.5}, "from 0 to below 1"),
         ({"val_ratio": -0.1}, "from 0 to below 1"),
         ({"layout": "nanogpt", "last_shard": "drop"}, "no last shard"),

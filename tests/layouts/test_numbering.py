@@ -40,11 +40,14 @@ def test_names_sort_as_the_stream(name: str) -> None:
         digits = choose_digits(layout, 7, 7 * shards, exact=True)
         numbering = Numbering(layout, 7, SplitRule(val_tokens=20), digits)
         step = max(1, shards // 1000)
-        names = [numbering.name("train", 7 * index) for index in [*range(0, shards - 3, step), shards - 4]]
+        names = [
+            numbering.name("train", {"val": 20, "train": 7 * index})
+            for index in [*range(0, shards - 3, step), shards - 4]
+        ]
         assert names == sorted(names)
         assert digits == layout.digits or shards > 9_000
         assert all(layout.owns(one) for one in names)
-        numbering.check_width("train", 7 * (shards - 4))
+        numbering.check_width("train", {"val": 20, "train": 7 * (shards - 4)})
 
 
 def test_an_estimate_may_be_wrong_by_half() -> None:

@@ -33,7 +33,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings_in(sentence: str) -> dict[str, int | float]:
     """The settings that a warning proposes, the first one."""
-    name, value = re.findall(r"--(shard-tokens|val-tokens|val-ratio) ([0-9.]+[0-9])", sentence)[0]
+    names = "shard-tokens|val-tokens|val-documents|val-ratio"
+    name, value = re.findall(rf"--({names}) ([0-9.]*[0-9])", sentence)[0]
     return {name.replace("-", "_"): float(value) if "." in value else int(value)}
 
 
@@ -57,6 +58,9 @@ def test_an_input_below_a_shard_says_that_there_is_nothing_to_train_on(
     ("settings", "words"),
     [
         ({"val_tokens": 10**9}, "nothing to train on"),
+        ({"val_documents": 60}, "which takes the first 60 documents"),
+        ({"layout": "nanogpt", "val_documents": 10**9}, "which takes the first 1,000,000,000 documents"),
+        ({"val_documents": 0}, "as was asked"),
         ({"last_shard": "drop", "val_tokens": 0}, "--last-shard keep"),
         ({"layout": "nanogpt"}, "one in 2,000 of 60 documents"),
         ({"layout": "nanogpt", "val_ratio": 0.0}, "as was asked"),
@@ -86,21 +90,29 @@ def test_a_reader_that_needs_no_validation_gets_no_warning(source: Path, tmp_pat
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "split_rule", [SplitRule(), SplitRule(val_tokens=1500), SplitRule(val_ratio=Fraction(1, 8))]
+    "split_rule",
+    [
+        SplitRule(),
+        SplitRule(val_tokens=1500),
+        SplitRule(val_documents=12),
+        SplitRule(val_ratio=Fraction(1, 8)),
+    ],
 )
 @pytest.mark.parametrize("shard_tokens", [700, 10**6])
 def test_what_is_expected_is_what_comes(
     source: Path, tmp_path: Path, layout: str, split_rule: SplitRule, shard_tokens: int
 ) -> None:
-    """The same files and tokens where the number of tokens is known; by a share, about as many."""
+    """The same files and tokens where the number of tokens is known; by documents, about as many."""
     chosen: dict[str, object] = {"val_tokens": split_rule.val_tokens}
     if split_rule.val_ratio:
         chosen = {"val_ratio": float(split_rule.val_ratio)}
+    elif split_rule.val_documents:
+        chosen = {"val_documents": split_rule.val_documents}
     manifest = runs.build_inline(tmp_path, source, layout=layout, shard_tokens=shard_tokens, **chosen)
     found = list_files(manifest.shards)
     spec = OutputSpec(tmp_path, LAYOUTS[layout], GPT2, shard_tokens, split_rule)
     expected = expect_files(spec, TOKENS, len(DOCUMENTS), exact=True)
-    if split_rule.val_ratio:
+    if not split_rule.counts_tokens:
         assert sum(file.tokens for file in expected) == TOKENS
         assert {file.split for file in expected} == {"val", "train"}
     else:

@@ -27,6 +27,7 @@ WANTED = [
     *(Wanted(layout, 2000) for layout in LAYOUTS),
     *(Wanted(layout, 1000, val_tokens=1700) for layout in ("llm.c", "nanogpt", "megatron")),
     *(Wanted(layout, 500, val_ratio=Fraction(3, 10), val_seed=4) for layout in LAYOUTS),
+    *(Wanted(layout, 1000, val_documents=20) for layout in LAYOUTS),
     *(Wanted(layout, 1000, drop=True) for layout in ("build-nanogpt", "plain")),
     Wanted("llm.c", 1000, val_ratio=Fraction(1, 10), drop=True),
 ]

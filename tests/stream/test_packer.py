@@ -139,6 +139,86 @@ def test_a_share_of_the_documents_goes_to_validation(
         assert rest["train"] == expected["train"][done.train_tokens :]
 
 
+FILES = st.lists(documents, min_size=1, max_size=5)  # the lengths of the documents of each input file
+
+
+@given(
+    FILES, st.integers(1, 25), st.integers(0, 30), st.sampled_from(["documents", "files", "tokens"]),
+    st.booleans(), st.booleans(), st.integers(1, 17), st.one_of(st.none(), st.integers(1, 200)),
+)  # fmt: skip
+def test_the_beginning_goes_to_validation(
+    files: list[list[int]],
+    n: int,
+    first: int,
+    unit: str,
+    eot_first: bool,
+    one_file: bool,
+    block: int,
+    limit: int | None,
+) -> None:
+    """The first so many documents, files or tokens and nothing else; its last file is finished where training
+    begins; no file is empty; and from every checkpoint the rest is the same."""
+    expected: dict[str, list[int]] = {"val": [], "train": []}
+    streams: list[list[int]] = []
+    number = 0
+    for file, lengths in enumerate(files):
+        streams.append([])
+        for length in lengths:
+            text = [number] * length
+            tokens = [reference.EOT, *text] if eot_first else [*text, reference.EOT]
+            streams[-1] += tokens
+            for token in tokens:
+                so_far = len(expected["val"]) + len(expected["train"])
+                position = {"documents": number, "files": file, "tokens": so_far}[unit]
+                if limit is None or so_far < limit:
+                    expected["val" if position < first else "train"].append(token)
+            number += 1
+    whole = [token for stream in streams for token in stream][:limit]
+    blocks = [
+        TokenBlock(Cursor(file, start), Cursor(file, start + len(part)), part, GPT2.find_eots(part))
+        for file, stream in enumerate(streams)
+        for start in range(0, len(stream), block)
+        for part in [np.array(stream[start : start + block], np.uint16)]
+    ]
+
+    def pack_from(
+        start: Cursor, done: PackedTotals
+    ) -> tuple[dict[str, list[list[int]]], list[tuple[Cursor, PackedTotals]]]:
+        left = None if limit is None else limit - done.val_tokens - done.train_tokens
+        packer = Packer(
+            n, split_rule=SplitRule(**{f"val_{unit}": first}), one_file=one_file, eot_first=eot_first,
+            done=done, skip_tokens=start.skip_tokens, max_tokens=left,
+        )  # fmt: skip
+        found: dict[str, list[list[int]]] = {"val": [[]], "train": [[]]}
+        checkpoints = []
+        for one in blocks:
+            if (one.start.file, one.start.position) < (start.file, start.position):
+                continue
+            for packed in pack_block(packer, one):
+                split = packed.slice.split
+                found[split][-1] += packed.tokens
+                if packed.slice.fills_shard:
+                    assert found[split][-1] or one_file, "a file that nobody has opened"
+                    found[split].append([])
+                if packed.slice.checkpoint:
+                    val, train = (sum(map(len, found[split])) for split in ("val", "train"))
+                    sizes = done.val_tokens + val, done.train_tokens + train
+                    eots = whole[: sum(sizes)].count(reference.EOT)
+                    checkpoints.append((packed.slice.end, PackedTotals(*sizes, eots)))
+        assert not found["train"][0] or len(found["val"]) > 1 or not found["val"][0], "it is finished first"
+        return found, checkpoints
+
+    found, checkpoints = pack_from(Cursor(0, 0), PackedTotals())
+    for split, tokens in expected.items():
+        shards = [shard for shard in found[split] if shard]
+        pieces = [tokens[start : start + n] for start in range(0, len(tokens), n)]
+        assert shards == ([tokens] if one_file and tokens else pieces)
+    for place, done in checkpoints:
+        rest, _ = pack_from(place, done)
+        assert [token for shard in rest["val"] for token in shard] == expected["val"][done.val_tokens :]
+        assert [token for shard in rest["train"] for token in shard] == expected["train"][done.train_tokens :]
+
+
 def test_a_stream_that_ends_on_a_border_leaves_no_empty_shard() -> None:
     """Ten tokens in shards of five are two shards."""
     parts = pack_all(Packer(5), blocks_of([4, 6]))

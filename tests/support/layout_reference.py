@@ -35,6 +35,7 @@ class Wanted:
     val_seed: int = 0
     max_tokens: int | None = None
     drop: bool = False
+    val_documents: int | None = None
 
     def settings(self) -> dict[str, object]:
         """As the command has them."""
@@ -42,6 +43,7 @@ class Wanted:
             "layout": self.layout,
             "shard_tokens": self.shard_tokens,
             "val_tokens": self.val_tokens,
+            "val_documents": self.val_documents,
             "val_ratio": None if self.val_ratio is None else float(self.val_ratio),
             "val_seed": self.val_seed,
             "max_tokens": self.max_tokens,
@@ -65,7 +67,7 @@ def split_stream(encoded: Sequence[Sequence[int]], wanted: Wanted) -> tuple[list
     """The tokens for validation and for training, token after token."""
     eot_first = EOT_FIRST.get(wanted.layout, False)
     val_tokens, ratio = wanted.val_tokens, wanted.val_ratio
-    if val_tokens is None and ratio is None:
+    if val_tokens is None and ratio is None and wanted.val_documents is None:
         default = DEFAULT_VAL.get(wanted.layout)
         val_tokens = wanted.shard_tokens if default == "shard" else None
         ratio = default if isinstance(default, Fraction) else None
@@ -79,6 +81,8 @@ def split_stream(encoded: Sequence[Sequence[int]], wanted: Wanted) -> tuple[list
             left -= len(tokens)
         if ratio:
             (val if is_chosen(number, ratio, wanted.val_seed) else train).extend(tokens)
+        elif wanted.val_documents is not None:
+            (val if number < wanted.val_documents else train).extend(tokens)
         else:
             room = max(0, (val_tokens or 0) - len(val))
             val.extend(tokens[:room])

@@ -6,16 +6,18 @@ still the one that was listed is checked when it is read, by its hash.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from fineweb_shards.errors import HubError
+from fineweb_shards.errors import HubError, InputError
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.files import split_suffixes
 from fineweb_shards.sources.formats import FORMATS
 from fineweb_shards.sources.hub.content_hash import is_git_hash
+from fineweb_shards.units import show_number_of
 
 DOWNLOAD_FOLDER = "downloads"  # in the work folder
 
@@ -27,6 +29,7 @@ class ListedFile:
     name: str  # its path in the dataset
     size_bytes: int
     content_hash: str  # empty: it stands for all rows of a dataset that only `datasets` can read
+    for_validation: bool = False  # named by --val-input
 
     @property
     def is_small(self) -> bool:
@@ -45,8 +48,38 @@ class Listing:
     @classmethod
     def from_manifest(cls, dataset: str, commit: str, files: Iterable[dict[str, Any]]) -> Self:
         """Return the listing that a manifest's files were made from."""
-        listed = (ListedFile(file["name"], file["size_bytes"], file["content_hash"]) for file in files)
+        listed = (
+            ListedFile(
+                file["name"], file["size_bytes"], file["content_hash"], file.get("for_validation", False)
+            )
+            for file in files
+        )
         return cls(dataset, commit, tuple(listed))
+
+    def with_validation(self, patterns: Sequence[str]) -> Listing:
+        """Return the listing with the files for validation first: those whose path in the dataset, or whose
+        name, matches one of the patterns of --val-input."""
+        for pattern in patterns:
+            self._check_matches(pattern)
+        marked = [
+            replace(file, for_validation=any(_matches(file.name, pattern) for pattern in patterns))
+            for file in self.files
+        ]
+        return replace(self, files=tuple(sorted(marked, key=lambda file: not file.for_validation)))
+
+    def _check_matches(self, pattern: str) -> None:
+        if not all(file.content_hash for file in self.files):
+            raise InputError(
+                f"--val-input {pattern}: dataset {self.dataset} is read row by row, not by its files.",
+                "Choose validation by --val-documents or --val-ratio.",
+            )
+        if not any(_matches(file.name, pattern) for file in self.files):
+            first, last = self.files[0].name, self.files[-1].name
+            raise InputError(
+                f"--val-input {pattern}: no file of dataset {self.dataset} has this name.",
+                f"With --dataset it names files of the dataset, by name or pattern; it has "
+                f"{show_number_of(len(self.files), 'file')}, from {first} to {last}.",
+            )
 
     def input_files(self, folder: Path, *, download: bool) -> tuple[InputFile, ...]:
         """Return the files to read: by ranges or, with `download` and where ranges can't be read by
@@ -62,7 +95,10 @@ class Listing:
             path, form = str(folder / self._safe_name(file)), f"download-{kind}"
         else:
             form = f"hub-{kind}"
-        return InputFile(index, path, file.name, form, compression, file.size_bytes, 0, file.content_hash)
+        return InputFile(
+            index, path, file.name, form, compression, file.size_bytes, 0, file.content_hash,
+            for_validation=file.for_validation,
+        )  # fmt: skip
 
     def _safe_name(self, file: ListedFile) -> str:
         """Return a file's name if it stays inside a folder; a manifest may have been tampered with."""
@@ -70,3 +106,7 @@ class Listing:
         if file.name.startswith("/") or ".." in parts or not parts:
             raise HubError(f"dataset {self.dataset}: {file.name!r} is no name of a file in a dataset.")
         return file.name
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(PurePosixPath(name).name, pattern)

@@ -7,9 +7,19 @@ import os
 import shutil
 from pathlib import Path
 
+import layout_reference
 import pytest
 import runs
-from fourteen_files import REPO, build, expected_shards, sample_repository
+from fourteen_files import (
+    REPO,
+    ROWS_PER_FILE,
+    SHARD_TOKENS,
+    build,
+    documents_of,
+    expected_shards,
+    sample_repository,
+)
+from layout_reference import Wanted
 from standin_hub import StandInHub
 from standin_repository import Repository
 
@@ -89,6 +99,29 @@ def test_other_files_are_still_asked_for(hub: StandInHub, home: Path, out: Path)
     assert hub.api_requests > 0
     assert fresh.returncode == 3  # the new card has no config of that name
     assert json.loads((out / "manifest.json").read_text())["commit"] != pushed
+
+
+def test_a_file_of_the_dataset_for_validation(hub: StandInHub, home: Path, tmp_path: Path) -> None:
+    """It is read first; a resume takes the choice from the manifest, and refuses another by name."""
+    out, words = tmp_path / "out", ("--val-input", "002_*.parquet")
+    documents = [text for number in (2, 0, 1) for text in documents_of(number)]
+    wanted = Wanted("build-nanogpt", SHARD_TOKENS, val_documents=ROWS_PER_FILE)
+    expected = layout_reference.files(documents, wanted)
+    done = build(hub, home, out, *words)
+    assert done.returncode == 0, done.stderr
+    assert runs.shards_in(out) == expected
+    (out / sorted(expected)[0]).unlink()  # a shard for training
+    hub.clear_requests()
+    done = build(hub, home, out, *words)
+    assert done.returncode == 0, done.stderr
+    assert runs.shards_in(out) == expected
+    assert not [record.path for record in hub.requests_of("api") if "/api/datasets/" in record.path]
+    other = build(hub, home, out, "--val-input", "001_00000.parquet")
+    assert other.returncode == 4
+    assert "--val-input was 1 file (sample/10BT/002_00000.parquet)" in other.stderr
+    unknown = build(hub, home, tmp_path / "new", "--val-input", "400_*")
+    assert unknown.returncode == 3
+    assert "--val-input 400_*: no file of dataset" in unknown.stderr
 
 
 @pytest.mark.promise(23)
