@@ -17,6 +17,9 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 # the disk, at 810 MB from a hub (PSS).
 WORKER_BYTES = 240 * 2**20
 PARENT_BYTES = 192 * 2**20
+# What a worker takes for each id beyond those of GPT-2. Measured: gigatoken and the reference together 500 to
+# 800 bytes for each id of cl100k_base, o200k_base, Llama 3 and DeepSeek.
+_ID_BYTES = 1000
 # A batch takes its text, packed and unpacked, and its tokens, as the engine makes them and as they are kept.
 _COPIES = 4
 # What a reference takes for each byte of a long document that is not cut, on top of that. Measured with
@@ -59,16 +62,17 @@ def plan_budget(
     wanted = workers or usable_cores()
     least_window = 2 * batch_bytes
     reserved = PARENT_BYTES + _uncut_document_bytes(vocabulary)
+    worker_bytes = WORKER_BYTES + _ID_BYTES * max(0, vocabulary.size - GPT2.size)
     room = memory - reserved - least_window * _COPIES
-    fitting = min(wanted, room // WORKER_BYTES)
+    fitting = min(wanted, room // worker_bytes)
     if fitting < 1:
-        needed = reserved + WORKER_BYTES + least_window * _COPIES
+        needed = reserved + worker_bytes + least_window * _COPIES
         found = "A memory budget of" if max_memory is None else "--max-memory"
         raise UsageError(
             f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.",
             "Give more with --max-memory, close other programs, or use a smaller --batch-bytes.",
         )
-    window = (memory - reserved - fitting * WORKER_BYTES) // _COPIES
+    window = (memory - reserved - fitting * worker_bytes) // _COPIES
     useful = max(MAXIMUM_WINDOW_BYTES, least_window, fitting * _BATCHES_PER_WORKER * batch_bytes)
     return Budget(fitting, memory, min(window, useful), workers)
 

@@ -38,7 +38,7 @@ def test_there_is_room_for_a_long_document_that_is_not_cut(
     reference: str, room: int, rule: CutRule | None
 ) -> None:
     """Once, besides all workers; if there is none, the run is refused before it starts."""
-    vocabulary = Vocabulary("made-up", "", 70_000, 69_999, "", reference, rule)
+    vocabulary = Vocabulary("made-up", "", 50_000, 49_999, "", reference, rule)
     least = PARENT_BYTES + WORKER_BYTES + 32 * MIB + room
     assert plan_budget(4, least, 4 * MIB, vocabulary).workers == 1
     found = plan_budget(4, 4096 * MIB, 4 * MIB, vocabulary)
@@ -46,6 +46,14 @@ def test_there_is_room_for_a_long_document_that_is_not_cut(
     assert PARENT_BYTES + room + 4 * WORKER_BYTES + 4 * found.window_bytes <= 4096 * MIB
     with pytest.raises(UsageError, match="one worker needs"):
         plan_budget(4, least - 1, 4 * MIB, vocabulary)
+
+
+def test_a_worker_with_more_ids_needs_more() -> None:
+    """A kilobyte for each id beyond GPT-2's."""
+    large = Vocabulary("made-up", "", 250_257, 250_000, cut_rule="gpt2")
+    memory = PARENT_BYTES + 32 * MIB + 4 * WORKER_BYTES
+    assert plan_budget(4, memory, 4 * MIB).workers == 4
+    assert plan_budget(4, memory, 4 * MIB, large).workers == 2
 
 
 def test_default_budget_is_a_quarter_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
