@@ -23,7 +23,7 @@ from fineweb_shards.units import show_bytes, show_seconds
 from fineweb_shards.watching.screen import LineScreen
 
 SETTINGS = (
-    "out", "layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard", "verify",
+    "out", "layout", "shard_tokens", "val_tokens", "val_ratio", "val_seed", "last_shard", "index", "verify",
 )  # fmt: skip
 
 
