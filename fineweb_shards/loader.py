@@ -35,8 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import InputError
-from fineweb_shards.reading.token_file import TokenFile, open_token_file, token_files
-from fineweb_shards.types import Tokens
+from fineweb_shards.reading.token_file import DTYPES, TokenFile, open_token_file, token_files
+from fineweb_shards.types import Dtype, Tokens
 
 Rows = NDArray[np.int64]
 
@@ -55,11 +55,17 @@ class ShardLoader:
         ranks: int = 1,
         seed: int | None = None,
         framework: Literal["auto", "numpy", "torch"] = "auto",
+        dtype: str | None = None,
     ) -> None:
-        """Open the shards: all files with `split` in their name if `shards` is a folder, else these files."""
+        """Open the shards: all files with `split` in their name if `shards` is a folder, else these files.
+
+        `dtype` (a name of numpy's) is how wide tokens without a header are, if there is no manifest.
+        """
         if min(batch_size, length, ranks) < 1 or not 0 <= rank < ranks:
             raise ValueError("batch_size, length and ranks must be at least 1, and rank below ranks")
-        self.files = _open(shards, split)
+        if dtype is not None and dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        self.files = _open(shards, split, DTYPES.get(dtype or ""))
         self._batch_size, self._length, self._rank, self._ranks = batch_size, length, rank, ranks
         self._seed = seed
         self._torch = framework == "torch" or (
@@ -242,12 +248,12 @@ class _ShuffledOrder:
         return self._permuted[shard]
 
 
-def _open(shards: str | Path | Sequence[str | Path], split: str) -> list[TokenFile]:
+def _open(shards: str | Path | Sequence[str | Path], split: str, dtype: Dtype | None) -> list[TokenFile]:
     if not isinstance(shards, (str, Path)):
-        files = [open_token_file(Path(path)) for path in shards]
+        files = [open_token_file(Path(path), dtype) for path in shards]
     else:
         try:
-            files = token_files(Path(shards), split)
+            files = token_files(Path(shards), split, dtype)
         except OSError as error:
             raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
     if not files:

@@ -148,7 +148,7 @@ def _ends_with_eot(path: Path, shard_format: ShardFormat) -> bool:
             return False  # damaged: no file of ours is empty
         file.seek(shard_format.offset_bytes(tokens - 1))
         last = shard_format.from_bytes(file.read(shard_format.dtype.itemsize))
-    return int(last[0]) == shard_format.vocabulary.eot
+    return shard_format.vocabulary.count_eots(last) > 0
 
 
 def _find_eots(file: BinaryIO, shard_format: ShardFormat) -> Iterator[Places]:

@@ -54,7 +54,9 @@ def test_figures_are_those_of_the_documents(
         folder = tmp_path
         for name, data in runs.outputs_in(made[layout]).items():
             (folder / name).write_bytes(data)
-    found = inspection.count(inspection.open_target(folder))
+    # Nothing about a bare .npy of OLMo-core tells how wide its tokens are.
+    dtype = np.dtype("<u2") if bare and layout == "olmo-core" else None
+    found = inspection.count(inspection.open_target(folder, dtype))
     lengths = [len(reference.encode(text)) for text in DOCUMENTS]
     assert found.tokens == sum(lengths) + len(lengths)
     assert found.documents == len(DOCUMENTS)
