@@ -302,6 +302,24 @@ def test_the_loader_gives_the_right_ids(made: dict[str, Path], documents: Docume
             assert y.ravel().tolist() == file[first + 1 : first + size + 1]
 
 
+def test_train_llama3_reads_every_shard(made: dict[str, Path], documents: Documents) -> None:
+    """llm.c's train_llama3.py: _peek_data_shard and _load_data_shard, over the files that its glob finds; each
+    split begins with the token that begins documents."""
+    found = []
+    for split in ("val", "train"):
+        paths = sorted(made["llm.c"].glob(f"edu_fineweb_{split}_*.bin"))
+        assert paths
+        for path in paths:
+            data = path.read_bytes()
+            header = np.frombuffer(data[: 256 * 4], np.int32)
+            assert header[:2].tolist() == [20240801, 7]
+            tokens = np.frombuffer(data[256 * 4 :], np.uint32)
+            assert len(tokens) == header[2]
+            found += tokens.tolist()
+    assert found[0] == EOT
+    assert found == stream_of(documents, "llm.c")
+
+
 @pytest.mark.parametrize("layout", ["nanogpt", "modded-nanogpt"])
 def test_a_reader_of_two_bytes_is_refused(made: dict[str, Path], tmp_path: Path, layout: str) -> None:
     """In a sentence with layout, vocabulary and the next step, before anything is written."""

@@ -18,11 +18,21 @@ from fineweb_shards.layouts.olmo_core import OlmoCore
 from fineweb_shards.layouts.plain import Plain
 from fineweb_shards.layouts.torchtitan import Torchtitan
 
-_ALL: tuple[Layout, ...] = (
-    BuildNanoGPT(), LlmC(), ModdedNanoGPT(), NanoGPT(), Plain(), Megatron(),
-    OlmoCore(), Datatrove(), Torchtitan(), Automodel(),
-)  # fmt: skip
-LAYOUTS = {layout.name: layout for layout in _ALL}
+LAYOUTS: dict[str, Layout] = {
+    layout.name: layout
+    for layout in [
+        BuildNanoGPT(),
+        LlmC(),
+        ModdedNanoGPT(),
+        NanoGPT(),
+        Plain(),
+        Megatron(),
+        OlmoCore(),
+        Datatrove(),
+        Torchtitan(),
+        Automodel(),
+    ]
+}
 
 
 def get_layout(name: str) -> Layout:

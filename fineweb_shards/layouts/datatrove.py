@@ -83,6 +83,10 @@ def _metadata(file: FileFacts) -> bytes:
 
 def _with_prefix(tokens: int) -> str:
     """Return a number with three digits and a metric prefix, as `humanize.metric` has it: `1.23 M`."""
-    digits, exponent = f"{tokens:.2e}".split("e")
-    thousands, tens = divmod(int(exponent), 3)
-    return f"{float(digits) * 10**tens:.{2 - tens}f} {['', *'kMGTPE'][thousands]}"
+    digits = len(str(tokens))
+    for exponent in (digits - 1, digits):  # one more where rounding carries: 999,999 is 1.00 M
+        thousands, tens = divmod(exponent, 3)
+        shown = f"{tokens / 1000**thousands:.{2 - tens}f}"
+        if float(shown) < 10 ** (tens + 1):
+            break
+    return f"{shown} {['', *'kMGTPE'][thousands]}"

@@ -14,9 +14,9 @@ from typing import BinaryIO
 
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.layouts.sidecar import FileFacts, Sidecar
-from fineweb_shards.store.files import list_files
+from fineweb_shards.store.files import growing_path, list_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.system.durable import WORK_FOLDER, output_error, publish, sync_folder
+from fineweb_shards.system.durable import output_error, publish, sync_folder
 from fineweb_shards.types import Places
 
 _READ_BYTES = 4 * 2**20
@@ -95,8 +95,7 @@ def _write_sidecar(file: FinishedFile, sidecar: Sidecar, final: Path) -> None:
     if not final.parent.is_dir():
         final.parent.mkdir()
         sync_folder(file.folder)
-    flat_name = sidecar.name_for(file.name).replace("/", "-")
-    temporary = file.folder / WORK_FOLDER / f"{flat_name}.tmp"
+    temporary = growing_path(file.folder / sidecar.name_for(file.name).replace("/", "-"))
     facts = _read_facts(file)
     with open(file.path, "rb") as tokens, open(temporary, "wb") as output:
         for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):

@@ -22,7 +22,10 @@ from layout_reference import Wanted
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts import reader_limits as limits
+from fineweb_shards.layouts.datatrove import Metadata
+from fineweb_shards.layouts.sidecar import FileFacts
 from fineweb_shards.types import Split
+from fineweb_shards.vocabulary import GPT2
 
 DOCUMENTS = make_documents(80, seed=93)
 ENCODED = [reference.encode(text) for text in DOCUMENTS]
@@ -391,6 +394,21 @@ def test_datatrove_and_nanotron_open_every_file(made: Path) -> None:
                 expected.append(place)
                 place = 0 if token == 50256 else place + 1
             assert datatrove_positions(ends, first, length) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shown"),
+    [
+        (1, "1.00 T"), (63, "63.0 T"), (999, "999 T"), (1000, "1.00 kT"), (1425, "1.43 kT"),
+        (9996, "10.0 kT"), (99_950, "100 kT"), (999_499, "999 kT"), (999_999, "1.00 MT"), (100_000_000, "100 MT"),
+        (1_234_567_890, "1.23 GT"), (54_321_000_000, "54.3 GT"),
+    ],
+)  # fmt: skip
+def test_the_metadata_of_datatrove_has_the_words_of_humanize(tokens: int, shown: str) -> None:
+    """What humanize.metric(tokens, unit="T") of humanize 4.17 says, which datatrove writes."""
+    facts = FileFacts(tokens, np.dtype("<u2"), GPT2, False, 1, True, True)
+    (part,) = Metadata().parts(facts, [])
+    assert part.data.decode() == f"gpt2|2\n{tokens}\n{shown}"
 
 
 def test_torchtitan_takes_documents_by_their_offsets(made: Path) -> None:
