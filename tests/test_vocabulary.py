@@ -303,8 +303,8 @@ def test_the_loader_gives_the_right_ids(made: dict[str, Path], documents: Docume
 
 
 def test_train_llama3_reads_every_shard(made: dict[str, Path], documents: Documents) -> None:
-    """llm.c's train_llama3.py: _peek_data_shard and _load_data_shard, over the files that its glob finds; each
-    split begins with the token that begins documents."""
+    """llm.c's train_llama3.py: _peek_data_shard and _load_data_shard, over the files that its glob finds; the
+    stream begins with the token that begins documents."""
     found = []
     for split in ("val", "train"):
         paths = sorted(made["llm.c"].glob(f"edu_fineweb_{split}_*.bin"))

@@ -400,8 +400,8 @@ def test_datatrove_and_nanotron_open_every_file(made: Path) -> None:
     ("tokens", "shown"),
     [
         (1, "1.00 T"), (63, "63.0 T"), (999, "999 T"), (1000, "1.00 kT"), (1425, "1.43 kT"),
-        (9996, "10.0 kT"), (99_950, "100 kT"), (999_499, "999 kT"), (999_999, "1.00 MT"), (100_000_000, "100 MT"),
-        (1_234_567_890, "1.23 GT"), (54_321_000_000, "54.3 GT"),
+        (9996, "10.0 kT"), (99_950, "100 kT"), (999_499, "999 kT"), (999_999, "1.00 MT"),
+        (100_000_000, "100 MT"), (1_234_567_890, "1.23 GT"), (54_321_000_000, "54.3 GT"),
     ],
 )  # fmt: skip
 def test_the_metadata_of_datatrove_has_the_words_of_humanize(tokens: int, shown: str) -> None:
