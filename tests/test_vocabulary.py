@@ -107,8 +107,8 @@ def sidecars(layout: str, name: str, tokens: list[int]) -> dict[str, bytes]:
     ends = [place + 1 for place in eots]
     if layout == "olmo-core":
         text = "".join(f"{a},{b}\n" for a, b in zip([0, *ends], ends, strict=False)).encode()
-        block = struct.pack("<BHH", 0, len(text), 0xFFFF - len(text)) + text
-        end = struct.pack("<BHHII", 1, 0, 0xFFFF, zlib.crc32(text), len(text))
+        block = struct.pack("<BHH", 1, len(text), 0xFFFF - len(text)) + text
+        end = struct.pack("<II", zlib.crc32(text), len(text))
         return {name.replace(".npy", ".csv.gz"): b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + block + end}
     if layout == "datatrove":
         ends = ends if tokens[-1] == EOT else [*ends, len(tokens)]

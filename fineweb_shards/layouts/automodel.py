@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.llm_c import HEADER_INTS, int_header
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
 from fineweb_shards.types import Dtype, Places, Split
 
 MAGIC, VERSION = 278895051, 1
@@ -31,11 +31,7 @@ class BosIndex(Sidecar):
         return 4 * file.eots
 
     def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
-        offset = 0
-        for places in eots:
-            data = places.astype("<i4").tobytes()
-            yield Part(offset, data)
-            offset += len(data)
+        return in_sequence(places.astype("<i4").tobytes() for places in eots)
 
 
 class Automodel(Layout):

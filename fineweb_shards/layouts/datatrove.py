@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Dtype, Places, Split
 
@@ -27,11 +27,7 @@ class DocumentEnds(Sidecar):
         return 8 * file.ends
 
     def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
-        offset = 0
-        for ends in document_ends(file, eots):
-            data = ends.astype("<u8").tobytes()
-            yield Part(offset, data)
-            offset += len(data)
+        return in_sequence(ends.astype("<u8").tobytes() for ends in document_ends(file, eots))
 
 
 class Metadata(Sidecar):
@@ -44,7 +40,7 @@ class Metadata(Sidecar):
         return len(_metadata(file))
 
     def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
-        yield Part(0, _metadata(file))
+        return in_sequence([_metadata(file)])
 
 
 class Datatrove(Layout):

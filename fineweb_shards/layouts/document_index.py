@@ -7,6 +7,7 @@ earlier file has no start in this one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.npy import NPY_HEADER_BYTES, npy_header
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
 from fineweb_shards.types import Places
 
 INDEX_FOLDER = "index"
@@ -32,12 +33,8 @@ class DocumentIndex(Sidecar):
 
     def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
         header = npy_header(_count_starts(file), _OFFSETS)
-        yield Part(0, header)
-        offset = len(header)
-        for starts in _document_starts(file, eots):
-            data = starts.astype(_OFFSETS).tobytes()
-            yield Part(offset, data)
-            offset += len(data)
+        starts = (starts.astype(_OFFSETS).tobytes() for starts in _document_starts(file, eots))
+        return in_sequence(itertools.chain([header], starts))
 
 
 def sidecars_of(layout: Layout, *, index: bool) -> tuple[Sidecar, ...]:

@@ -12,12 +12,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Dtype, Places, Split
 
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, any system
 _LARGEST_BLOCK_BYTES = 2**16 - 1
+_LINES_AT_ONCE = 2**14  # so that a file of nothing but EOTs takes no more memory than others
 
 
 class DocumentTable(Sidecar):
@@ -32,16 +33,7 @@ class DocumentTable(Sidecar):
         return f"{shard_name.removesuffix('.npy')}.csv.gz"
 
     def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
-        yield Part(0, _GZIP_HEADER)
-        offset, checksum, length = len(_GZIP_HEADER), 0, 0
-        for text in _cut(_lines(eots)):
-            block = struct.pack("<BHH", 0, len(text), len(text) ^ 0xFFFF) + text
-            yield Part(offset, block)
-            offset += len(block)
-            checksum = zlib.crc32(text, checksum)
-            length += len(text)
-        last_block = struct.pack("<BHH", 1, 0, 0xFFFF)
-        yield Part(offset, last_block + struct.pack("<II", checksum, length % 2**32))
+        return in_sequence(_store_in_gzip(_lines(eots)))
 
 
 class OlmoCore(Layout):
@@ -69,17 +61,30 @@ class OlmoCore(Layout):
 
 
 def _lines(eots: Iterable[Places]) -> Iterator[bytes]:
-    """Yield the lines of the table, those of many documents at a time."""
+    """Yield the lines of the table, those of some documents at a time."""
     start = 0
     for places in eots:
-        ends = (places + 1).tolist()
-        starts = [start, *ends[:-1]]
-        yield "".join(f"{begin},{end}\n" for begin, end in zip(starts, ends, strict=True)).encode()
-        start = ends[-1]
+        for first in range(0, len(places), _LINES_AT_ONCE):
+            ends = (places[first : first + _LINES_AT_ONCE] + 1).tolist()
+            starts = [start, *ends[:-1]]
+            yield "".join(f"{begin},{end}\n" for begin, end in zip(starts, ends, strict=True)).encode()
+            start = ends[-1]
 
 
-def _cut(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same text in blocks that a gzip file can store."""
+def _store_in_gzip(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the blocks of a gzip file that stores these texts, joined; all but the last are full."""
+    yield _GZIP_HEADER
+    rest, checksum, length = b"", 0, 0
     for text in texts:
-        for first in range(0, len(text), _LARGEST_BLOCK_BYTES):
-            yield text[first : first + _LARGEST_BLOCK_BYTES]
+        checksum, length = zlib.crc32(text, checksum), length + len(text)
+        data = rest + text
+        full = len(data) - len(data) % _LARGEST_BLOCK_BYTES
+        for first in range(0, full, _LARGEST_BLOCK_BYTES):
+            yield _store(data[first : first + _LARGEST_BLOCK_BYTES])
+        rest = data[full:]
+    yield _store(rest, last=True) + struct.pack("<II", checksum, length % 2**32)
+
+
+def _store(data: bytes, *, last: bool = False) -> bytes:
+    """Return a block of deflate that holds `data` as it is."""
+    return struct.pack("<BHH", last, len(data), ~len(data) & 0xFFFF) + data

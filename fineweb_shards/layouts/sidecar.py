@@ -58,6 +58,14 @@ class Sidecar(ABC):
         return None
 
 
+def in_sequence(blocks: Iterable[bytes]) -> Iterator[Part]:
+    """Yield the parts of a sidecar whose blocks follow one another."""
+    offset = 0
+    for block in blocks:
+        yield Part(offset, block)
+        offset += len(block)
+
+
 def document_ends(file: FileFacts, eots: Iterable[Places]) -> Iterator[Places]:
     """Yield the positions at which documents end, with EOT after each. Tokens after the last EOT, of a
     document that goes on in the next file or was cut by --max-tokens, count as one."""

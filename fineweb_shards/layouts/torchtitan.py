@@ -6,13 +6,14 @@ so what is for validation, by default nothing, has names with `val_` before them
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.npy import NPY_HEADER_BYTES, npy_header
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Dtype, Places, Split
 from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
@@ -32,12 +33,8 @@ class DocumentOffsets(Sidecar):
 
     def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
         start = npy_header(file.ends + 1, _OFFSET) + np.zeros(1, _OFFSET).tobytes()
-        yield Part(0, start)
-        offset = len(start)
-        for ends in document_ends(file, eots):
-            data = ends.astype(_OFFSET).tobytes()
-            yield Part(offset, data)
-            offset += len(data)
+        ends = (ends.astype(_OFFSET).tobytes() for ends in document_ends(file, eots))
+        return in_sequence(itertools.chain([start], ends))
 
 
 class Torchtitan(Layout):

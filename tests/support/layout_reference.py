@@ -186,13 +186,15 @@ def document_ends(tokens: list[int]) -> list[int]:
 
 
 def olmo_table(tokens: list[int]) -> bytes:
-    """As OLMo-core's write_document_indices writes it, in a gzip file that stores instead of deflating: one
-    block for these few documents. gzip itself must read the same from it."""
+    """As OLMo-core's write_document_indices writes it, in a gzip file that stores instead of deflating, in
+    blocks of 65,535 bytes and a last one that may be empty. gzip itself must read the same from it."""
     ends = [place + 1 for place, token in enumerate(tokens) if token == EOT]
     text = "".join(f"{a},{b}\n" for a, b in zip([0, *ends], ends, strict=False)).encode()
-    blocks = struct.pack("<BHH", 0, len(text), 0xFFFF - len(text)) + text if text else b""
-    end = struct.pack("<BHHII", 1, 0, 0xFFFF, binascii.crc32(text), len(text))
-    data = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255]) + blocks + end
+    data = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])
+    for start in range(0, len(text) + 1, 65_535):
+        block = text[start : start + 65_535]
+        data += struct.pack("<BHH", len(block) < 65_535, len(block), 0xFFFF - len(block)) + block
+    data += struct.pack("<II", binascii.crc32(text), len(text))
     assert gzip.decompress(data) == text
     return data
 
