@@ -106,7 +106,8 @@ def _starts_mid_document(path: Path, vocabulary: Vocabulary, dtype: Dtype) -> bo
     stem = path.stem.rstrip("0123456789")
     number = path.stem[len(stem) :]
     before = f"{int(number) - 1:0{len(number)}d}" if number.strip("0") else number
-    for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}"):
+    # The last is torchtitan's, whose file for training is only called tokens.bin.
+    for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}", f"val_{path.stem}"):
         previous = path.with_name(f"{name}{path.suffix}")
         if name != path.stem and previous.is_file():
             file = open_token_file(previous, dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import binascii
 import gzip
 import io
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -217,7 +218,7 @@ def megatron_index(tokens: list[int]) -> bytes:
             length = 0
     if length:
         lengths.append(length)
-    starts = [2 * sum(lengths[:i]) for i in range(len(lengths))]
+    starts = [2 * start for start in itertools.accumulate([0, *lengths[:-1]])]
     n = len(lengths)
     return (
         b"MMIDIDX\x00\x00"
