@@ -47,6 +47,7 @@ class ShardDataset(IterableDataset):
         shuffle: Shuffle = "rows",
         align: Literal["document"] | None = None,
         eot: int | None = None,
+        dtype: str | None = None,
         follow: bool = False,
         patience_seconds: float = 600.0,
     ) -> None:
@@ -65,6 +66,7 @@ class ShardDataset(IterableDataset):
             shuffle=shuffle,
             align=align,
             eot=eot,
+            dtype=dtype,
             follow=follow,
             patience_seconds=patience_seconds,
             framework="torch",

@@ -115,7 +115,7 @@ def test_a_layout(package: Path, tmp_path: Path) -> None:
     entry = "from fineweb_shards.layouts.toy import Toy\n\nLAYOUTS: dict"
     add(package, "layouts/toy.py", LAYOUT, "layouts/__init__.py", "\nLAYOUTS: dict", entry)
     entries = (package / "layouts" / "__init__.py").read_text()
-    (package / "layouts" / "__init__.py").write_text(entries.replace("Megatron()]", "Megatron(), Toy()]"))
+    (package / "layouts" / "__init__.py").write_text(entries.replace("Automodel(),", "Automodel(), Toy(),"))
     source, out, back = tmp_path / "a.jsonl", tmp_path / "out", tmp_path / "back"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
     assert "toy" in command(package, "build", "--help")

@@ -11,6 +11,7 @@ import random
 import re
 import struct
 import tokenize
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -53,8 +54,11 @@ PACKAGE = Path(__file__).parent.parent / "fineweb_shards"
 EOT = 69_999
 WIDE = Vocabulary("made-up", "ab" * 32, 70_000, EOT)
 SHARD_TOKENS = 1000
-LAYOUTS_FOR_WIDE = ["build-nanogpt", "llm.c", "plain", "megatron"]
-EOT_FIRST = {"build-nanogpt", "llm.c"}
+LAYOUTS_FOR_WIDE = [
+    "build-nanogpt", "llm.c", "plain", "megatron", "olmo-core", "datatrove", "torchtitan", "automodel",
+]  # fmt: skip
+EOT_FIRST = {"build-nanogpt", "llm.c", "automodel"}
+ONE_FILE = {"megatron", "torchtitan"}
 _DOCUMENTS_A_BLOCK = 7
 
 Documents = list[list[int]]
@@ -93,8 +97,28 @@ def shard(layout: str, tokens: list[int]) -> bytes:
         buffer = io.BytesIO()
         np.save(buffer, np.array(tokens, np.uint32))
         return buffer.getvalue()
-    header = struct.pack("<256i", 20240801, 7, len(tokens), *[0] * 253) if layout == "llm.c" else b""
+    headers = {"llm.c": (20240801, 7, len(tokens), 0), "automodel": (278895051, 1, len(tokens), 4)}
+    header = struct.pack("<256i", *headers[layout], *[0] * 252) if layout in headers else b""
     return header + raw(tokens)
+
+
+def sidecars(layout: str, name: str, tokens: list[int]) -> dict[str, bytes]:
+    """What is beside a numbered shard."""
+    eots = [place for place, token in enumerate(tokens) if token == EOT]
+    ends = [place + 1 for place in eots]
+    if layout == "olmo-core":
+        text = "".join(f"{a},{b}\n" for a, b in zip([0, *ends], ends, strict=False)).encode()
+        block = struct.pack("<BHH", 1, len(text), 0xFFFF - len(text)) + text
+        end = struct.pack("<II", zlib.crc32(text), len(text))
+        return {name.replace(".npy", ".csv.gz"): b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + block + end}
+    if layout == "datatrove":
+        ends = ends if tokens[-1] == EOT else [*ends, len(tokens)]
+        count = f"{len(tokens) / 1000:.2f} kT" if len(tokens) > 999 else f"{len(tokens):.1f} T"
+        metadata = f"made-up|4\n{len(tokens)}\n{count}".encode()
+        return {f"{name}.index": np.array(ends, "<u8").tobytes(), f"{name}.metadata": metadata}
+    if layout == "automodel":
+        return {name.replace(".bin", ".bos.idx"): np.array(eots, "<i4").tobytes()}
+    return {}
 
 
 def megatron_index(documents: Documents) -> bytes:
@@ -111,15 +135,24 @@ def expected(layout: str, documents: Documents) -> dict[str, bytes]:
     if layout == "megatron":
         stem = "fineweb_train_text_document"
         return {f"{stem}.bin": raw(tokens, "<i4"), f"{stem}.idx": megatron_index(documents)}
+    if layout == "torchtitan":
+        buffer = io.BytesIO()
+        np.save(buffer, np.cumsum([0, *(len(one) + 1 for one in documents)], dtype=np.int64))
+        return {"tokens.bin": raw(tokens), "document_offsets.npy": buffer.getvalue()}
     names = {
         "build-nanogpt": "edufineweb_{}_{:06d}.npy",
         "llm.c": "edu_fineweb_{}_{:06d}.bin",
         "plain": "{}_shard_{:04d}.bin",
+        "olmo-core": "part-{}-{:05d}.npy",
+        "datatrove": "{}_{:05d}.ds",
+        "automodel": "dataset_{}_{:06d}.bin",
     }
     files = {}
     for number, start in enumerate(range(0, len(tokens), SHARD_TOKENS)):
-        split = "val" if number == 0 and layout != "plain" else "train"
-        files[names[layout].format(split, number)] = shard(layout, tokens[start:][:SHARD_TOKENS])
+        split = "val" if number == 0 and layout in EOT_FIRST else "train"
+        name, part = names[layout].format(split, number), tokens[start:][:SHARD_TOKENS]
+        files[name] = shard(layout, part)
+        files |= sidecars(layout, name, part)
     return files
 
 
@@ -259,11 +292,11 @@ def test_the_loader_gives_the_right_ids(made: dict[str, Path], documents: Docume
     size = 2 * 16
     loader = ShardLoader(made[layout], "train", batch_size=2, length=16, framework="numpy")
     tokens = stream_of(documents, layout)
-    if layout == "megatron":
+    if layout in ONE_FILE:
         files = [tokens]
     else:
         files = [tokens[i : i + SHARD_TOKENS] for i in range(0, len(tokens), SHARD_TOKENS)]
-    for file in files if layout in ("plain", "megatron") else files[1:]:
+    for file in files[1:] if layout in EOT_FIRST else files:
         for first in range(0, len(file) - size, size):
             x, y = loader.next_batch()
             assert x.ravel().tolist() == file[first : first + size]
@@ -275,8 +308,8 @@ def test_the_loader_finds_documents_by_the_manifests_eot(
     made: dict[str, Path], documents: Documents, layout: str
 ) -> None:
     """In every layout: rows that begin at a document are those of plain lists."""
-    tokens, eot_first = stream_of(documents, layout), layout not in ("plain", "megatron")
-    size = len(tokens) if layout == "megatron" else SHARD_TOKENS
+    tokens, eot_first = stream_of(documents, layout), layout in EOT_FIRST
+    size = len(tokens) if layout in ONE_FILE else SHARD_TOKENS
     files = [tokens[i : i + size] for i in range(0, len(tokens), size)]
     rows = loader_reference.epoch_rows(files, 16, eot=WIDE.eot, eot_first=eot_first, aligned=True)
     skipped = loader_reference.epoch_rows(files[:1], 16, eot=WIDE.eot, eot_first=eot_first, aligned=True)
@@ -284,6 +317,24 @@ def test_the_loader_finds_documents_by_the_manifests_eot(
     loader = ShardLoader(made[layout], "train", batch_size=1, length=16, align="document", framework="numpy")
     assert [x.tolist() for x, _ in loader.epoch_batches(0)] == [[row[:-1]] for row in expected]
     assert len(expected) > 10
+
+
+def test_train_llama3_reads_every_shard(made: dict[str, Path], documents: Documents) -> None:
+    """llm.c's train_llama3.py: _peek_data_shard and _load_data_shard, over the files that its glob finds; the
+    stream begins with the token that begins documents."""
+    found = []
+    for split in ("val", "train"):
+        paths = sorted(made["llm.c"].glob(f"edu_fineweb_{split}_*.bin"))
+        assert paths
+        for path in paths:
+            data = path.read_bytes()
+            header = np.frombuffer(data[: 256 * 4], np.int32)
+            assert header[:2].tolist() == [20240801, 7]
+            tokens = np.frombuffer(data[256 * 4 :], np.uint32)
+            assert len(tokens) == header[2]
+            found += tokens.tolist()
+    assert found[0] == EOT
+    assert found == stream_of(documents, "llm.c")
 
 
 @pytest.mark.parametrize("layout", ["nanogpt", "modded-nanogpt"])
@@ -299,8 +350,10 @@ def test_a_reader_of_two_bytes_is_refused(made: dict[str, Path], tmp_path: Path,
 
 
 def test_widths_by_vocabulary_and_layout() -> None:
-    """GPT-2 is uint16 everywhere; Megatron changes to int32 at 65,500 ids, the others at 65,537."""
-    assert {ShardFormat(layout, GPT2).dtype.str for layout in LAYOUTS.values()} == {"<u2"}
+    """GPT-2 is uint16 everywhere but in torchtitan, which reads uint32 only; Megatron changes to int32 at
+    65,500 ids, the others at 65,537."""
+    widths = {name: ShardFormat(layout, GPT2).dtype.str for name, layout in LAYOUTS.items()}
+    assert widths == {**dict.fromkeys(LAYOUTS, "<u2"), "torchtitan": "<u4"}
     for size, plain, megatron in [(65_499, "<u2", "<u2"), (65_536, "<u2", "<i4"), (65_537, "<u4", "<i4")]:
         vocabulary = Vocabulary("v", "", size, 0)
         assert ShardFormat(LAYOUTS["plain"], vocabulary).dtype.str == plain
@@ -483,7 +536,7 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
         "reading/token_statistics.py",
         "reading/token_stream.py",
         "sources/token_rows.py",  # of --tokens-column
-        "store/megatron_index.py",
         "store/segment.py",  # of finished segments
+        "store/sidecars.py",
         "tokenizers/encoder.py",  # where there must be none
     }

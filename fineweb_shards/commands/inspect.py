@@ -20,7 +20,7 @@ from fineweb_shards.layouts.llm_c import HEADERS, LlmC
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.inspection import Match, Target
 from fineweb_shards.reading.token_bytes import write_token_bytes
-from fineweb_shards.reading.token_file import TokenFile
+from fineweb_shards.reading.token_file import DTYPES, TokenFile
 from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
 from fineweb_shards.system.terminal import printable, safe_text
 from fineweb_shards.tokenizers.decoder import decode
@@ -48,12 +48,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="write a .npy file with the number of bytes of every token id (0: EOT), for bits per byte",
     )  # fmt: skip
     parser.add_argument("--seed", metavar="N", type=read_count, help="with --random: the same one each time")
+    parser.add_argument(
+        "--dtype",
+        choices=[*DTYPES],
+        metavar="{" + ",".join(DTYPES) + "}",
+        help="how wide tokens without a header are, where neither a manifest nor the name tells",
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(options: argparse.Namespace) -> None:
     """Print statistics, one document, or the documents that contain a text; or write the tokens' bytes."""
-    target = inspection.open_target(options.path)
+    target = inspection.open_target(options.path, DTYPES.get(options.dtype or ""))
     if options.token_bytes is not None:
         _write_token_bytes(options, target.vocabulary)
         return

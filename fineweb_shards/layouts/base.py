@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.layouts.sidecar import Sidecar
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Dtype, ShardRecord, Split
 from fineweb_shards.vocabulary import Vocabulary
@@ -37,10 +38,12 @@ class Layout(ABC):
     header_bytes: ClassVar[int] = 0
     largest_bytes: ClassVar[int | None] = None  # of a file; None: the reader has no limit
     widest_bytes: ClassVar[int] = 4  # of a token that the reader accepts
+    bare_dtype: ClassVar[Dtype | None] = None  # of files without a header, if the reader takes only one
     one_file: ClassVar[bool] = False  # a split is one file that grows, not numbered shards
-    has_index: ClassVar[bool] = False  # every file has Megatron's index of its documents beside it
+    sidecars: ClassVar[tuple[Sidecar, ...]] = ()  # that every file has
     digits: ClassVar[int] = 6  # of a shard's number, at least
-    pattern: ClassVar[str]  # regular expression of the names that a file of this layout can have
+    suffix: ClassVar[str] = ".bin"  # of a file of tokens
+    pattern: ClassVar[str]  # regular expression of the names of its files and their sidecars
     missing_split_errors: ClassVar[dict[Split, str]] = {}  # the reader's message if a split has no file
 
     @abstractmethod
@@ -88,8 +91,16 @@ class Layout(ABC):
         return []
 
     def owns(self, name: str) -> bool:
-        """Return whether a file name is one that `shard_name` can give."""
+        """Return whether a file name is one that `shard_name` can give, or that of a sidecar."""
         return re.fullmatch(self.pattern, name) is not None
+
+    def holds_tokens(self, name: str) -> bool:
+        """Return whether a file name is one that `shard_name` can give."""
+        return self.owns(name) and name.endswith(self.suffix)
+
+    def split_of(self, name: str) -> Split:
+        """Return the split of a file that the layout owns."""
+        return "val" if "val" in name else "train"
 
     def opens(self, name: str) -> bool:
         """Return whether the reader would open a file of this name, whichever program made it."""

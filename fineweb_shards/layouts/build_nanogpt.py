@@ -6,13 +6,11 @@ The bytes are those of `numpy.save`. The loader opens every file in the folder w
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from fineweb_shards.layouts.base import Layout, SizedFile
+from fineweb_shards.layouts.npy import NPY_HEADER_BYTES, npy_header
 from fineweb_shards.layouts.reader_limits import BATCH_LENGTH, BATCH_ROWS, GPUS, SHORTEST_SHARD_TOKENS
 from fineweb_shards.types import Dtype, Split
 from fineweb_shards.units import show_number_of
@@ -23,7 +21,8 @@ class BuildNanoGPT(Layout):
 
     name = "build-nanogpt"
     eot_first = True
-    header_bytes = 128
+    suffix = ".npy"
+    header_bytes = NPY_HEADER_BYTES
     pattern = r"edufineweb_(val|train)_\d{6,}\.npy"
     missing_split_errors: ClassVar[dict[Split, str]] = {
         "train": "no shards found for split train",
@@ -34,13 +33,7 @@ class BuildNanoGPT(Layout):
         return f"edufineweb_{split}_{index:0{max(digits, self.digits)}d}.npy"
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
-        buffer = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            buffer, {"descr": dtype.str, "fortran_order": False, "shape": (tokens,)}
-        )
-        header = buffer.getvalue()
-        assert len(header) == self.header_bytes
-        return header
+        return npy_header(tokens, dtype)
 
     def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
         first = next(name for name in names if "train" in name)

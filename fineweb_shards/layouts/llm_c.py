@@ -40,9 +40,7 @@ class LlmC(Layout):
         return f"edu_fineweb_{split}_{index:0{max(digits, self.digits)}d}.bin"
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
-        header = np.zeros(HEADER_INTS, "<i4")
-        header[:3] = *HEADERS[dtype.itemsize], tokens
-        return header.tobytes()
+        return int_header(*HEADERS[dtype.itemsize], tokens)
 
     def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
         stem = names[0].rsplit("_", 2)[0]
@@ -58,3 +56,10 @@ class LlmC(Layout):
 
     def opens(self, name: str) -> bool:
         return re.fullmatch(self.glob, name) is not None
+
+
+def int_header(*values: int) -> bytes:
+    """Return a header of 256 int32 that begins with these values."""
+    header = np.zeros(HEADER_INTS, "<i4")
+    header[: len(values)] = values
+    return header.tobytes()

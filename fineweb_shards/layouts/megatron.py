@@ -1,23 +1,52 @@
 """Describe Megatron-LM and GPT-NeoX: `fineweb_{train|val}_text_document.bin` and an `.idx` beside it.
 
 The `.bin` holds the tokens of all documents, with EOD (our EOT) after each. The `.idx` lists where each
-document is; store/megatron_index.py makes it when the `.bin` is finished. Megatron makes its own validation
-split, so by default everything is for training.
+document is. Megatron makes its own validation split, so by default everything is for training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Dtype, Split
+from fineweb_shards.types import Dtype, Places, Split
 from fineweb_shards.vocabulary import Vocabulary
 
-DTYPE_CODES = {"<u2": 8, "<i4": 4}  # in the index: uint16 and int32
+_MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPE_CODES = {"<u2": 8, "<i4": 4}  # in the index: uint16 and int32
 _NARROW_IDS = 65_500  # Megatron's DType.optimal_dtype: int32 from this size on
+
+
+class MegatronIndex(Sidecar):
+    """The `.idx`: a header, then the length, the first byte and the number of every document."""
+
+    def name_for(self, shard_name: str) -> str:
+        return f"{shard_name.removesuffix('.bin')}.idx"
+
+    def size_bytes(self, file: FileFacts) -> int:
+        return _HEADER.size + 4 * file.ends + 8 * file.ends + 8 * (file.ends + 1)
+
+    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+        sequences = file.ends
+        code = _DTYPE_CODES[file.dtype.str]
+        yield Part(0, _HEADER.pack(_MAGIC, _VERSION, code, sequences, sequences + 1))
+        lengths_at = _HEADER.size
+        starts_at = lengths_at + 4 * sequences
+        numbers_at = starts_at + 8 * sequences
+        done, start = 0, 0  # documents, and the token at which the next one begins
+        for ends in document_ends(file, eots):
+            starts = np.concatenate([[start], ends[:-1]])
+            yield Part(lengths_at + 4 * done, (ends - starts).astype("<i4").tobytes())
+            yield Part(starts_at + 8 * done, (starts * file.dtype.itemsize).astype("<i8").tobytes())
+            yield Part(numbers_at + 8 * done, np.arange(done, done + len(ends), dtype="<i8").tobytes())
+            done, start = done + len(ends), int(ends[-1])
+        yield Part(numbers_at + 8 * done, np.array([done], "<i8").tobytes())
 
 
 class Megatron(Layout):
@@ -26,7 +55,7 @@ class Megatron(Layout):
     name = "megatron"
     eot_first = False
     one_file = True
-    has_index = True
+    sidecars = (MegatronIndex(),)
     pattern = r"fineweb_(train|val)_text_document\.(bin|idx)"
 
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:

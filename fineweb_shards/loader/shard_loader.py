@@ -34,6 +34,7 @@ from fineweb_shards.loader.row_order import RowOrder
 from fineweb_shards.loader.rows import RowRule, Shuffle
 from fineweb_shards.loader.sequential_order import SequentialOrder
 from fineweb_shards.loader.shards import Shards, open_shards
+from fineweb_shards.reading.token_file import DTYPES
 
 # What a state that was saved before there were these settings has for them.
 _DEFAULTS: dict[str, Any] = {"align": None, "shuffle": "rows", "follow": False, "eot": None}
@@ -55,6 +56,7 @@ class ShardLoader:
         shuffle: Shuffle = "rows",
         align: Literal["document"] | None = None,
         eot: int | None = None,
+        dtype: str | None = None,
         follow: bool = False,
         patience_seconds: float = 600.0,
         framework: Literal["auto", "numpy", "torch"] = "auto",
@@ -63,7 +65,8 @@ class ShardLoader:
 
         `seed` shuffles, by `shuffle`: the rows of a shard, or its documents. With `align="document"` every
         row begins at a document; what is left of the last document in a row is skipped. `eot` is the token
-        that separates documents, if the manifest beside the shards does not say it and it is not GPT-2's.
+        that separates documents, if the manifest beside the shards does not say it and it is not GPT-2's;
+        `dtype` (a name of NumPy's) is how wide tokens without a header are, if there is no manifest.
 
         With `follow=True` a build may still be running in the folder: `next_batch` waits for its next shard,
         and the first epoch ends when the build is complete. If no build has been running for
@@ -73,6 +76,8 @@ class ShardLoader:
             raise ValueError("batch_size, length and ranks must be at least 1, and rank below ranks")
         if align not in (None, "document") or shuffle not in ("rows", "documents"):
             raise ValueError('align must be None or "document", and shuffle "rows" or "documents"')
+        if dtype is not None and dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         if shuffle == "documents" and seed is None:
             raise ValueError('shuffle="documents" needs a seed')
         self._settings: dict[str, Any] = {
@@ -99,7 +104,8 @@ class ShardLoader:
                 Path(shards), split, documents=documents, eot=eot, patience_seconds=patience_seconds
             )
         else:
-            self._shards = open_shards(shards, split, documents=documents, eot=eot)
+            width = DTYPES.get(dtype or "")
+            self._shards = open_shards(shards, split, documents=documents, eot=eot, dtype=width)
         self._order: Order
         if align is None and seed is None:
             self._order = SequentialOrder(self._shards, batch_size * length, rank, ranks)

@@ -23,7 +23,7 @@ from fineweb_shards.reading.token_file import (
     vocabulary_beside,
 )
 from fineweb_shards.store.files import growing_path
-from fineweb_shards.types import Places, Tokens
+from fineweb_shards.types import Dtype, Places, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 # Where documents are looked up, their positions are kept in memory: a larger file counts as several shards.
@@ -100,10 +100,15 @@ class FinishedShards:
 
 
 def open_shards(
-    shards: str | Path | Sequence[str | Path], split: str, *, documents: bool, eot: int | None
+    shards: str | Path | Sequence[str | Path],
+    split: str,
+    *,
+    documents: bool,
+    eot: int | None,
+    dtype: Dtype | None = None,
 ) -> FinishedShards:
     """Open the files of a folder with `split` in their name, or these files."""
-    files = _open_files(shards, split)
+    files = _open_files(shards, split, dtype)
     if not documents:
         return FinishedShards([Shard(file) for file in files])
     found = [_with_vocabulary(file, eot) for file in files]
@@ -117,12 +122,14 @@ def divide(shards: Iterable[Shard]) -> list[Shard]:
     return [part for shard in shards for part in shard.parts(MOST_TOKENS)]
 
 
-def _open_files(shards: str | Path | Sequence[str | Path], split: str) -> list[TokenFile]:
+def _open_files(
+    shards: str | Path | Sequence[str | Path], split: str, dtype: Dtype | None
+) -> list[TokenFile]:
     if not isinstance(shards, (str, Path)):
-        files = [open_token_file(Path(path)) for path in shards]
+        files = [open_token_file(Path(path), dtype) for path in shards]
     else:
         try:
-            files = token_files(Path(shards), split)
+            files = token_files(Path(shards), split, dtype)
         except OSError as error:
             raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
     if not files:
@@ -142,7 +149,7 @@ def _with_vocabulary(file: TokenFile, eot: int | None) -> Shard:
             "Name that token with eot=.",
         )
     eot_first = has_eot_first(file)
-    before = None if eot_first else file_before(file.path)
+    before = None if eot_first else file_before(file)
     return Shard(file, with_eot(vocabulary or GPT2, eot), eot_first, before)
 
 

@@ -6,8 +6,6 @@ with an EOT, or if there is none before it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from fineweb_shards.reading.token_file import BLOCK_TOKENS, TokenFile, open_token_file
@@ -42,15 +40,17 @@ def contains_eot(file: TokenFile, vocabulary: Vocabulary) -> bool:
     return any(vocabulary.count_eots(block) for block in file.blocks())
 
 
-def file_before(path: Path) -> TokenFile | None:
+def file_before(file: TokenFile) -> TokenFile | None:
     """Open the file that comes before a shard in the stream, by its name; None if there is none."""
+    path = file.path
     stem = path.stem.rstrip("0123456789")
     number = path.stem[len(stem) :]
     if number and not number.strip("0"):  # where both splits have a number 0, neither goes on from the other
         return None
     before = f"{int(number) - 1:0{len(number)}d}" if number else ""
-    for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}"):
+    # The last is torchtitan's, whose file for training is only called tokens.bin.
+    for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}", f"val_{path.stem}"):
         previous = path.with_name(f"{name}{path.suffix}")
         if name != path.stem and previous.is_file():
-            return open_token_file(previous)
+            return open_token_file(previous, file.dtype)
     return None

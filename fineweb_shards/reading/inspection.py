@@ -26,7 +26,7 @@ from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.tokenizers.decoder import BORDER, decode
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
-from fineweb_shards.types import Tokens
+from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 _CONTEXT_BYTES = 80
@@ -63,19 +63,22 @@ class Match:
     after: str
 
 
-def open_target(path: Path) -> Target:
-    """Open a file or a folder; of a folder, the files of its manifest, or else all token files."""
+def open_target(path: Path, dtype: Dtype | None = None) -> Target:
+    """Open a file or a folder; of a folder, the files of its manifest, or else all token files.
+
+    `dtype` is how wide tokens without a header are, if nothing else says so.
+    """
     if not path.is_dir():
-        return _make_target(path, [open_token_file(path)], _vocabulary_of(path))
+        return _make_target(path, [open_token_file(path, dtype)], _vocabulary_of(path))
     manifest = load_manifest(path) if (path / FILE_NAME).exists() else None
     if manifest is None:
-        files = token_files(path)
+        files = token_files(path, dtype=dtype)
     else:
         known = [path / file.name for file in list_files(manifest.shards)]
         files = [open_token_file(file) for file in known if file.exists()]  # one may still be growing
     if not files:
         raise InputError(
-            f"{path}: there is no file of tokens here.", "Name a .npy or .bin file, or a folder."
+            f"{path}: there is no file of tokens here.", "Name a .npy, .bin or .ds file, or a folder."
         )
     return _make_target(path, files, manifest.vocabulary if manifest else GPT2)
 
@@ -95,7 +98,7 @@ def _make_target(path: Path, files: list[TokenFile], vocabulary: Vocabulary) -> 
         raise InputError(f"{path}: files of several layouts are here.", "Name one of the files.")
     eot_first = positions.pop()
     known = load_token_bytes(vocabulary)
-    before = None if eot_first else file_before(files[0].path)
+    before = None if eot_first else file_before(files[0])
     mid_document = before is not None and ends_mid_document(before.map(), vocabulary)
     return Target(path, tuple(files), eot_first, known, mid_document)
 

@@ -1,14 +1,16 @@
-"""Open a file of tokens made by any program: a NumPy array, one with llm.c's header, or bare tokens.
+"""Open a file of tokens made by any program: a NumPy array, one with the header of a layout, or bare tokens.
 
 Nothing in the file is trusted. A header must fit the file's length before tokens are read or mapped, and no
-pickle is ever loaded. A file without a known header counts as bare tokens only if it has the name of such a
-layout, or begins with tokens of the vocabulary: a header must never be read as tokens. The manifest beside
-such a file says how wide its tokens are; without a manifest they are GPT-2's.
+pickle is ever loaded. A file without a known header counts as bare tokens only if the caller says how wide
+they are, if it has the name of such a layout, or begins with tokens of the vocabulary: a header must never be
+read as tokens. Otherwise the manifest beside the file says how wide they are, or datatrove's metadata, or its
+name; a `.bin` that nothing is known of holds GPT-2's.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -20,23 +22,25 @@ from typing import BinaryIO
 import numpy as np
 
 from fineweb_shards.errors import InputError
-from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.layouts import LAYOUTS, automodel
+from fineweb_shards.layouts.automodel import Automodel
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS
+from fineweb_shards.layouts.datatrove import METADATA_SUFFIX, Datatrove
+from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS, LlmC
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.manifest_file import FILE_NAME, is_ours, load_manifest
 from fineweb_shards.system.durable import read_file
 from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype
 
-SUFFIXES = (".npy", ".bin")
+SUFFIXES = {layout.suffix for layout in LAYOUTS.values()}
+DTYPES = {unsigned_dtype(width_bytes).name: unsigned_dtype(width_bytes) for width_bytes in HEADERS}
 _NPY_MAGIC = b"\x93NUMPY"
-_NPY_DTYPES = {unsigned_dtype(width_bytes).str: unsigned_dtype(width_bytes) for width_bytes in HEADERS}
-_ROW = "a row of " + " or ".join(dtype.name for dtype in _NPY_DTYPES.values())
+_NPY_DTYPES = {dtype.str: dtype for dtype in DTYPES.values()}
+_ROW = "a row of " + " or ".join(DTYPES)
 _LONGEST_NPY_HEADER = 4096
-_START_BYTES = 4096  # checked at the beginning of a file, which may have an unknown header
+_START_BYTES = 8192  # checked at the beginning of a file, which may have an unknown header
 _OTHER_FORMATS = {  # first bytes of other formats, some of which could pass for tokens
-    (278895051).to_bytes(4, "little"): "has the header of NeMo Automodel, which is not read here",
     (20240522).to_bytes(4, "little"): "is an evaluation file of llm.c",
     (20240326).to_bytes(4, "little"): "is a model of llm.c",
     b"MMIDIDX\0\0": "is an index of Megatron; name the .bin beside it",
@@ -55,7 +59,7 @@ class TokenFile:
     """A file of tokens, and where in it the tokens are."""
 
     path: Path
-    kind: str  # npy, llm.c, raw (no header), or the layout whose header it has
+    kind: str  # npy, raw (no header), or the layout whose header it has
     header_bytes: int
     tokens: int
     dtype: Dtype
@@ -85,28 +89,34 @@ class TokenFile:
             raise _refused(self.path, error.strerror or str(error)) from error
 
 
-def open_token_file(path: Path) -> TokenFile:
-    """Find out a file's kind and number of tokens; InputError if it is not a file of tokens."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe could block for ever
-            raise _refused(path, "is a folder" if path.is_dir() else "is not a regular file")
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(_START_BYTES)
-            if start.startswith(_NPY_MAGIC):
-                return _open_npy(path, file, size)
-            for width_bytes, (magic, _) in HEADERS.items():
-                if start.startswith(magic.to_bytes(4, "little")):  # no tokens: outside GPT-2's vocabulary
-                    return _open_llm_c(path, start, size, width_bytes)
-    except OSError as error:
-        raise _refused(path, error.strerror or str(error)) from error
-    return _open_bare(path, start, size)
+def open_token_file(path: Path, dtype: Dtype | None = None) -> TokenFile:
+    """Find out a file's kind and number of tokens; InputError if it is not a file of tokens.
+
+    `dtype` is how wide its tokens are if they have no header, whatever its name; a header must say the same.
+    """
+    start, size = _read_start(path)
+    file = _open_with_header(path, start, size) or _open_bare(path, start, size, dtype)
+    if dtype is not None and file.dtype != dtype:
+        raise InputError(
+            f"{path}: its header or manifest says {file.dtype.name}, not {dtype.name}.",
+            "Leave out the dtype.",
+        )
+    return file
 
 
-def token_files(folder: Path, split: str = "") -> list[TokenFile]:
-    """Open the token files of a folder whose names contain `split`, sorted, as build-nanogpt lists them."""
-    paths = [path for path in folder.iterdir() if path.suffix in SUFFIXES and split in path.name]
-    return [open_token_file(path) for path in sorted(paths)]
+def token_files(folder: Path, split: str = "", dtype: Dtype | None = None) -> list[TokenFile]:
+    """Open the token files of a folder, sorted: those of a split, or with `split` in their names, as
+    build-nanogpt lists them."""
+    paths = [path for path in folder.iterdir() if path.suffix in SUFFIXES and _is_of(path.name, split)]
+    return [open_token_file(path, dtype) for path in sorted(paths)]
+
+
+def _is_of(name: str, split: str) -> bool:
+    """Return whether a file belongs to a split by its name, and is no sidecar."""
+    layout = next((layout for layout in LAYOUTS.values() if layout.owns(name)), None)
+    if layout is None:
+        return split in name
+    return layout.holds_tokens(name) and (split in name or split == layout.split_of(name))
 
 
 def vocabulary_beside(path: Path) -> Vocabulary | None:
@@ -147,7 +157,32 @@ def has_eot_first(file: TokenFile) -> bool:
 
 def _layout_of(path: Path) -> Layout | None:
     """Return the layout whose files have such a name; None if there is none."""
-    return next((layout for layout in LAYOUTS.values() if layout.owns(path.name)), None)
+    return next((layout for layout in LAYOUTS.values() if layout.holds_tokens(path.name)), None)
+
+
+def _read_start(path: Path) -> tuple[bytes, int]:
+    """Return the first bytes of a file, and its size; InputError if it can't be read."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe could block for ever
+            raise _refused(path, "is a folder" if path.is_dir() else "is not a regular file")
+        with open(path, "rb") as file:
+            return file.read(_START_BYTES), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from error
+
+
+def _open_with_header(path: Path, start: bytes, size: int) -> TokenFile | None:
+    """Open a file that begins with a known header; None if it does not."""
+    if start.startswith(_NPY_MAGIC):
+        return _open_npy(path, io.BytesIO(start), size)
+    # The magic numbers are no tokens: they are outside GPT-2's vocabulary.
+    for width_bytes, (magic, version) in HEADERS.items():
+        if start.startswith(magic.to_bytes(4, "little")):
+            return _open_int_header(path, LlmC.name, start, size, version, width_bytes)
+    if start.startswith(automodel.MAGIC.to_bytes(4, "little")):
+        width_bytes = int.from_bytes(start[12:16], "little")
+        return _open_int_header(path, Automodel.name, start, size, automodel.VERSION, width_bytes)
+    return None
 
 
 def _open_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
@@ -172,13 +207,17 @@ def _open_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
     return _with_right_size(found, size)
 
 
-def _open_llm_c(path: Path, start: bytes, size: int, width_bytes: int) -> TokenFile:
-    """Read the header of llm.c."""
-    header_bytes, version = 4 * HEADER_INTS, HEADERS[width_bytes][1]
+def _open_int_header(
+    path: Path, kind: str, start: bytes, size: int, version: int, width_bytes: int
+) -> TokenFile:
+    """Read a header of int32: a magic number, the version, the number of tokens."""
+    header_bytes = 4 * HEADER_INTS
     header = np.frombuffer(start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
     if header[1] != version:
         raise _refused(path, f"has version {header[1]} in its header, not {version}: it can't be read")
-    found = TokenFile(path, "llm.c", header_bytes, header[2], unsigned_dtype(width_bytes))
+    if width_bytes not in HEADERS:
+        raise _refused(path, f"has tokens of {width_bytes:,} bytes, according to its header")
+    found = TokenFile(path, kind, header_bytes, header[2], unsigned_dtype(width_bytes))
     return _with_right_size(found, size)
 
 
@@ -189,26 +228,31 @@ def _with_right_size(file: TokenFile, size: int) -> TokenFile:
     return file
 
 
-def _open_bare(path: Path, start: bytes, size: int) -> TokenFile:
-    """Open a file of bare tokens, if its name or its first tokens say that it is one."""
+def _open_bare(path: Path, start: bytes, size: int, dtype: Dtype | None) -> TokenFile:
+    """Open a file of bare tokens, if the caller, its name or its first tokens say that it is one."""
     layout = _layout_of(path)
     if layout and layout.header_bytes:
         return _open_by_layout(path, layout, start, size)
     for magic, what in _OTHER_FORMATS.items():
-        if start.startswith(magic) and not layout:
+        if start.startswith(magic) and not layout and dtype is None:
             raise _refused(path, what)
-    vocabulary, dtype = _bare_tokens(path)
-    if path.suffix != ".bin" or size % dtype.itemsize:
-        raise _refused(path, f"is not a file of {dtype.name} tokens ({size:,} bytes)")
-    start_tokens = len(start) // dtype.itemsize
-    highest = int(np.frombuffer(start, dtype, start_tokens).max(initial=0))
-    if highest >= vocabulary.size and not layout:
+    known = _bare_dtype(path, layout, dtype)
+    if size % known.itemsize:
+        raise _refused(path, f"is not a file of {known.name} tokens ({size:,} bytes)")
+    if not layout and dtype is None and path.suffix == Layout.suffix:  # such a file can be anything
+        _check_first_tokens(path, np.frombuffer(start, known, len(start) // known.itemsize))
+    return TokenFile(path, "raw", 0, size // known.itemsize, known)
+
+
+def _check_first_tokens(path: Path, tokens: Tokens) -> None:
+    """Raise InputError if the first numbers of a file are no tokens of its vocabulary."""
+    vocabulary, highest = vocabulary_beside(path) or GPT2, int(tokens.max(initial=0))
+    if highest >= vocabulary.size:
         raise InputError(
             f"{path}: it has no known header, and {highest} among its first numbers is no token of "
             f"{vocabulary.name}.",
-            f"If it holds nothing but {dtype.name}, call it train.bin, val.bin or train_shard_0000.bin.",
+            f"If it holds nothing but tokens, say how wide they are: --dtype {tokens.dtype.name}",
         )
-    return TokenFile(path, "raw", 0, size // dtype.itemsize, dtype)
 
 
 def _open_by_layout(path: Path, layout: Layout, start: bytes, size: int) -> TokenFile:
@@ -220,11 +264,36 @@ def _open_by_layout(path: Path, layout: Layout, start: bytes, size: int) -> Toke
     return TokenFile(path, layout.name, layout.header_bytes, tokens, shard_format.read_dtype)
 
 
-def _bare_tokens(path: Path) -> tuple[Vocabulary, Dtype]:
-    """Return vocabulary and dtype of tokens without a header: the manifest's, or else GPT-2's."""
-    found = _format_beside(path)
-    return (found.vocabulary, found.read_dtype) if found else (GPT2, GPT2.dtype)
+def _bare_dtype(path: Path, layout: Layout | None, dtype: Dtype | None) -> Dtype:
+    """Return how wide tokens without a header are: `dtype` unless there is a manifest; InputError if nothing
+    tells."""
+    if found := _format_beside(path):
+        return found.read_dtype
+    if dtype:
+        return dtype
+    if layout and layout.bare_dtype:
+        return layout.bare_dtype
+    if path.suffix == Datatrove.suffix and (dtype := _metadata_dtype(path)):
+        return dtype
+    if path.suffix == Layout.suffix:
+        return GPT2.dtype
+    if path.suffix in SUFFIXES:
+        raise InputError(
+            f"{path}: it has no header, and nothing says how wide its tokens are.",
+            "If it holds nothing but tokens, say so: " + " or ".join(f"--dtype {name}" for name in DTYPES),
+        )
+    raise _refused(path, "is no file of tokens by its name")
+
+
+def _metadata_dtype(path: Path) -> Dtype | None:
+    """Return the dtype that datatrove's metadata beside a file names: `gpt2|2` in its first line."""
+    try:
+        first = read_file(path.with_name(path.name + METADATA_SUFFIX)).partition(b"\n")[0]
+    except OSError:
+        return None
+    widths = {str(dtype.itemsize).encode(): dtype for dtype in DTYPES.values()}
+    return widths.get(first.rpartition(b"|")[2].strip())
 
 
 def _refused(path: Path, why: str) -> InputError:
-    return InputError(f"{path}: {why}.", "Name a .npy or .bin file of tokens, or a folder of them.")
+    return InputError(f"{path}: {why}.", "Name a .npy, .bin or .ds file of tokens, or a folder of them.")

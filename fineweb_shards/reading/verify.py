@@ -19,8 +19,8 @@ from fineweb_shards.store.files import OutputFile, find_file, find_untracked, li
 from fineweb_shards.store.lost_files import may_be_longer
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import require_manifest
-from fineweb_shards.store.megatron_index import check_index, with_indices
 from fineweb_shards.store.segment import find_damage, read_contents
+from fineweb_shards.store.sidecars import check_sidecars, list_finished, with_sidecars
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of
@@ -40,7 +40,7 @@ def verify_folder(
     report: Callable[[ShardRecord], None] = lambda _: None,
     sealed: Collection[ShardRecord] = (),
 ) -> Verdict:
-    """Check all shards, indices and names; `report` is called for each record that was checked.
+    """Check all shards, sidecars and names; `report` is called for each record that was checked.
 
     `sealed` are records that this run has made: those segments were read back when they were sealed
     (store/segment.py), so that only lengths and headers are left to check.
@@ -59,11 +59,9 @@ def verify_folder(
 
     with ThreadPoolExecutor(usable_cores()) as pool:  # hashing and numpy release the GIL
         found = [damage for damage in pool.map(check, manifest.shards) if damage]
-        if manifest.layout.has_index and manifest.complete:
-            indices = pool.map(
-                lambda file: check_index(folder / file.name, file.documents, shard_format), files.values()
-            )
-            found += [damage for damage in indices if damage]
+        if manifest.complete:
+            for damages in pool.map(check_sidecars, list_finished(folder, manifest)):
+                found += damages
     untracked, unfinished = _check_names(folder, manifest)
     return Verdict(manifest, [*dict.fromkeys(found), *untracked], unfinished)
 
@@ -88,11 +86,11 @@ def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]
 
     Returns sentences about those that do not belong there, and the names of unfinished files.
     """
-    known = with_indices(manifest.layout, {record.name for record in manifest.shards})
+    known = with_sidecars(manifest, {record.name for record in manifest.shards})
     untracked = find_untracked(folder, manifest.layout, known)
     unfinished: set[str] = set()
     if not manifest.complete:  # a shard is renamed shortly before it is recorded
-        unfinished = with_indices(manifest.layout, manifest.numbering.next_names(manifest.shards))
+        unfinished = with_sidecars(manifest, manifest.numbering.next_names(manifest.shards))
     damages = [
         f"{name}: not in the manifest, but a loader would read it"
         for name in untracked

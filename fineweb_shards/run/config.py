@@ -167,6 +167,9 @@ class Config:
         "keep", "what to do about a last training shard that is not full",
         choices=("keep", "drop"), bytes_=True,
     )  # fmt: skip
+    index: bool = _setting(
+        False, "also write where documents start in each file, as index/NAME.npy (int64 token offsets)"
+    )
     workers: int | None = _setting(
         None, "tokenizer processes (default: the cores this process may use)",
         parse=parse_count, metavar="N",

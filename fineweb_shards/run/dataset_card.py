@@ -29,7 +29,7 @@ class CardFile:
 def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFile]) -> str:
     """Return the content of the dataset's README.md."""
     name = repo.rpartition("/")[2]
-    token_names = [file.name for file in files if file.tokens]  # an index has no tokens
+    token_names = [file.name for file in files if file.tokens]  # a sidecar has no tokens
     return "\n".join(
         [
             *_metadata(manifest),

@@ -28,6 +28,7 @@ from fineweb_shards.reading.token_stream import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.trainer_warnings import stray_warnings
+from fineweb_shards.store.added_index import add_index
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
 from fineweb_shards.store.leftovers import tidy_finished
@@ -170,11 +171,17 @@ def _open_manifest(source: ExportSource, config: Config, spec: OutputSpec) -> Ma
         versions = {**built.versions, "fineweb_shards": fineweb_shards.__version__}
         digits = choose_digits(spec.layout, spec.shard_tokens, built.tokens, exact=True)
         return Manifest(
-            settings, built.files, versions, built.commit, digits=digits, vocabulary=built.vocabulary
+            settings,
+            built.files,
+            versions,
+            built.commit,
+            digits=digits,
+            vocabulary=built.vocabulary,
+            index=config.index,
         )
     check_settings(manifest, settings, Config().fingerprint())
     check_vocabulary(manifest, built.vocabulary)
-    return trim_to_whole_files(manifest, spec.folder)
+    return trim_to_whole_files(add_index(manifest, spec.folder, asked=config.index), spec.folder)
 
 
 def _copy(

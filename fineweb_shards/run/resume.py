@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.sources.changed_files import check_same_files
 from fineweb_shards.sources.files import files_to_json
+from fineweb_shards.store.added_index import add_index
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.fresh import holds_shards, refuse_untracked_shards
 from fineweb_shards.store.lost_files import trim_to_whole_files
@@ -23,7 +26,7 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
     settings, files = job.config.fingerprint(), files_to_json(job.source.files)
     if manifest is None:
         refuse_untracked_shards(job.folder, job.layout, set())
-        return Manifest(settings, files, {}, job.commit, vocabulary=job.vocabulary)
+        return _new_manifest(job, settings, files)
     try:
         settings_now = {**settings, "max_tokens": manifest.settings["max_tokens"]}
         check_settings(manifest, settings_now, Config().fingerprint())
@@ -34,8 +37,13 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
         if holds_shards(job.folder, manifest):
             raise
         refuse_untracked_shards(job.folder, job.layout, set())
-        return Manifest(settings, files, {}, job.commit, vocabulary=job.vocabulary)
+        return _new_manifest(job, settings, files)
     # Before the records behind a lost file are dropped: those shards still exist, and a new limit must not be
     # before their end.
     moved = move_limit(manifest, job.config.max_tokens, job.folder)
+    moved = add_index(moved, job.folder, asked=job.config.index)
     return trim_to_whole_files(moved, job.folder)
+
+
+def _new_manifest(job: Job, settings: dict[str, Any], files: list[dict[str, Any]]) -> Manifest:
+    return Manifest(settings, files, {}, job.commit, vocabulary=job.vocabulary, index=job.config.index)

@@ -23,7 +23,6 @@ from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME
-from fineweb_shards.store.megatron_index import index_path
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.units import show_bytes, show_number_of
 
@@ -77,7 +76,7 @@ class Uploader:
             sent = []
             for number, file in enumerate(group, first + 1):
                 self._say(f"{file.name}: {show_bytes(file.size_bytes)} ({number:,} of {len(missing):,})")
-                sent.append(self._send(folder / file.name))
+                sent.append(self._send(folder, file.name))
             paths: dict[str, Path | bytes] = {file.name: folder / file.name for file in group}
             self._commit(paths, f"Add {show_number_of(len(group), 'file')} of tokens", sent)
         self._finish(folder, manifest, described, remote)
@@ -127,7 +126,7 @@ class Uploader:
 
     def _list(self) -> list[RepoFile]:
         def ask() -> list[RepoFile]:
-            entries = self._api.list_repo_tree(self._repo, repo_type=_DATASET)
+            entries = self._api.list_repo_tree(self._repo, repo_type=_DATASET, recursive=True)
             return [entry for entry in entries if isinstance(entry, RepoFile)]
 
         try:
@@ -138,11 +137,11 @@ class Uploader:
                 raise
             return []  # a dataset without a file has no tree
 
-    def _send(self, path: Path) -> CommitOperationAdd:
+    def _send(self, folder: Path, name: str) -> CommitOperationAdd:
         """Send the bytes of one file, unless the hub has them already by its hash."""
 
         def send() -> CommitOperationAdd:
-            operation = CommitOperationAdd(path.name, path)
+            operation = CommitOperationAdd(name, folder / name)
             # Keep the content: the hub may ask for a small file to be sent with the commit itself.
             self._api.preupload_lfs_files(self._repo, [operation], repo_type=_DATASET, free_memory=False)
             return operation
@@ -182,16 +181,15 @@ class Uploader:
 
 
 def _describe(folder: Path, manifest: Manifest) -> Iterator[CardFile]:
-    """Yield the files of tokens, and their indices if the layout has them, with their hashes."""
-    layout = manifest.layout
+    """Yield the files of tokens, and their sidecars, with their hashes."""
     for file in list_files(manifest.shards):
         path = folder / file.name
         size = path.stat().st_size
         yield CardFile(file.name, file.split, file.tokens, file.documents, size, _hash_of(path, file, size))
-        if layout.has_index:
-            index = index_path(path)
-            size = index.stat().st_size
-            yield CardFile(index.name, file.split, 0, file.documents, size, _hash_file(index))
+        for sidecar in manifest.sidecars:
+            name = sidecar.name_for(file.name)
+            size = (folder / name).stat().st_size
+            yield CardFile(name, file.split, 0, file.documents, size, _hash_file(folder / name))
 
 
 def _hash_of(path: Path, file: OutputFile, size: int) -> str:

@@ -6,6 +6,7 @@ work folder. If the manifest can't be read, nothing is deleted, because the fold
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -15,10 +16,11 @@ from pathlib import Path
 
 from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.document_index import INDEX_FOLDER
 from fineweb_shards.store.files import find_untracked, growing_path
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
-from fineweb_shards.store.megatron_index import with_indices
+from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_number_of
@@ -32,7 +34,7 @@ class Deletion:
     """What --fresh would delete."""
 
     folder: Path
-    files: tuple[Path, ...]  # in the folder itself
+    files: tuple[Path, ...]  # in the folder itself, and in its index
     work: tuple[Path, ...]  # in the work folder, with their contents
 
     def describe(self) -> str:
@@ -55,6 +57,8 @@ class Deletion:
                     path.unlink(missing_ok=True)
             for path in self.files:
                 path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it does not exist, or holds other files
+                (self.folder / INDEX_FOLDER).rmdir()
         except OSError as error:
             raise output_error(self.folder, error) from error
 
@@ -96,7 +100,7 @@ def our_names(folder: Path, manifest: Manifest) -> set[str]:
             for name in manifest.numbering.next_names(manifest.shards)
             if _is_whole(folder, manifest, name)
         }
-    return with_indices(manifest.layout, names)
+    return with_sidecars(manifest, names)
 
 
 def holds_shards(folder: Path, manifest: Manifest) -> bool:

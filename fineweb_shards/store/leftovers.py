@@ -9,7 +9,6 @@ from fineweb_shards.errors import OutputError
 from fineweb_shards.store.files import growing_path
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
-from fineweb_shards.store.megatron_index import index_path
 from fineweb_shards.system.durable import WORK_FOLDER, output_error
 
 # A `report` command may be writing such a file now, without the folder's lock; it takes less than a second.
@@ -38,8 +37,8 @@ def remove_outdated_files(folder: Path, manifest: Manifest) -> None:
     outdated = {record.name for record in before.shards} - {record.name for record in manifest.shards}
     try:
         for name in sorted(outdated):
-            if before.layout.has_index:
-                index_path(folder / name).unlink(missing_ok=True)
+            for sidecar in before.sidecars:
+                (folder / sidecar.name_for(name)).unlink(missing_ok=True)
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise output_error(folder, error) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fineweb_shards.store.files import OutputFile, find_file, list_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.megatron_index import index_bytes, index_path
+from fineweb_shards.store.sidecars import has_sidecars, list_finished
 from fineweb_shards.types import ShardRecord
 
 
@@ -24,11 +24,11 @@ def trim_to_whole_files(manifest: Manifest, folder: Path) -> Manifest:
         lost += [record for record in file.segments if record.offset + record.bytes > size]
         if size > file.end_bytes and not may_be_longer(manifest, file):
             lost.append(file.segments[-1])
-        whole = whole and path == folder / file.name and _has_index(manifest, path, file.documents)
+        whole = whole and path == folder / file.name
     # Records of one checkpoint have the same end, and are kept or dropped together.
     ends = [record.end for record in manifest.shards]
     kept = manifest.shards[: min((ends.index(record.end) for record in lost), default=len(ends))]
-    if whole and len(kept) == len(ends):
+    if whole and len(kept) == len(ends) and all(map(has_sidecars, list_finished(folder, manifest))):
         return manifest
     if manifest.settings["val_ratio"] and manifest.totals.get("dropped_tokens"):
         kept = ()  # checkpoints contain dropped tokens together with kept ones
@@ -39,11 +39,3 @@ def may_be_longer(manifest: Manifest, file: OutputFile) -> bool:
     """Return whether the run may have written more of a file than the manifest records."""
     one_file = manifest.layout.one_file
     return not manifest.complete and (one_file or file.tokens % manifest.settings["shard_tokens"] != 0)
-
-
-def _has_index(manifest: Manifest, path: Path, documents: int) -> bool:
-    """Return whether the index, if the layout has one, exists and has the right length."""
-    if not manifest.layout.has_index:
-        return True
-    index = index_path(path)
-    return index.is_file() and index.stat().st_size == index_bytes(path, documents, manifest.shard_format)

@@ -13,8 +13,10 @@ from typing import Any
 
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout, tokens_of
+from fineweb_shards.layouts.document_index import sidecars_of
 from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.sidecar import Sidecar
 from fineweb_shards.stream.packer import PackedTotals
 from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
@@ -37,6 +39,7 @@ class Manifest:
     peak_memory_bytes: int = 0
     digits: int = 0  # of the numbers in file names: see numbering.py
     vocabulary: Vocabulary = GPT2  # without the bytes of its tokens
+    index: bool = False  # files have the sidecar of --index, too
 
     @property
     def tokens(self) -> int:
@@ -58,6 +61,11 @@ class Manifest:
     @property
     def layout(self) -> Layout:
         return get_layout(self.settings["layout"])
+
+    @property
+    def sidecars(self) -> tuple[Sidecar, ...]:
+        """The sidecars that each file has when the folder is complete."""
+        return sidecars_of(self.layout, index=self.index)
 
     @property
     def shard_format(self) -> ShardFormat:

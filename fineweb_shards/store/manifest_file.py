@@ -140,6 +140,7 @@ def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
         peak_memory_bytes=expect("peak_memory_bytes", effort.get("peak_memory_bytes", 0), int),
         digits=expect("digits", data.get("digits", 0), int),
         vocabulary=vocabulary_of(data, path.parent / WORK_FOLDER),
+        index=expect("index", data.get("index", False), bool),
     )
     check_manifest(manifest)
     check_dtype(data, manifest.shard_format)

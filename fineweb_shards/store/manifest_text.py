@@ -39,6 +39,7 @@ class ManifestText:
             "settings": _text_of(manifest.settings),
             "commit": _text_of(manifest.commit),
             "digits": _text_of(manifest.digits),
+            "index": _text_of(manifest.index),
             "versions": _text_of(manifest.versions),
             "totals": _text_of(manifest.totals),
             "effort": _text_of(effort),

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fineweb_shards.errors import DiskFullError, OutputError, ShardError
@@ -29,9 +30,9 @@ from fineweb_shards.store.growing_file import GrowingFile
 from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import ManifestFile, save_manifest
-from fineweb_shards.store.megatron_index import write_index
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.segment import Segment, seal_segment
+from fineweb_shards.store.sidecars import FinishedFile, list_finished, write_sidecars
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error, publish, sync_folder
 from fineweb_shards.types import (
@@ -153,9 +154,7 @@ class Output:
         if self._files:
             self._begin_checkpoint(self._placed, set(SPLITS))
         self._settle(0)
-        if self._spec.layout.has_index:
-            for file in list_files(self.manifest.shards):
-                self._write_index(self._spec.folder / file.name, file.documents)
+        self._write_sidecars()
         manifest = self.manifest
         totals = {
             "shards": manifest.shard_count,
@@ -169,12 +168,23 @@ class Output:
             dropped.discard()
         return self.manifest
 
-    def _write_index(self, path: Path, documents: int) -> None:
-        """Have Megatron's index written; while the disk is full, wait and try again."""
-        shard_format = self._spec.shard_format
-        self._disk.attempt(
-            lambda: self._plane.wait(self._plane.run(write_index, path, documents, shard_format))
-        )
+    def _write_sidecars(self) -> None:
+        """Have all sidecars written, of several files at once; while the disk is full, wait and try again."""
+        files = list_finished(self._spec.folder, self.manifest)
+        at_once = max(1, self._plane.workers)
+        for first in range(0, len(files), at_once):
+            self._disk.attempt(partial(self._write_some_sidecars, files[first : first + at_once]))
+
+    def _write_some_sidecars(self, files: Sequence[FinishedFile]) -> None:
+        writes = [self._plane.run(write_sidecars, file) for file in files]
+        failures = []
+        for write in writes:
+            try:
+                self._plane.wait(write)
+            except OutputError as error:
+                failures.append(error)  # not raised yet: a second try must not meet the rest of the first
+        if failures:
+            raise failures[0]
 
     def _give_up_unwritten(self) -> None:
         """Free the space of files that are not whole, so that those that are can be recorded."""

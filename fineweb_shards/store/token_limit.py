@@ -12,7 +12,7 @@ from pathlib import Path
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.store.files import find_untracked
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.megatron_index import with_indices
+from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.types import ShardRecord
 
 
@@ -42,7 +42,7 @@ def _refuse_unrecorded_shards(manifest: Manifest, folder: Path, limit: int) -> N
     With a higher limit it would be made again. With a lower one it may not belong to the stream, and a loader
     would read it all the same.
     """
-    names = with_indices(manifest.layout, {record.name for record in manifest.shards})
+    names = with_sidecars(manifest, {record.name for record in manifest.shards})
     unknown = find_untracked(folder, manifest.layout, names)
     if unknown:
         raise ChangedError(

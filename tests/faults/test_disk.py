@@ -25,7 +25,7 @@ from layout_reference import Wanted
 
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.run.plan import check_disk, make_plan
-from fineweb_shards.store import growing_file, megatron_index
+from fineweb_shards.store import growing_file, sidecars
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.units import show_bytes
 
@@ -40,7 +40,7 @@ class FullDisk:
         self._write = os.write
         patch.setattr(os, "write", self.write)
         patch.setattr(Path, "write_bytes", self.wrap(Path.write_bytes))
-        for module in (growing_file, megatron_index):
+        for module in (growing_file, sidecars):
             patch.setattr(module, "open", self.open, raising=False)
 
     def use(self) -> None:
@@ -101,7 +101,7 @@ def test_a_disk_that_is_full_at_every_write(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.promise(13)
-@pytest.mark.parametrize("layout", ["nanogpt", "llm.c", "megatron"])
+@pytest.mark.parametrize("layout", ["nanogpt", "llm.c", "megatron", "datatrove"])
 def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     """Two splits side by side: each try keeps what the manifest names and goes on from there."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)

@@ -15,7 +15,7 @@ from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_parquet, write_text
 from layout_reference import Wanted
 
-from fineweb_shards.errors import UsageError
+from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.stream.split import SplitRule
@@ -24,8 +24,8 @@ DOCUMENTS = make_documents(90, seed=91)
 LONG = ["word " * 3000, "", "的一是不了人我在有他" * 700, "", "z" * 9000, "end"]
 WANTED = [
     *(Wanted(layout, 2000) for layout in LAYOUTS),
-    *(Wanted(layout, 2000, val_tokens=3100) for layout in LAYOUTS),
-    *(Wanted(layout, 1500, val_ratio=Fraction(3, 10), val_seed=4) for layout in LAYOUTS),
+    *(Wanted(layout, 2000, val_tokens=3100, index=True) for layout in LAYOUTS),
+    *(Wanted(layout, 1500, val_ratio=Fraction(3, 10), val_seed=4, index=True) for layout in LAYOUTS),
     *(Wanted(layout, 1000, val_ratio=Fraction(7, 10)) for layout in ("llm.c", "plain", "megatron")),
     *(Wanted(layout, 2000, val_tokens=0) for layout in ("build-nanogpt", "nanogpt")),
     *(Wanted(layout, 3000, drop=True) for layout in ("build-nanogpt", "llm.c", "plain")),
@@ -121,7 +121,7 @@ def test_a_lost_file_is_made_again(tmp_path: Path) -> None:
     """Deleted, cut short or grown: the same command makes it good, also where two splits grow together."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
     more = Wanted("plain", 1500, val_ratio=Fraction(3, 10), drop=True), Wanted("llm.c", 2000, val_documents=7)
-    for wanted in [*WANTED[:18:3], *more]:
+    for wanted in [*WANTED[:30:4], *more]:
         out = tmp_path / name_of(wanted)
         runs.build_inline(out, path, **wanted.settings())
         expected = runs.outputs_in(out)
@@ -129,27 +129,66 @@ def test_a_lost_file_is_made_again(tmp_path: Path) -> None:
             for data in (None, expected[name][:-2], expected[name] + b"\0\0"):
                 if data is None:
                     (out / name).unlink()
-                elif not name.endswith(".idx"):
+                elif not name.endswith(".csv.gz"):  # its length can't be told without reading the tokens
                     (out / name).write_bytes(data)
                 runs.build_inline(out, path, **wanted.settings())
                 assert runs.outputs_in(out) == expected
 
 
-def test_damage_in_a_growing_file_is_found(tmp_path: Path) -> None:
-    """A flipped bit anywhere in the files of a one-file layout, and in its index."""
+@pytest.mark.parametrize("layout", [*LAYOUTS.keys() - {"build-nanogpt", "llm.c", "plain"}])
+def test_damage_is_found(tmp_path: Path, layout: str) -> None:
+    """A flipped bit anywhere in a file or in a sidecar, one that is missing, one that is too long."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
     chooser = random.Random(3)
-    for layout in ("nanogpt", "megatron", "modded-nanogpt"):
-        out = tmp_path / layout
-        runs.build_inline(out, path, **Wanted(layout, 1500, val_ratio=Fraction(1, 4)).settings())
-        for name, data in runs.outputs_in(out).items():
-            for _ in range(8):
-                bad = bytearray(data)
-                bad[chooser.randrange(len(bad))] ^= 1 << chooser.randrange(8)
+    out = tmp_path / layout
+    wanted = Wanted(layout, 4000, val_ratio=Fraction(1, 4), index=True)
+    runs.build_inline(out, path, **wanted.settings())
+    for name, data in runs.outputs_in(out).items():
+        flipped = bytearray(data)
+        if data:
+            flipped[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
+        for bad in (flipped, data + b"\0\0", None):
+            if bad is None:
+                (out / name).unlink()
+            elif bad != data:
                 (out / name).write_bytes(bad)
-                damages = verify_folder(out).damages
-                assert [damage.split(":")[0] for damage in damages] in ([name], [name, name[:-3] + "idx"])
+            else:
+                continue
+            damages = verify_folder(out).damages
+            assert damages
+            assert damages[0].startswith(f"{name}: ")
+            if not LAYOUTS[layout].holds_tokens(name):
+                assert len(damages) == 1
             (out / name).write_bytes(data)
+    assert verify_folder(out).damages == []
+
+
+@pytest.mark.parametrize("layout", ["build-nanogpt", "olmo-core", "torchtitan"])
+def test_an_index_is_added_and_stays(tmp_path: Path, layout: str) -> None:
+    """To a finished folder, without a change of its shards; a later run that does not ask for it keeps it
+    and makes it again where it is lost. A file of others in its place is never replaced."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
+    out = tmp_path / "out"
+    without, with_index = (
+        Wanted(layout, 2000, val_tokens=3100),
+        Wanted(layout, 2000, val_tokens=3100, index=True),
+    )
+    expected = layout_reference.files(DOCUMENTS, with_index)
+    runs.build_inline(out, path, **without.settings())
+    index = next(name for name in expected if name.startswith("index/"))
+    (out / "index").mkdir()
+    (out / index).write_text("mine")
+    with pytest.raises(OutputError, match=f"{index} is here, but no manifest.json of this folder lists it"):
+        runs.build_inline(out, path, **with_index.settings())
+    (out / index).unlink()
+    times = {name: (out / name).stat().st_mtime_ns for name in expected if LAYOUTS[layout].holds_tokens(name)}
+    assert runs.build_inline(out, path, **with_index.settings()).complete
+    assert runs.outputs_in(out) == expected
+    assert times == {name: (out / name).stat().st_mtime_ns for name in times}
+    (out / index).unlink()
+    assert runs.build_inline(out, path, **without.settings()).complete
+    assert runs.outputs_in(out) == expected
+    assert np.load(out / index).dtype == np.int64
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import glob
+import gzip
 import os
 import re
 import struct
@@ -20,7 +22,10 @@ from layout_reference import Wanted
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts import reader_limits as limits
+from fineweb_shards.layouts.datatrove import Metadata
+from fineweb_shards.layouts.sidecar import FileFacts
 from fineweb_shards.types import Split
+from fineweb_shards.vocabulary import GPT2
 
 DOCUMENTS = make_documents(80, seed=93)
 ENCODED = [reference.encode(text) for text in DOCUMENTS]
@@ -320,3 +325,145 @@ def test_megatron_finds_every_document(made: Path) -> None:
             assert document[-1] == 50256
             found.append(document[:-1].tolist())
     assert sorted(found) == sorted(ENCODED)
+
+
+def test_olmo_core_reads_ranges_of_bytes_and_its_table(made: Path) -> None:
+    """load_array_slice: np.frombuffer of any range, from byte 0 on. iter_document_indices gives the same
+    documents whether it searches the array for EOS or reads the metadata file, whose name it makes by
+    replacing the suffix; lines are split at commas, and must be inside the array."""
+    found = []
+    for split in ("train", "val"):
+        rest: list[int] = []
+        for path in sorted(glob.glob(str(made / "olmo-core" / f"part-{split}-*.npy"))):
+            total = os.path.getsize(path) // 2
+            with open(path, "rb") as file:
+                file.seek(2 * 3)
+                part = np.frombuffer(file.read(2 * 4), np.uint16)
+            tokens = np.memmap(path, np.uint16, "r")
+            assert part.tolist() == tokens[3:7].tolist()
+            searched, start = [], 0
+            for place in (tokens == 50256).nonzero()[0].tolist():
+                searched.append((start, place + 1))
+                start = place + 1
+            listed = []
+            with gzip.open(path.replace(".npy", ".csv.gz"), "rt") as table:
+                for line in table:
+                    begin, end, *_ = line.split(",")
+                    assert int(begin) < total
+                    assert int(end) <= total
+                    listed.append((int(begin), int(end)))
+            assert listed == searched
+            for begin, end in listed:
+                document = [*rest, *tokens[begin : end - 1].tolist()]
+                found.append(document)
+                rest = []
+            rest += tokens[start:].tolist()
+        assert rest == []
+    assert sorted(found) == sorted(ENCODED)
+
+
+def datatrove_positions(ends: list[int], first: int, length: int) -> list[int]:
+    """DatatroveFileDataset._get_pos_from_index_file, over all ends at once: the place of each token of a
+    window in its document, as far as the window shows it."""
+    borders = [0, *(end - first for end in ends if first < end <= first + length - 1)]
+    return [place - borders[bisect.bisect_right(borders, place) - 1] for place in range(length)]
+
+
+def test_datatrove_and_nanotron_open_every_file(made: Path) -> None:
+    """DatatroveFolderDataset globs `*.ds`: no sidecar ends so. DocumentTokenizerMerger wants as many indices,
+    and reads documents by their ends, so that no token is left. nanotron takes the tokenizer and the width
+    from the first line of a metadata file. Positions begin anew after each EOS."""
+    folder = made / "datatrove"
+    paths = sorted(folder.glob("*.ds"))
+    assert [path.name.rpartition(".")[2] for path in paths] == ["ds"] * len(paths)
+    assert len(paths) == len([*folder.glob("*.ds.index")]) == len([*folder.glob("*.ds.metadata")]) > 2
+    for path in paths:
+        tokens = np.fromfile(path, np.uint16)
+        ends = (
+            np.frombuffer(path.with_name(f"{path.name}.index").read_bytes(), np.uint64).astype(int).tolist()
+        )
+        assert ends[-1] == len(tokens)
+        assert ends == sorted(set(ends))
+        tokenizer, width = path.with_name(f"{path.name}.metadata").read_text().splitlines()[0].split("|")
+        assert (tokenizer, int(width)) == ("gpt2", 2)
+        assert int(path.with_name(f"{path.name}.metadata").read_text().splitlines()[1]) == len(tokens)
+        length = 65
+        for first in range(0, len(tokens) - length + 1, length):
+            place, expected = 0, []
+            for token in tokens[first : first + length]:
+                expected.append(place)
+                place = 0 if token == 50256 else place + 1
+            assert datatrove_positions(ends, first, length) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shown"),
+    [
+        (1, "1.00 T"), (63, "63.0 T"), (999, "999 T"), (1000, "1.00 kT"), (1425, "1.43 kT"),
+        (9996, "10.0 kT"), (99_950, "100 kT"), (999_499, "999 kT"), (999_999, "1.00 MT"),
+        (100_000_000, "100 MT"), (1_234_567_890, "1.23 GT"), (54_321_000_000, "54.3 GT"),
+    ],
+)  # fmt: skip
+def test_the_metadata_of_datatrove_has_the_words_of_humanize(tokens: int, shown: str) -> None:
+    """What humanize.metric(tokens, unit="T") of humanize 4.17 says, which datatrove writes."""
+    facts = FileFacts(tokens, np.dtype("<u2"), GPT2, False, 1, True, True)
+    (part,) = Metadata().parts(facts, [])
+    assert part.data.decode() == f"gpt2|2\n{tokens}\n{shown}"
+
+
+def test_torchtitan_takes_documents_by_their_offsets(made: Path) -> None:
+    """PretokenizedMemmapSource in its README: np.memmap of uint32, np.load of the offsets, one document for
+    each two neighbours."""
+    found = []
+    for prefix in ("", "val_"):
+        tokens = np.memmap(made / "torchtitan" / f"{prefix}tokens.bin", dtype=np.uint32, mode="r")
+        offsets = np.load(made / "torchtitan" / f"{prefix}document_offsets.npy")
+        for index in range(len(offsets) - 1):
+            start, end = offsets[index : index + 2]
+            document = np.asarray(tokens[start:end], dtype=np.int64).tolist()
+            assert document[-1] == 50256
+            found.append(document[:-1])
+    assert sorted(found) == sorted(ENCODED)
+
+
+def test_automodel_aligns_to_the_positions_in_its_index(made: Path) -> None:
+    """nanogpt_dataset.py: load_bin_shard's header; _load_bos_index beside it, by with_suffix; the next
+    position in it is where the linear search for the BOS token ends."""
+    paths = sorted((made / "automodel").glob("dataset_train_*.bin"))
+    assert len(paths) > 1
+    for path in paths:
+        header = np.memmap(path, np.int32, "r", shape=(256,))
+        assert header[:2].tolist() == [278895051, 1]
+        kind = {2: np.uint16, 4: np.uint32}[int(header[3])]
+        tokens = np.memmap(path, kind, "r", 1024, (int(header[2]),))
+        positions = np.fromfile(path.with_suffix(".bos.idx"), np.int32)
+        for start in range(0, len(tokens), 97):
+            later = positions[(positions >= start) & (positions < len(tokens))]
+            searched = start
+            while searched < len(tokens) and tokens[searched] != 50256:
+                searched += 1
+            assert (int(later[0]) if len(later) else len(tokens)) == searched
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_reader_trips_over_an_index(tmp_path: Path, layout: str) -> None:
+    """It is in a folder of its own, whose name has neither `train` nor `val`; numpy loads it, and documents
+    begin where it says: behind an EOT, or at one."""
+    path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    out = tmp_path / "out"
+    runs.build_inline(out, path, **Wanted(layout, 4000, index=True).settings())
+    described = LAYOUTS[layout]
+    opened = [name for name in os.listdir(out) if described.opens(name) and not described.owns(name)]
+    assert opened == []
+    assert not described.opens("index")
+    starts = 0
+    for name in sorted(filter(described.holds_tokens, os.listdir(out))):
+        index = np.load(out / "index" / f"{Path(name).stem}.npy")
+        width = np.uint32 if layout == "torchtitan" else np.uint16
+        tokens = np.fromfile(out / name, width, offset=described.header_bytes)
+        starts += len(index)
+        if described.eot_first:
+            assert (tokens[index] == 50256).all()
+        else:
+            assert (tokens[index[index > 0] - 1] == 50256).all()
+    assert starts == len(DOCUMENTS)

@@ -49,18 +49,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_an_export_is_a_build(
     made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str
 ) -> None:
-    """Every pair, read in small blocks, with another shard size or split; also resumed half-way."""
+    """Every pair, read in small blocks, with another shard size or split; some also resumed half-way."""
     monkeypatch.setattr(token_stream, "BLOCK_TOKENS", 777)
-    wanted = Wanted(target, 2000)
+    pair = [*LAYOUTS].index(source), [*LAYOUTS].index(target)
+    wanted = Wanted(target, 4000, index=True)
     if (source, target) in (("llm.c", "nanogpt"), ("plain", "llm.c"), ("megatron", "build-nanogpt")):
         wanted = Wanted(target, 3000, val_documents=13)
-    elif [*LAYOUTS].index(source) % 2 == [*LAYOUTS].index(target) % 2:
+    elif pair[0] % 2 == pair[1] % 2:
         wanted = Wanted(target, 5000, val_ratio=Fraction(1, 4), val_seed=9)
     expected = layout_reference.files(DOCUMENTS, wanted)
     out = tmp_path / "out"
     manifest = runs.export(made[source], out, **export_settings(wanted))
     assert runs.outputs_in(out) == expected
     assert verify_folder(out).damages == []
+    if sum(pair) % 3:
+        return
     runs.forget_after(out, len(manifest.shards) // 2)
     assert runs.export(made[source], out, **export_settings(wanted)).complete
     assert runs.outputs_in(out) == expected

@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     path = write_jsonl(folder / "a.jsonl", make_documents(60, seed=71))
     runs.build_inline(folder / "out", path, layout="llm.c", shard_tokens=5000)
-    runs.build_inline(folder / "meg", path, layout="megatron", shard_tokens=5000)
+    runs.build_inline(folder / "meg", path, layout="megatron", shard_tokens=5000, index=True)
     return folder
 
 
@@ -96,12 +96,18 @@ def test_everything_is_there_and_a_second_run_sends_nothing(hub: StandInHub, hom
     assert hub.uploads.commits == commits
 
 
-def test_an_index_goes_along(hub: StandInHub, home: Path, made: Path) -> None:
-    """Megatron's .idx is as much a file as its .bin."""
+def test_sidecars_go_along(hub: StandInHub, home: Path, made: Path) -> None:
+    """Megatron's .idx is as much a file as its .bin, and so is the index in its folder; sent once."""
     assert upload(hub, home, made / "meg").returncode == 0
     found = remote_files(hub)
     assert "--data-path tokens/fineweb_train_text_document\n" in found["README.md"].decode()
     assert {name for name in found if "text_document" in name} == set(runs.outputs_in(made / "meg"))
+    assert (
+        found["index/fineweb_train_text_document.npy"]
+        == (made / "meg" / "index" / "fineweb_train_text_document.npy").read_bytes()
+    )
+    again = upload(hub, home, made / "meg")
+    assert "Nothing to send" in again.stdout
 
 
 def test_the_card_of_a_dataset_from_the_hub(hub: StandInHub, home: Path, made: Path, tmp_path: Path) -> None:

@@ -89,10 +89,17 @@ def test_a_damaged_manifest_deletes_nothing(tmp_path: Path, damage: str) -> None
 @pytest.mark.parametrize("old", sorted(LAYOUTS))
 @pytest.mark.parametrize("new", ["build-nanogpt", "megatron"])
 def test_what_the_manifest_lists_goes_whatever_its_layout(tmp_path: Path, old: str, new: str) -> None:
-    """Indexes included; foreign files of all kinds of names stay."""
-    out = make_folder(tmp_path, layout=old)
-    listed = [path for path in out.iterdir() if path.is_file()]
-    foreign = ["notes.txt", "train_gpt2.py", "manifest.json.bak", "my.idx"]
+    """Sidecars and their folder included; foreign files of all kinds of names stay."""
+    out = make_folder(tmp_path, layout=old, index=True)
+    listed = [path for path in [*out.iterdir(), *(out / "index").iterdir()] if path.is_file()]
+    foreign = [
+        "notes.txt",
+        "train_gpt2.py",
+        "manifest.json.bak",
+        "my.idx",
+        "part-0-00000.npy",
+        "mine.ds.index",
+    ]
     foreign += ["edu_fineweb_train_000099.bin", "train_shard_9999.bin"] if old != "llm.c" else []
     for name in foreign:
         (out / name).write_text("precious")
@@ -102,6 +109,19 @@ def test_what_the_manifest_lists_goes_whatever_its_layout(tmp_path: Path, old: s
     assert [path.name for path in (out / WORK_FOLDER).iterdir()] == ["lock"]
     assert len(said) == 1
     assert said[0].startswith(f"--fresh: deleting {len(listed)} files in ")
+
+
+def test_other_files_in_the_folder_of_the_index_stay(tmp_path: Path) -> None:
+    """And the folder with them; one that is called like an index of a shard is named, and all stays."""
+    out = make_folder(tmp_path, index=True)
+    (out / "index" / "edufineweb_train_000777.npy").write_text("precious")
+    before = everything_in(out)
+    with pytest.raises(OutputError, match=r"index/edufineweb_train_000777\.npy is here, but no"):
+        start_over(out, NANO, print, yes=True)
+    assert everything_in(out) == before
+    (out / "index" / "edufineweb_train_000777.npy").rename(out / "index" / "mine.npy")
+    start_over(out, NANO, print, yes=True)
+    assert [path.name for path in (out / "index").iterdir()] == ["mine.npy"]
 
 
 @pytest.mark.parametrize("finished", [True, False])

@@ -5,7 +5,10 @@ The format facts are written down a second time on purpose: `struct` and `numpy.
 
 from __future__ import annotations
 
+import binascii
+import gzip
 import io
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +18,12 @@ import numpy as np
 import reference
 
 EOT = reference.EOT
-EOT_FIRST = {"build-nanogpt": True, "llm.c": True, "modded-nanogpt": True}
+EOT_FIRST = {"build-nanogpt": True, "llm.c": True, "modded-nanogpt": True, "automodel": True}
 DEFAULT_VAL = {
     "build-nanogpt": "shard",
     "llm.c": "shard",
     "modded-nanogpt": "shard",
+    "automodel": "shard",
     "nanogpt": Fraction(1, 2000),
 }
 
@@ -36,6 +40,7 @@ class Wanted:
     max_tokens: int | None = None
     drop: bool = False
     val_documents: int | None = None
+    index: bool = False
 
     def settings(self) -> dict[str, object]:
         """As the command has them."""
@@ -48,6 +53,7 @@ class Wanted:
             "val_seed": self.val_seed,
             "max_tokens": self.max_tokens,
             "last_shard": "drop" if self.drop else "keep",
+            "index": self.index,
         }
 
 
@@ -97,45 +103,113 @@ def files(documents: Sequence[str], wanted: Wanted) -> dict[str, bytes]:
 
 def files_of_tokens(encoded: Sequence[Sequence[int]], wanted: Wanted) -> dict[str, bytes]:
     val, train = split_stream(encoded, wanted)
-    n = wanted.shard_tokens
-    if wanted.layout == "nanogpt":
-        return {f"{k}.bin": raw(v) for k, v in (("val", val), ("train", train)) if v}
-    if wanted.layout == "megatron":
-        found = {}
-        for split, tokens in (("val", val), ("train", train)):
-            if tokens:
-                found[f"fineweb_{split}_text_document.bin"] = raw(tokens)
-                found[f"fineweb_{split}_text_document.idx"] = megatron_index(tokens)
-        return found
+    one_file = wanted.layout in ("nanogpt", "megatron", "torchtitan")
+    n = max(len(val), len(train), 1) if one_file else wanted.shard_tokens
     found = {}
-    side_by_side = wanted.val_ratio is not None
+    apart = wanted.val_ratio is not None or (wanted.layout == "nanogpt" and wanted.val_tokens is None)
     number = 0
+    before = EOT  # the token that comes before the file in its stream
     for split, tokens in (("val", val), ("train", train)):
-        number = 0 if side_by_side else number
+        number, before = (0, EOT) if apart else (number, before)
         for start in range(0, len(tokens), n):
             shard = tokens[start : start + n]
             if split == "train" and wanted.drop and len(shard) < n:
                 continue
-            name, data = shard_file(wanted.layout, split, number, shard)
-            found[name] = data
-            number += 1
+            made = shard_files(wanted.layout, split, number, shard)
+            found |= made
+            if wanted.index:
+                stem = next(iter(made)).rsplit(".", 1)[0]
+                starts = document_starts(shard, before, eot_first=EOT_FIRST.get(wanted.layout, False))
+                found[f"index/{stem}.npy"] = saved(starts, np.int64)
+            number, before = number + 1, shard[-1]
     return found
 
 
-def shard_file(layout: str, split: str, number: int, tokens: list[int]) -> tuple[str, bytes]:
+def shard_files(layout: str, split: str, number: int, tokens: list[int]) -> dict[str, bytes]:
+    """A file of tokens, and what the layout has beside it."""
     if layout == "build-nanogpt":
-        buffer = io.BytesIO()
-        np.save(buffer, np.array(tokens, np.uint16))
-        return f"edufineweb_{split}_{number:06d}.npy", buffer.getvalue()
+        return {f"edufineweb_{split}_{number:06d}.npy": saved(tokens, np.uint16)}
+    if layout == "nanogpt":
+        return {f"{split}.bin": raw(tokens)}
     if layout == "plain":
-        return f"{split}_shard_{number:04d}.bin", raw(tokens)
+        return {f"{split}_shard_{number:04d}.bin": raw(tokens)}
+    if layout == "megatron":
+        stem = f"fineweb_{split}_text_document"
+        return {f"{stem}.bin": raw(tokens), f"{stem}.idx": megatron_index(tokens)}
+    if layout == "olmo-core":
+        stem = f"part-{split}-{number:05d}"
+        return {f"{stem}.npy": raw(tokens), f"{stem}.csv.gz": olmo_table(tokens)}
+    if layout == "datatrove":
+        name = f"{split}_{number:05d}.ds"
+        ends = document_ends(tokens)
+        metadata = f"gpt2|2\n{len(tokens)}\n{metric(len(tokens))}T".encode()
+        return {
+            name: raw(tokens),
+            f"{name}.index": struct.pack(f"<{len(ends)}Q", *ends),
+            f"{name}.metadata": metadata,
+        }
+    if layout == "torchtitan":
+        prefix = "val_" if split == "val" else ""
+        offsets = saved([0, *document_ends(tokens)], np.int64)
+        wide = struct.pack(f"<{len(tokens)}I", *tokens)
+        return {f"{prefix}tokens.bin": wide, f"{prefix}document_offsets.npy": offsets}
+    if layout == "automodel":
+        stem = f"dataset_{split}_{number:06d}"
+        header = struct.pack("<256i", 278895051, 1, len(tokens), 2, *[0] * 252)
+        places = [place for place, token in enumerate(tokens) if token == EOT]
+        return {
+            f"{stem}.bin": header + raw(tokens),
+            f"{stem}.bos.idx": struct.pack(f"<{len(places)}i", *places),
+        }
     stem = "edu_fineweb" if layout == "llm.c" else "fineweb"
     header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
-    return f"{stem}_{split}_{number:06d}.bin", header + raw(tokens)
+    return {f"{stem}_{split}_{number:06d}.bin": header + raw(tokens)}
 
 
 def raw(tokens: list[int]) -> bytes:
     return struct.pack(f"<{len(tokens)}H", *tokens)
+
+
+def saved(numbers: list[int], kind: type[np.integer]) -> bytes:
+    """What `numpy.save` writes."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.array(numbers, kind))
+    return buffer.getvalue()
+
+
+def document_starts(tokens: list[int], before: int, *, eot_first: bool) -> list[int]:
+    """The places in a file at which documents start; `before` is the token before its first."""
+    if eot_first:
+        return [place for place, token in enumerate(tokens) if token == EOT]
+    return [place for place, last in enumerate([before, *tokens[:-1]]) if last == EOT]
+
+
+def document_ends(tokens: list[int]) -> list[int]:
+    """Behind each EOT, and behind the last token."""
+    ends = [place + 1 for place, token in enumerate(tokens) if token == EOT]
+    return ends if tokens[-1] == EOT else [*ends, len(tokens)]
+
+
+def olmo_table(tokens: list[int]) -> bytes:
+    """As OLMo-core's write_document_indices writes it, in a gzip file that stores instead of deflating, in
+    blocks of 65,535 bytes and a last one that may be empty. gzip itself must read the same from it."""
+    ends = [place + 1 for place, token in enumerate(tokens) if token == EOT]
+    text = "".join(f"{a},{b}\n" for a, b in zip([0, *ends], ends, strict=False)).encode()
+    data = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])
+    for start in range(0, len(text) + 1, 65_535):
+        block = text[start : start + 65_535]
+        data += struct.pack("<BHH", len(block) < 65_535, len(block), 0xFFFF - len(block)) + block
+    data += struct.pack("<II", binascii.crc32(text), len(text))
+    assert gzip.decompress(data) == text
+    return data
+
+
+def metric(number: int) -> str:
+    """Three digits and a prefix, as humanize.metric."""
+    thousands = (len(str(number)) - 1) // 3
+    value = number / 1000**thousands
+    places = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{places}f} {['', 'k', 'M', 'G'][thousands]}"
 
 
 def megatron_index(tokens: list[int]) -> bytes:
@@ -148,7 +222,7 @@ def megatron_index(tokens: list[int]) -> bytes:
             length = 0
     if length:
         lengths.append(length)
-    starts = [2 * sum(lengths[:i]) for i in range(len(lengths))]
+    starts = [2 * start for start in itertools.accumulate([0, *lengths[:-1]])]
     n = len(lengths)
     return (
         b"MMIDIDX\x00\x00"

@@ -103,9 +103,11 @@ def shards_in(folder: Path) -> dict[str, bytes]:
 
 
 def outputs_in(folder: Path) -> dict[str, bytes]:
-    """Every file of any layout in a folder: name to bytes."""
-    paths = (path for path in sorted(folder.iterdir()) if path.suffix in (".npy", ".bin", ".idx"))
-    return {path.name: path.read_bytes() for path in paths}
+    """Every file of any layout in a folder, and every index: name to bytes."""
+    suffixes = (".npy", ".bin", ".idx", ".gz", ".ds", ".index", ".metadata")
+    paths = [*folder.iterdir(), *(folder / "index").glob("*")]
+    found = {path.relative_to(folder).as_posix(): path for path in paths if path.suffix in suffixes}
+    return {name: found[name].read_bytes() for name in sorted(found)}
 
 
 def decode(tokens: list[int]) -> str:

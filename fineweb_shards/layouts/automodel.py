@@ -1,0 +1,59 @@
+"""Describe NVIDIA-NeMo/Automodel: `dataset_{val|train}_{index:06d}.bin`, EOT before each document.
+
+The header is llm.c's with another magic, and tells the width of a token. Beside each file there is a
+`.bos.idx`, the positions of the EOTs, which the reader (NanogptDataset) calls BOS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
+
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.llm_c import HEADER_INTS, int_header
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
+from fineweb_shards.types import Dtype, Places, Split
+
+MAGIC, VERSION = 278895051, 1
+
+
+class BosIndex(Sidecar):
+    """The `.bos.idx`: the position of each EOT, in tokens, as int32.
+
+    Tokens, because the reader looks such a position up among the tokens; its own tool writes a mixture of
+    bytes and tokens (nanogpt_data_processor.py adds a number of tokens to `bin_fp.tell()`).
+    """
+
+    def name_for(self, shard_name: str) -> str:
+        return f"{shard_name.removesuffix('.bin')}.bos.idx"
+
+    def size_bytes(self, file: FileFacts) -> int:
+        return 4 * file.eots
+
+    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+        return in_sequence(places.astype("<i4").tobytes() for places in eots)
+
+
+class Automodel(Layout):
+    """The layout of NeMo Automodel."""
+
+    name = "automodel"
+    eot_first = True
+    header_bytes = 4 * HEADER_INTS
+    largest_bytes = 2**32 - 1  # as its own tool has it; positions and the header's count are int32
+    sidecars = (BosIndex(),)
+    pattern = r"dataset_(val|train)_\d{6,}\.(bin|bos\.idx)"
+    missing_split_errors: ClassVar[dict[Split, str]] = {"train": "No files matched pattern"}
+
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
+        return f"dataset_{split}_{index:0{max(digits, self.digits)}d}.bin"
+
+    def header(self, tokens: int, dtype: Dtype) -> bytes:
+        return int_header(MAGIC, VERSION, tokens, dtype.itemsize)
+
+    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+        return [
+            "dataset:",
+            "  _target_: nemo_automodel.components.datasets.llm.nanogpt_dataset.NanogptDataset",
+            f'  file_pattern: "{folder}/dataset_train_*.bin"',
+        ]

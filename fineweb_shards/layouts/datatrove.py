@@ -1,0 +1,88 @@
+"""Describe huggingface/datatrove, whose files nanotron reads, too: `{train|val}_{index:05d}.ds`.
+
+Tokens have no header, and EOS (our EOT) comes after each document. Beside each file there are `.ds.index`,
+the ends of the documents, and `.ds.metadata`, a few lines of text. The readers take every `.ds` of a folder,
+so by default everything is for training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.types import Dtype, Places, Split
+
+METADATA_SUFFIX = ".metadata"
+
+
+class DocumentEnds(Sidecar):
+    """The `.ds.index`: where each document ends, in tokens, as uint64."""
+
+    def name_for(self, shard_name: str) -> str:
+        return f"{shard_name}.index"
+
+    def size_bytes(self, file: FileFacts) -> int:
+        return 8 * file.ends
+
+    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+        return in_sequence(ends.astype("<u8").tobytes() for ends in document_ends(file, eots))
+
+
+class Metadata(Sidecar):
+    """The `.ds.metadata`: `tokenizer|bytes per token`, the number of tokens, and the same for people."""
+
+    def name_for(self, shard_name: str) -> str:
+        return f"{shard_name}{METADATA_SUFFIX}"
+
+    def size_bytes(self, file: FileFacts) -> int:
+        return len(_metadata(file))
+
+    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+        return in_sequence([_metadata(file)])
+
+
+class Datatrove(Layout):
+    """The layout of datatrove and nanotron."""
+
+    name = "datatrove"
+    eot_first = False
+    digits = 5
+    suffix = ".ds"
+    sidecars = (DocumentEnds(), Metadata())
+    pattern = r"(train|val)_\d{5,}\.ds(\.index|\.metadata)?"
+
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
+        return f"{split}_{index:0{max(digits, self.digits)}d}.ds"
+
+    def default_split_rule(self, shard_tokens: int) -> SplitRule:
+        return SplitRule()
+
+    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+        return [
+            "from datatrove.utils.dataset import DatatroveFolderDataset",
+            f'DatatroveFolderDataset("{folder}", seq_len=2048, filename_pattern="train_*.ds",',
+            f"    token_size={dtype.itemsize})",
+            f"# nanotron: dataset_folder: {folder}, token_size_in_bytes: {dtype.itemsize}",
+        ]
+
+    def opens(self, name: str) -> bool:
+        return name.endswith(self.suffix)
+
+
+def _metadata(file: FileFacts) -> bytes:
+    tokenizer = file.vocabulary.name.replace("|", "-")  # its readers split the line there
+    lines = [f"{tokenizer}|{file.dtype.itemsize}", str(file.tokens), f"{_with_prefix(file.tokens)}T"]
+    return "\n".join(lines).encode()
+
+
+def _with_prefix(tokens: int) -> str:
+    """Return a number with three digits and a metric prefix, as `humanize.metric` has it: `1.23 M`."""
+    digits = len(str(tokens))
+    for exponent in (digits - 1, digits):  # one more where rounding carries: 999,999 is 1.00 M
+        thousands, tens = divmod(exponent, 3)
+        shown = f"{tokens / 1000**thousands:.{2 - tens}f}"
+        if float(shown) < 10 ** (tens + 1):
+            break
+    return f"{shown} {['', *'kMGTPE'][thousands]}"

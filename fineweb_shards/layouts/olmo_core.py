@@ -1,0 +1,90 @@
+"""Describe allenai/OLMo-core: `part-{train|val}-{index:05d}.npy`, EOS (our EOT) after each document.
+
+In spite of their name these files are no NumPy arrays: the reader takes ranges of bytes, and would read a
+header as tokens. Beside each there is a `.csv.gz` with the start and the end of every document, for readers
+that do not search the tokens. OLMo-core evaluates on other data, so by default everything is for training.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.types import Dtype, Places, Split
+
+_GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, any system
+_LARGEST_BLOCK_BYTES = 2**16 - 1
+_LINES_AT_ONCE = 2**14  # so that a file of nothing but EOTs takes no more memory than others
+
+
+class DocumentTable(Sidecar):
+    """The `.csv.gz`: a line `start,end` for each document that ends in the file, in tokens.
+
+    So OLMo-core's own `write_document_indices` has it: a document that goes on in the next file is not
+    listed, as its readers do not see it either. The lines are stored, not deflated, because what deflate
+    makes of them depends on the version of zlib, and a sidecar is verified byte for byte.
+    """
+
+    def name_for(self, shard_name: str) -> str:
+        return f"{shard_name.removesuffix('.npy')}.csv.gz"
+
+    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+        return in_sequence(_store_in_gzip(_lines(eots)))
+
+
+class OlmoCore(Layout):
+    """The layout of OLMo-core and dolma."""
+
+    name = "olmo-core"
+    eot_first = False
+    digits = 5
+    suffix = ".npy"
+    sidecars = (DocumentTable(),)
+    pattern = r"part-(train|val)-\d{5,}\.(npy|csv\.gz)"
+
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
+        return f"part-{split}-{index:0{max(digits, self.digits)}d}.npy"
+
+    def default_split_rule(self, shard_tokens: int) -> SplitRule:
+        return SplitRule()
+
+    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+        return [
+            "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig",
+            f'NumpyFSLDatasetConfig(paths=["{folder}/part-train-*.npy"], expand_glob=True,',
+            f"    dtype=NumpyDatasetDType.{dtype.name}, tokenizer=…, sequence_length=…)",
+        ]
+
+
+def _lines(eots: Iterable[Places]) -> Iterator[bytes]:
+    """Yield the lines of the table, those of some documents at a time."""
+    start = 0
+    for places in eots:
+        for first in range(0, len(places), _LINES_AT_ONCE):
+            ends = (places[first : first + _LINES_AT_ONCE] + 1).tolist()
+            starts = [start, *ends[:-1]]
+            yield "".join(f"{begin},{end}\n" for begin, end in zip(starts, ends, strict=True)).encode()
+            start = ends[-1]
+
+
+def _store_in_gzip(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the blocks of a gzip file that stores these texts, joined; all but the last are full."""
+    yield _GZIP_HEADER
+    rest, checksum, length = b"", 0, 0
+    for text in texts:
+        checksum, length = zlib.crc32(text, checksum), length + len(text)
+        data = rest + text
+        full = len(data) - len(data) % _LARGEST_BLOCK_BYTES
+        for first in range(0, full, _LARGEST_BLOCK_BYTES):
+            yield _store(data[first : first + _LARGEST_BLOCK_BYTES])
+        rest = data[full:]
+    yield _store(rest, last=True) + struct.pack("<II", checksum, length % 2**32)
+
+
+def _store(data: bytes, *, last: bool = False) -> bytes:
+    """Return a block of deflate that holds `data` as it is."""
+    return struct.pack("<BHH", last, len(data), ~len(data) & 0xFFFF) + data

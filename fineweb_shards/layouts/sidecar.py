@@ -1,0 +1,75 @@
+"""Define what a sidecar is: a small file that goes with a file of tokens, mostly where its documents are.
+
+It is a pure function of the finished file: of its length, and of the positions of its EOTs, which are given a
+block at a time, so that memory is constant. Nothing here reads or writes a file: store/sidecars.py does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fineweb_shards.types import Dtype, Places
+from fineweb_shards.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What is known of a finished file of tokens without searching it."""
+
+    tokens: int
+    dtype: Dtype  # of its tokens
+    vocabulary: Vocabulary
+    eot_first: bool
+    eots: int
+    follows_eot: bool  # the token before its first one in the stream is an EOT, or there is none
+    ends_with_eot: bool
+
+    @property
+    def ends(self) -> int:
+        """How many documents end here if EOT comes after them; what goes on in the next file is one, too."""
+        return self.eots + (not self.ends_with_eot)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of a sidecar, for a given offset."""
+
+    offset: int
+    data: bytes
+
+
+class Sidecar(ABC):
+    """The description of a sidecar. It has no state."""
+
+    @abstractmethod
+    def name_for(self, shard_name: str) -> str:
+        """Return the sidecar's name, in the output folder, for a file of tokens."""
+
+    @abstractmethod
+    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+        """Yield the sidecar's bytes; `eots` are the positions of the EOTs in blocks, none of them empty."""
+
+    def size_bytes(self, file: FileFacts) -> int | None:
+        """Return the sidecar's length; None if it can't be known without searching the file."""
+        return None
+
+
+def in_sequence(blocks: Iterable[bytes]) -> Iterator[Part]:
+    """Yield the parts of a sidecar whose blocks follow one another."""
+    offset = 0
+    for block in blocks:
+        yield Part(offset, block)
+        offset += len(block)
+
+
+def document_ends(file: FileFacts, eots: Iterable[Places]) -> Iterator[Places]:
+    """Yield the positions at which documents end, with EOT after each. Tokens after the last EOT, of a
+    document that goes on in the next file or was cut by --max-tokens, count as one."""
+    for places in eots:
+        yield places + 1
+    if not file.ends_with_eot:
+        yield np.array([file.tokens], np.int64)

@@ -1,0 +1,64 @@
+"""Describe pytorch/torchtitan: `tokens.bin`, always uint32, and `document_offsets.npy` beside it.
+
+These are the files of `PretokenizedMemmapSource` in its components/data/README.md. It has one file of each,
+so what is for validation, by default nothing, has names with `val_` before them. EOT comes after documents.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.npy import NPY_HEADER_BYTES, npy_header
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.types import Dtype, Places, Split
+from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
+
+_TOKENS, _OFFSETS = "tokens.bin", "document_offsets.npy"
+_OFFSET = np.dtype("<i8")
+
+
+class DocumentOffsets(Sidecar):
+    """The `document_offsets.npy`: 0, then where each document ends, in tokens, as int64."""
+
+    def name_for(self, shard_name: str) -> str:
+        return shard_name.replace(_TOKENS, _OFFSETS)
+
+    def size_bytes(self, file: FileFacts) -> int:
+        return NPY_HEADER_BYTES + _OFFSET.itemsize * (file.ends + 1)
+
+    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+        start = npy_header(file.ends + 1, _OFFSET) + np.zeros(1, _OFFSET).tobytes()
+        ends = (ends.astype(_OFFSET).tobytes() for ends in document_ends(file, eots))
+        return in_sequence(itertools.chain([start], ends))
+
+
+class Torchtitan(Layout):
+    """The layout of torchtitan."""
+
+    name = "torchtitan"
+    eot_first = False
+    one_file = True
+    sidecars = (DocumentOffsets(),)
+    pattern = r"(val_)?(tokens\.bin|document_offsets\.npy)"
+    bare_dtype = unsigned_dtype(4)  # np.memmap(…, dtype=np.uint32)
+
+    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
+        return _TOKENS if split == "train" else f"{split}_{_TOKENS}"
+
+    def dtype(self, vocabulary: Vocabulary) -> Dtype:
+        return self.bare_dtype
+
+    def default_split_rule(self, shard_tokens: int) -> SplitRule:
+        return SplitRule()
+
+    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+        return [
+            "PretokenizedMemmapSource.Config(  # torchtitan/components/data/README.md",
+            f'    tokens_path="{folder}/{_TOKENS}",',
+            f'    document_offsets_path="{folder}/{_OFFSETS}")',
+        ]

@@ -1,0 +1,162 @@
+"""Write and check the sidecars of finished files: see layouts/sidecar.py.
+
+Each is made by one pass over its file of tokens in constant memory, durably and before the manifest says that
+the build is complete. Verifying makes it again and compares.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar
+from fineweb_shards.store.files import growing_path, list_files
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.system.durable import output_error, publish, sync_folder
+from fineweb_shards.types import Places
+
+_READ_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedFile:
+    """A file of tokens under its final name, and what the manifest knows of it."""
+
+    folder: Path
+    name: str
+    documents: int  # number of EOTs
+    previous: str | None  # the file whose tokens come before in the same stream
+    shard_format: ShardFormat
+    sidecars: tuple[Sidecar, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name
+
+
+def list_finished(folder: Path, manifest: Manifest) -> list[FinishedFile]:
+    """Return all files of a manifest, if they have sidecars."""
+    if not manifest.sidecars:
+        return []
+    finished = []
+    previous: dict[str, str] = {}
+    for file in list_files(manifest.shards):
+        # With a share of the documents for validation each split is a stream of its own.
+        stream = file.split if manifest.split_rule.val_ratio else ""
+        finished.append(
+            FinishedFile(
+                folder,
+                file.name,
+                file.documents,
+                previous.get(stream),
+                manifest.shard_format,
+                manifest.sidecars,
+            )
+        )
+        previous[stream] = file.name
+    return finished
+
+
+def with_sidecars(manifest: Manifest, names: Collection[str]) -> set[str]:
+    """Return these names of token files, and the names of their sidecars."""
+    return {*names, *(sidecar.name_for(name) for name in names for sidecar in manifest.sidecars)}
+
+
+def write_sidecars(file: FinishedFile) -> None:
+    """Write all sidecars of a file."""
+    for sidecar in file.sidecars:
+        final = file.folder / sidecar.name_for(file.name)
+        try:
+            _write_sidecar(file, sidecar, final)
+        except OSError as error:
+            raise output_error(final, error) from error
+
+
+def check_sidecars(file: FinishedFile) -> list[str]:
+    """Return what is wrong with the sidecars of a file, a sentence each."""
+    return [damage for sidecar in file.sidecars if (damage := _check_sidecar(file, sidecar))]
+
+
+def has_sidecars(file: FinishedFile) -> bool:
+    """Return whether all sidecars exist and, where that can be told without a search, have their length."""
+    facts = _read_facts(file)
+    for sidecar in file.sidecars:
+        path = file.folder / sidecar.name_for(file.name)
+        if not path.is_file() or sidecar.size_bytes(facts) not in (None, path.stat().st_size):
+            return False
+    return True
+
+
+def _write_sidecar(file: FinishedFile, sidecar: Sidecar, final: Path) -> None:
+    if not final.parent.is_dir():
+        final.parent.mkdir()
+        sync_folder(file.folder)
+    temporary = growing_path(file.folder / sidecar.name_for(file.name).replace("/", "-"))
+    facts = _read_facts(file)
+    with open(file.path, "rb") as tokens, open(temporary, "wb") as output:
+        for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):
+            output.seek(part.offset)
+            output.write(part.data)
+        output.flush()
+        os.fsync(output.fileno())
+    publish(temporary, final)
+
+
+def _check_sidecar(file: FinishedFile, sidecar: Sidecar) -> str | None:
+    name = sidecar.name_for(file.name)
+    if not (file.folder / name).is_file():
+        return f"{name}: missing"
+    try:
+        facts = _read_facts(file)
+        with open(file.path, "rb") as tokens, open(file.folder / name, "rb") as found:
+            size, end = os.fstat(found.fileno()).st_size, 0
+            for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):
+                found.seek(part.offset)
+                if found.read(len(part.data)) != part.data:
+                    return f"{name}: does not fit {file.name}"
+                end = max(end, part.offset + len(part.data))
+    except FileNotFoundError:
+        return None  # a file of tokens is missing, and is reported itself
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    return None if size == end else f"{name}: {size:,} bytes long, should be {end:,}"
+
+
+def _read_facts(file: FinishedFile) -> FileFacts:
+    shard_format = file.shard_format
+    tokens, _ = shard_format.tokens_in(file.path.stat().st_size)
+    return FileFacts(
+        tokens=tokens,
+        dtype=shard_format.dtype,
+        vocabulary=shard_format.vocabulary,
+        eot_first=shard_format.layout.eot_first,
+        eots=file.documents,
+        follows_eot=file.previous is None or _ends_with_eot(file.folder / file.previous, shard_format),
+        ends_with_eot=_ends_with_eot(file.path, shard_format),
+    )
+
+
+def _ends_with_eot(path: Path, shard_format: ShardFormat) -> bool:
+    with open(path, "rb") as file:
+        tokens, _ = shard_format.tokens_in(os.fstat(file.fileno()).st_size)
+        if tokens < 1:
+            return False  # damaged: no file of ours is empty
+        file.seek(shard_format.offset_bytes(tokens - 1))
+        last = shard_format.from_bytes(file.read(shard_format.dtype.itemsize))
+    return shard_format.vocabulary.count_eots(last) > 0
+
+
+def _find_eots(file: BinaryIO, shard_format: ShardFormat) -> Iterator[Places]:
+    """Yield the positions of the EOTs, a block at a time; never an empty array."""
+    file.seek(shard_format.header_bytes)
+    position = 0
+    while data := file.read(_READ_BYTES):
+        block = shard_format.from_bytes(data)
+        places = shard_format.vocabulary.find_eots(block)
+        if len(places):
+            yield places + position
+        position += len(block)

@@ -1,0 +1,103 @@
+"""Sidecars are functions of a file's tokens: however many are read at a time, the bytes are the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import layout_reference
+import numpy as np
+import pytest
+
+from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.layouts.document_index import DocumentIndex
+from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar
+from fineweb_shards.store import sidecars
+from fineweb_shards.store.sidecars import FinishedFile, check_sidecars, has_sidecars, write_sidecars
+from fineweb_shards.types import Places
+from fineweb_shards.vocabulary import GPT2
+
+EOT = 50256
+WITH_SIDECARS = [name for name, layout in LAYOUTS.items() if layout.sidecars]
+
+
+def make_tokens(count: int, documents: int, *, ends_with_eot: bool) -> list[int]:
+    chooser = random.Random(count)
+    tokens = [chooser.randrange(EOT) for _ in range(count)]
+    for place in chooser.sample(range(count - 1), documents):
+        tokens[place] = EOT
+    tokens[-1] = EOT if ends_with_eot else 7
+    return tokens
+
+
+def joined(sidecar: Sidecar, file: FileFacts, eots: Iterable[Places]) -> bytes:
+    """The parts at their offsets; none overlaps another, and none is missing."""
+    data: dict[int, bytes] = {part.offset: part.data for part in sidecar.parts(file, eots) if part.data}
+    end, whole = 0, b""
+    for offset in sorted(data):
+        assert offset == end
+        whole += data[offset]
+        end += len(data[offset])
+    return whole
+
+
+def cut(places: Places, size: int) -> Iterator[Places]:
+    return (places[first : first + size] for first in range(0, len(places), size))
+
+
+@pytest.mark.parametrize("layout", WITH_SIDECARS)
+@pytest.mark.parametrize(("count", "documents"), [(13_000, 12_000), (500, 20), (500, 0), (2, 1)])
+@pytest.mark.parametrize("ends_with_eot", [True, False])
+def test_the_size_of_the_blocks_changes_nothing(
+    layout: str, count: int, documents: int, ends_with_eot: bool
+) -> None:
+    """Nearly only EOTs (a table of several blocks), a few, none; all at once or a few at a time; and it is as
+    long as was said before."""
+    tokens = make_tokens(count, documents, ends_with_eot=ends_with_eot)
+    name, *others = (expected := layout_reference.shard_files(layout, "train", 0, tokens))
+    eots = np.flatnonzero(np.array(tokens) == EOT)
+    described = LAYOUTS[layout]
+    facts = FileFacts(count, described.dtype(GPT2), GPT2, described.eot_first, len(eots), True, ends_with_eot)
+    assert [sidecar.name_for(name) for sidecar in described.sidecars] == others
+    for sidecar in described.sidecars:
+        for size in (1 if count < 1000 else 997, 10**6):
+            assert joined(sidecar, facts, cut(eots, size)) == expected[sidecar.name_for(name)]
+        assert sidecar.size_bytes(facts) in (None, len(expected[sidecar.name_for(name)]))
+
+
+@pytest.mark.parametrize("eot_first", [True, False])
+@pytest.mark.parametrize("before", [EOT, 7])
+@pytest.mark.parametrize("ends_with_eot", [True, False])
+def test_an_index_knows_what_came_before(eot_first: bool, before: int, ends_with_eot: bool) -> None:
+    """With EOT after documents, one starts at the first token only if the token before it was an EOT."""
+    tokens = make_tokens(300, 11, ends_with_eot=ends_with_eot)
+    eots = np.flatnonzero(np.array(tokens) == EOT)
+    facts = FileFacts(300, np.dtype("<u2"), GPT2, eot_first, len(eots), before == EOT, ends_with_eot)
+    starts = layout_reference.document_starts(tokens, before, eot_first=eot_first)
+    for size in (1, 5, 1000):
+        data = joined(DocumentIndex(), facts, cut(eots, size))
+        assert data == layout_reference.saved(starts, np.int64)
+        assert DocumentIndex().size_bytes(facts) == len(data)
+
+
+@pytest.mark.parametrize("read_bytes", [4, 52, 2**22])
+def test_a_file_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int) -> None:
+    """Of any size, behind its header."""
+    monkeypatch.setattr(sidecars, "_READ_BYTES", read_bytes)
+    (tmp_path / ".fineweb-shards").mkdir()
+    for layout in WITH_SIDECARS:
+        tokens = make_tokens(400, 30, ends_with_eot=False)
+        expected = layout_reference.shard_files(layout, "train", 0, tokens)
+        name = next(iter(expected))
+        (tmp_path / name).write_bytes(expected[name])
+        described = LAYOUTS[layout]
+        file = FinishedFile(tmp_path, name, 30, None, ShardFormat(described, GPT2), described.sidecars)
+        assert not has_sidecars(file)
+        assert len(check_sidecars(file)) == len(described.sidecars)
+        write_sidecars(file)
+        assert {other: (tmp_path / other).read_bytes() for other in expected} == expected
+        assert has_sidecars(file)
+        assert check_sidecars(file) == []
+    assert [*(tmp_path / ".fineweb-shards").iterdir()] == []
