@@ -90,7 +90,7 @@ def test_the_loader_takes_a_split_of_every_layout(tmp_path: Path, layout: str) -
         dtype = "uint16" if layout == "olmo-core" and not manifest else None
         for split in ("train", "val"):
             loader = ShardLoader(out, split, batch_size=1, length=16, framework="numpy", dtype=dtype)
-            names = [file.path.name for file in loader.files]
+            names = [shard.file.path.name for shard in loader._shards.known]
             suffix = names[0].rsplit(".", 1)[1]
             tokens = [name for name in expected if name.endswith(suffix) and "offsets" not in name]
             assert names == sorted(name for name in tokens if ("val" in name) == (split == "val"))

@@ -120,7 +120,13 @@ def test_the_card_of_a_dataset_from_the_hub(hub: StandInHub, home: Path, made: P
     runs.write_manifest(folder, data)
     assert upload(hub, home, folder).returncode == 0
     card = remote_files(hub)["README.md"].decode()
-    for words in ("HuggingFaceFW/fineweb-edu", "sample-10BT", "c0ffee" * 6, "license: odc-by", "GPT-2 BPE"):
+    for words in (
+        "HuggingFaceFW/fineweb-edu",
+        "sample-10BT",
+        "c0ffee" * 6,
+        "license: odc-by",
+        "GPT-2, 50,257 ids",
+    ):
         assert words in card
 
 
