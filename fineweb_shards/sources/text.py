@@ -136,7 +136,8 @@ def _make_texts(data: bytes, starts: Places, ends: Places) -> tuple[Texts, int, 
     """Return documents as valid UTF-8 without CRLF, their size before invalid bytes were replaced, and how
     many characters replace them. Usually nothing has to be changed, and nothing is copied."""
     found = Texts(TextBuffer(data, starts, ends))
-    if b"\r\n" not in data and is_utf8(data):
+    has_crlf = b"\r" in data and b"\r\n" in data  # one byte is found 15 times as fast as two
+    if not has_crlf and is_utf8(data):
         return found, found.size_bytes, 0
     pieces = [piece.replace(b"\r\n", b"\n") for piece in found.iter_bytes()]
     texts, replaced = decode_texts(pieces)
