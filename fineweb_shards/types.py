@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,12 @@ class Counts:
         )
 
 
+class Payload(Protocol):
+    """The bytes of a batch, wherever they are kept."""
+
+    def read(self) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class Batch:
     """A unit of work: where a worker finds some documents, or, in `payload`, the bytes of the documents."""
@@ -92,7 +98,7 @@ class Batch:
     rows: tuple[int, int] | None = None  # in parquet: only these rows of a large row group
     separator: str = ""  # in text: what separates documents, if it was detected and not given
     columns: tuple[str, ...] = ()  # in CSV: their names, which only the file's first line has
-    payload: bytes | None = None
+    payload: Payload | None = None
     broken_off: bool = False  # a damaged stream ends here: the last document is incomplete
     problem: str | None = None  # why this range is left out or, if it is empty, the rest of the file
     # Of a file on the hub: where its bytes are, for a while. It holds a signature, which belongs in no log.

@@ -8,6 +8,8 @@ document borders (text.py, jsonl.py) works for both.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import pyarrow as pa
@@ -24,6 +26,7 @@ from fineweb_shards.sources.decompression import (
 )
 from fineweb_shards.sources.pipes import open_pipe
 from fineweb_shards.sources.read_ahead import READ_BYTES, ReadAhead
+from fineweb_shards.system.shared_bytes import SharedBytes
 
 _EXPANSION_BYTES = 4 * 2**20
 
@@ -87,6 +90,17 @@ class StreamView:
         return self._start + len(self._kept)
 
     def read_at(self, offset: int, size: int) -> bytes:
+        with self._view(offset, size) as view:
+            return bytes(view)
+
+    def share_at(self, offset: int, size: int) -> SharedBytes:
+        """Return what `read_at` does, as bytes that workers can read."""
+        with self._view(offset, size) as view:
+            return SharedBytes(view)
+
+    @contextmanager
+    def _view(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Read as far as needed, and lend a part of what is kept, not copied."""
         if offset < self._start:
             raise ValueError(f"offset {offset} has been forgotten")
         while not self._ended and self._start + len(self._kept) < offset + size:
@@ -98,8 +112,8 @@ class StreamView:
             self._ended = not data
             self._kept += data
         begin = offset - self._start
-        with memoryview(self._kept) as kept:  # to copy it once only
-            return bytes(kept[begin : begin + size])
+        with memoryview(self._kept) as kept, kept[begin : begin + size] as part:
+            yield part
 
     def is_cut_off_at(self, offset: int) -> bool:
         """Tell whether damage ends the text at `offset`, so that its last document is not whole."""

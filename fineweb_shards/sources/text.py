@@ -25,6 +25,7 @@ from fineweb_shards.sources.read_ahead import ReadAhead
 from fineweb_shards.sources.separators import Separator, make_separator
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.sources.utf8 import decode_texts, is_utf8
+from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.texts import TextBuffer, Texts
 from fineweb_shards.types import Batch, Counts, Cursor, Places, TextChunk
 from fineweb_shards.vocabulary import CutRule
@@ -108,7 +109,7 @@ class TextFormat(Format):
     def read_range(self, file: InputFile, batch: Batch) -> bytes:
         """Return the bytes of a batch, from the file (which stays open) or from the batch itself."""
         if batch.payload is not None:
-            return batch.payload
+            return batch.payload.read()
         if self._view is None or self._view[0] != file.path:
             self.close()
             self.make_ready(file)
@@ -136,7 +137,8 @@ def _make_texts(data: bytes, starts: Places, ends: Places) -> tuple[Texts, int, 
     """Return documents as valid UTF-8 without CRLF, their size before invalid bytes were replaced, and how
     many characters replace them. Usually nothing has to be changed, and nothing is copied."""
     found = Texts(TextBuffer(data, starts, ends))
-    if b"\r\n" not in data and is_utf8(data):
+    has_crlf = b"\r" in data and b"\r\n" in data  # one byte is found 15 times as fast as two
+    if not has_crlf and is_utf8(data):
         return found, found.size_bytes, 0
     pieces = [piece.replace(b"\r\n", b"\n") for piece in found.iter_bytes()]
     texts, replaced = decode_texts(pieces)
@@ -196,9 +198,9 @@ def batches_of(
             continue
         size = part.end - part.start
         damage = lookahead.find_damage(part.end) if lookahead and part.ends_mid_document else None
-        payload, broken_off = None if size else b"", False
+        payload, broken_off = None if size else SharedBytes(b""), False
         if isinstance(view, StreamView):
-            payload = view.read_at(part.start, size)
+            payload = view.share_at(part.start, size)
             broken_off = damage is not None or view.is_cut_off_at(part.end)
             view.forget(part.end)
         yield Batch(

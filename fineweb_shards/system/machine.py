@@ -110,16 +110,24 @@ def process_memory_bytes(pid: int) -> int | None:
         return None
 
 
-def own_memory_bytes() -> int:
-    """Return this process's memory, on Linux without files and shared memory; 0 if unknown."""
-    for line in _read_lines(Path("/proc/self/statm")):
+def private_memory_bytes(pid: int) -> int | None:
+    """Return a process's memory, on Linux without files and shared memory; quick. None if unknown."""
+    for line in _read_lines(Path(f"/proc/{pid}/statm")):
         resident, shared = map(int, line.split()[1:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
     if sys.platform == "linux":
-        return 0
+        return None
     import psutil
 
-    return int(psutil.Process().memory_info().rss)
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except (psutil.Error, OSError):
+        return None
+
+
+def own_memory_bytes() -> int:
+    """Return `private_memory_bytes` of this process; 0 if unknown."""
+    return private_memory_bytes(os.getpid()) or 0
 
 
 def process_life(pid: int) -> tuple[str, float] | None:

@@ -17,8 +17,8 @@ from fineweb_shards.system.machine import (
     MemoryLimit,
     memory_limits,
     memory_stall_percent,
-    process_memory_bytes,
 )
+from fineweb_shards.system.process_memory import ProcessMemory
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_bytes
 
@@ -36,10 +36,7 @@ STALL_RELIEF_PERCENT = 5.0
 RETIRE_AFTER_SECONDS = 10.0
 # A worker that exceeds its share of the budget is replaced, but not more often than this.
 RENEW_EVERY_SECONDS = 30.0
-# The kernel walks all pages of a process to measure it, which takes milliseconds: not at every look once
-# memory has settled, and of many processes only some each time.
-MEASURE_EVERY_SECONDS = 3.0
-SETTLED_AFTER_SECONDS = 10.0
+# Of many processes only some are measured at each look.
 MEASURED_AT_ONCE = 9
 
 
@@ -69,7 +66,7 @@ class MemoryGuard:
         self,
         worker_bytes: int,
         read: Callable[[], Reading] = read_memory,
-        measure: Callable[[int], int | None] = process_memory_bytes,
+        measure: Callable[[int], int | None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.used_bytes = 0  # by the parent and all workers, where it can be measured
@@ -79,9 +76,9 @@ class MemoryGuard:
         self._first = 0  # who is measured first at the next look
         self._worker_bytes = worker_bytes
         self._read = read
-        self._measure = measure
         self._clock = clock or Clock()
-        self._began = self._next_look = self._next_measurement = self._clock.now()
+        self._measure = measure or ProcessMemory(clock=self._clock).measure
+        self._next_look = self._clock.now()
         self._next_retirement = 0.0
         self._next_renewal = self._next_look
 
@@ -91,10 +88,7 @@ class MemoryGuard:
         if now < self._next_look:
             return None
         self._next_look = now + LOOK_EVERY_SECONDS
-        if now >= self._next_measurement or self._sizes.keys() != {os.getpid(), *workers}:
-            settled = now - self._began >= SETTLED_AFTER_SECONDS
-            self._next_measurement = now + (MEASURE_EVERY_SECONDS if settled else 0)
-            self._measure_processes(workers)
+        self._measure_processes(workers)
         before, self.shortage = self.shortage, self._find_shortage()
         if self.shortage:
             if before is None:

@@ -6,6 +6,7 @@ What an engine can't encode, such as very long texts, is left to encoder.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.texts import Texts
+from fineweb_shards.tokenizers.joined_ids import JoinedIds, join_ids
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 # Of the width that the engine returns: the encoder checks the range before it narrows them.
@@ -42,6 +44,13 @@ class Engine(ABC):
 
         May raise any exception for a text that it can't encode; encoder.py handles it.
         """
+
+    def encode_joined(self, texts: Texts) -> Iterator[JoinedIds]:
+        """Yield the tokens of all texts, those of many texts at a time, as `encode` does.
+
+        An engine that has them in one array anyway yields it instead of taking it apart.
+        """
+        return join_ids(self.encode(texts))
 
 
 class Reference(Engine):

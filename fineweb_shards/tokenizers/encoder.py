@@ -12,6 +12,7 @@ Which documents are retried or left out is decided in `executors/`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property
 
 import numpy as np
@@ -24,6 +25,7 @@ from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES
 from fineweb_shards.tokenizers.eot_places import place_eots
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
+from fineweb_shards.tokenizers.joined_ids import JoinedIds, join_ids
 from fineweb_shards.tokenizers.passages import cut_passages
 from fineweb_shards.tokenizers.sample_check import check_sample
 from fineweb_shards.tokenizers.seams import SeamMender
@@ -34,7 +36,7 @@ from fineweb_shards.types import Counts, EncodedBlock, Places, TextChunk, Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
 PASSAGE_BYTES = 256 * 1024
-_PARTS_AT_ONCE = 128  # half of them documents: 250 KB of ids
+_NO_PLACES = np.empty(0, np.int64)
 
 
 @cache
@@ -88,17 +90,17 @@ class Encoder:
 
         Raises UnencodableError if one of the documents can't be encoded.
         """
-        documents = self.encode_documents(chunk.texts)
+        tokens, places = self._encode_joined(chunk.texts)
         if not isinstance(self._engine, Reference):
+            documents = JoinedIds(tokens[:-1], places[:-1])
             check_sample(chunk, documents, self._reference, self._engine.name, self._seed, where)
-        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+        lengths = np.diff(places) - 1
         wrong = list(_token_count_mismatches(chunk, lengths, where))
-        tokens, eots = self._join_with_eots(chunk, documents, lengths)
         return EncodedBlock(
             start=chunk.start,
             end=chunk.end,
-            tokens=tokens,
-            eots=eots,
+            tokens=self._drop_outer_eots(chunk, tokens),
+            eots=place_eots(chunk, lengths, eot_first=self._eot_first),
             starts_at_seam=chunk.starts_at_seam,
             ends_at_seam=chunk.ends_at_seam,
             ends_mid_document=chunk.ends_mid_document,
@@ -109,10 +111,12 @@ class Encoder:
     def encode_documents(self, texts: Texts) -> list[Ids]:
         """Encode each document exactly as the reference does in one call, whatever its length and content."""
         if texts.longest_bytes <= PASSAGE_BYTES:
-            return self._call_engine(texts)
+            with self._translated_errors():
+                return self._engine.encode(texts)
         passages = cut_passages(texts, PASSAGE_BYTES, self.vocabulary.cut_rule)
         self._check_length(passages.texts.longest_bytes)
-        parts = iter(self._call_engine(passages.texts))
+        with self._translated_errors():
+            parts = iter(self._engine.encode(passages.texts))
         return [self._join([(next(parts), seam) for seam in seams]) for seams in passages.seams]
 
     def _check_length(self, uncut_bytes: int) -> None:
@@ -138,46 +142,49 @@ class Encoder:
             whole = whole and len(joined[-2]) == 0
         return np.concatenate(joined) if len(joined) > 1 else joined[0]
 
-    def _call_engine(self, texts: Texts) -> list[Ids]:
-        """Encode with the engine, and translate what it raises."""
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Translate what the engine raises."""
         try:
-            return self._engine.encode(texts)
+            yield
         except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
             raise
         except BaseException as error:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
             cause = f"{type(error).__name__}: {str(error)[:200]}"
             raise UnencodableError(f"{self._engine.name} raised {cause}") from error
 
-    def _join_with_eots(
-        self, chunk: TextChunk, documents: list[Ids], lengths: NDArray[np.int64]
-    ) -> tuple[Tokens, Places]:
-        """Return the tokens with an EOT before or after each document, and the positions of the EOTs."""
-        skip_first = self._eot_first and chunk.starts_mid_document
-        skip_last = not self._eot_first and chunk.ends_mid_document
-        # A small id keeps the places of the EOTs, so that what is checked is what the engine made.
-        place = np.full(1, int(self.vocabulary.eot == 0), np.uint32)
-        parts: list[Ids] = [place] * (2 * len(documents))
-        parts[int(self._eot_first) :: 2] = documents
-        if documents and skip_first:
-            del parts[0]
-        if documents and skip_last:
-            del parts[-1]
-        tokens = self._narrow(parts)
-        eots = place_eots(chunk, lengths, eot_first=self._eot_first)
+    def _encode_joined(self, texts: Texts) -> tuple[Tokens, Places]:
+        """Return the tokens with an EOT before each document and after the last one, and the EOTs' places."""
+        parts: list[Tokens] = []
+        places: list[Places] = []
+        length = 0
+        for joined in self._iter_joined(texts):
+            # A small id, so that what is checked is what the engine made.
+            joined.ids[joined.places] = int(self.vocabulary.eot == 0)
+            self._check_range(joined.ids)
+            parts.append(joined.ids.astype(self.vocabulary.dtype))
+            places.append(joined.places + length)
+            length += len(joined.ids)
+        eots = np.append(np.concatenate([_NO_PLACES, *places]), length)
+        tokens = np.concatenate([*parts, np.zeros(1, self.vocabulary.dtype)])
         tokens[eots] = self.vocabulary.eot
         return tokens, eots
 
-    def _narrow(self, parts: list[Ids]) -> Tokens:
-        """Join ids in the vocabulary's width, some parts at a time: what was joined is still in the
-        processor's cache when it is checked and copied, and no array of all ids takes new memory."""
-        tokens = np.empty(sum(map(len, parts)), self.vocabulary.dtype)
-        place = 0
-        for first in range(0, len(parts), _PARTS_AT_ONCE):
-            joined = np.concatenate(parts[first : first + _PARTS_AT_ONCE])
-            self._check_range(joined)
-            tokens[place : place + len(joined)] = joined
-            place += len(joined)
-        return tokens
+    def _iter_joined(self, texts: Texts) -> Iterator[JoinedIds]:
+        """Yield the ids of some documents at a time, so that they are checked and narrowed while they are in
+        the processor's cache, and no array of all ids takes new memory."""
+        if texts.longest_bytes > PASSAGE_BYTES:
+            yield from join_ids(self.encode_documents(texts))
+        else:
+            with self._translated_errors():
+                yield from self._engine.encode_joined(texts)
+
+    def _drop_outer_eots(self, chunk: TextChunk, tokens: Tokens) -> Tokens:
+        """Drop the EOT after the last document, or the one before the first if EOTs come after documents; and
+        those where a document continues from the previous chunk, or in the next."""
+        first = int(chunk.starts_mid_document or not self._eot_first)
+        last = int(chunk.ends_mid_document or self._eot_first)
+        return tokens[first : len(tokens) - last]
 
     def _check_range(self, tokens: Ids) -> None:
         """Raise ExactnessError if one of the ids is no text's: narrowed, it would become another one."""

@@ -8,6 +8,7 @@ documents are short.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fineweb_shards.system.machine import own_memory_bytes
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Engine, Ids
 from fineweb_shards.tokenizers.gpt2 import open_gpt2_ranks
+from fineweb_shards.tokenizers.joined_ids import JoinedIds, join_ids
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.vocabulary_files import find_engine_file, is_gpt2_text
 from fineweb_shards.vocabulary import Vocabulary
@@ -55,29 +57,39 @@ class GigatokenEngine(Engine):
             return BPETokenizer.from_tiktoken(str(path), "gpt2", {BORDER: self.vocabulary.size})
 
     def encode(self, texts: Texts) -> list[Ids]:
-        tokens: list[Ids] = []
+        return [ids for joined in self.encode_joined(texts) for ids in joined.split()]
+
+    def encode_joined(self, texts: Texts) -> Iterator[JoinedIds]:
+        if not self._knows_border:
+            yield from join_ids([self._call(text) for text in texts.iter_bytes()])
+            return
         held: list[memoryview] = []
         held_bytes = 0
         for view in texts.iter_views():
             held.append(view)
             held_bytes += len(view)
-            if held_bytes >= _CALL_BYTES or not self._knows_border:
-                tokens += self._encode_together(held)
+            if held_bytes >= _CALL_BYTES:
+                yield from self._encode_together(held)
                 held, held_bytes = [], 0
-        return tokens + self._encode_together(held) if held else tokens
+        if held:
+            yield from self._encode_together(held)
 
-    def _encode_together(self, texts: list[memoryview]) -> list[Ids]:
-        """Encode texts with one call."""
-        data = _BORDER_BYTES.join(texts)
+    def _encode_together(self, texts: list[memoryview]) -> Iterator[JoinedIds]:
+        """Encode texts with one call. A border in front of each has one id, where its EOT will be."""
+        ids = self._call(_BORDER_BYTES.join([b"", *texts]))
+        borders = np.flatnonzero(ids == self.vocabulary.size)
+        if len(borders) == len(texts):
+            yield JoinedIds(ids, borders)
+        else:
+            reference = make_reference(self.vocabulary)
+            yield from reference.encode_joined(Texts.from_pieces([bytes(text) for text in texts]))
+
+    def _call(self, data: bytes) -> Ids:
         self._until_look_bytes -= len(data)
         if self._until_look_bytes <= 0:
             self._bound_cache()
-        ids = self._tokenizer.encode(data)
-        borders = np.flatnonzero(ids == self.vocabulary.size).tolist()
-        if len(borders) != len(texts) - 1:
-            return make_reference(self.vocabulary).encode(Texts.from_pieces([bytes(text) for text in texts]))
-        starts = [0, *(border + 1 for border in borders)]
-        return [ids[start:end] for start, end in zip(starts, [*borders, len(ids)], strict=True)]
+        ids: Ids = self._tokenizer.encode(data)
+        return ids
 
     def _bound_cache(self) -> None:
         """Replace the tokenizer if its cache has become too large."""

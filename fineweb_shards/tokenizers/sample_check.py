@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 from fineweb_shards.errors import ExactnessError
-from fineweb_shards.tokenizers.base import Ids, Reference
+from fineweb_shards.tokenizers.base import Reference
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, find_cut
+from fineweb_shards.tokenizers.joined_ids import JoinedIds
 from fineweb_shards.types import Cursor, TextChunk
 from fineweb_shards.vocabulary import CutRule
 
@@ -20,7 +21,7 @@ _LONGEST_WHOLE_BYTES = 2**20
 
 
 def check_sample(
-    chunk: TextChunk, tokens: list[Ids], reference: Reference, engine: str, seed: int, where: str
+    chunk: TextChunk, tokens: JoinedIds, reference: Reference, engine: str, seed: int, where: str
 ) -> None:
     """Encode a sample of a chunk's documents with the reference; ExactnessError if any token differs."""
     chooser = random.Random(f"{seed} {where} {chunk.start}")  # noqa: S311, RUF100
@@ -30,7 +31,7 @@ def check_sample(
         expected = reference.encode_text(text)
         # Of a long document only a prefix is compared; see _comparable.
         whole = len(text) == len(document)
-        found = (tokens[i] if whole else tokens[i][: len(expected)]).tolist()
+        found = (tokens.of_text(i) if whole else tokens.of_text(i)[: len(expected)]).tolist()
         if found != expected:
             raise ExactnessError(
                 f"{engine} and {reference.vocabulary.reference} disagree about document {i + 1} of "

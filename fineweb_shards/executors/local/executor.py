@@ -37,6 +37,7 @@ from fineweb_shards.executors.local.messages import (
     Trying,
     Waiting,
     Written,
+    send_order,
 )
 from fineweb_shards.executors.local.pool import WorkerPool
 from fineweb_shards.executors.local.process import WorkerProcess
@@ -197,7 +198,7 @@ class LocalExecutor(Executor):
             worker.note_order()
         self._blocked_by = worker  # `send` blocks if the worker does not receive
         try:
-            worker.pipe.send(order)
+            send_order(worker.pipe, order, worker.pid)
         except OSError:  # it has died; its end will be noticed, and handled
             return
         except BaseException:  # interrupted, perhaps in the middle of the order

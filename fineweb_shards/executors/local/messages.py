@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import connection, reduction
 from typing import Any
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
+from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.types import EncodedBlock, Quarantined
 
 _ALIVE_EVERY_SECONDS = 60.0
@@ -31,6 +32,26 @@ class Errand:
 
 
 Order = WorkOrder | WriteOrder | Errand  # to a worker
+
+
+def send_order(pipe: connection.Connection, order: Order, worker_pid: int) -> None:
+    """Send an order to a worker. Bytes that it shares are followed by their descriptor."""
+    pipe.send(order)
+    if (shared := _shared_bytes(order)) is not None:
+        reduction.send_handle(pipe, shared.descriptor, worker_pid)
+
+
+def receive_order(pipe: connection.Connection) -> Order:
+    """Receive an order in a worker."""
+    order: Order = pipe.recv()
+    if (shared := _shared_bytes(order)) is not None:
+        shared.attach(reduction.recv_handle(pipe))
+    return order
+
+
+def _shared_bytes(order: Order) -> SharedBytes | None:
+    payload = order.batch.payload if isinstance(order, WorkOrder) else None
+    return payload if isinstance(payload, SharedBytes) and payload.has_descriptor else None
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from fineweb_shards.executors.local.messages import (
     Encoded,
     Errand,
     Failed,
-    Order,
     Outbox,
     Ready,
     Returned,
     Trying,
     Written,
+    receive_order,
 )
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.executors.token_writer import TokenWriter
@@ -96,7 +96,7 @@ class Worker:
         """Receive orders as they arrive, so that the next batch is fetched while this one is encoded."""
         while True:
             try:
-                order: Order = self._pipe.recv()
+                order = receive_order(self._pipe)
             except (EOFError, OSError):
                 self._batches.put(None)
                 return

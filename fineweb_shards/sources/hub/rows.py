@@ -22,6 +22,7 @@ from fineweb_shards.sources.hub.quota import Quota
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.sources.jsonl import JsonLinesFormat
 from fineweb_shards.system.retry import TransientError
+from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.types import Batch
 
 _END = object()
@@ -126,7 +127,7 @@ class HubRowsFormat(JsonLinesFormat):
 
 def _batch(file: InputFile, first: int, lines: list[str]) -> Batch:
     payload = "\n".join(lines).encode()
-    return Batch(file.index, first, first + len(lines), sum(map(len, lines)), payload=payload)
+    return Batch(file.index, first, first + len(lines), sum(map(len, lines)), payload=SharedBytes(payload))
 
 
 def _as_json(value: Any) -> Any:

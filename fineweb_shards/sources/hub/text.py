@@ -87,7 +87,7 @@ class HubTextFormat(TextFormat):
 
     def read_range(self, file: InputFile, batch: Batch) -> bytes:
         if batch.payload is not None:
-            return batch.payload
+            return batch.payload.read()
         with self._lock:
             content = self._contents.get(file.path)
         if content is None:  # nobody has asked for it ahead of time
