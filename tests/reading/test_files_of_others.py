@@ -96,7 +96,7 @@ def test_the_loader_takes_a_split_of_every_layout(tmp_path: Path, layout: str) -
             assert names == sorted(name for name in tokens if ("val" in name) == (split == "val"))
             x, _ = loader.next_batch()
             data = expected[names[0]][1024 if layout == "automodel" else 0 :]
-            assert x.ravel().tolist() == np.frombuffer(data, loader.files[0].dtype)[:16].tolist()
+            assert x.ravel().tolist() == np.frombuffer(data, loader._shards.known[0].file.dtype)[:16].tolist()
     with pytest.raises(ValueError, match="dtype must be one of uint16, uint32"):
         ShardLoader(out, batch_size=1, length=16, dtype="int8")
 

@@ -9,7 +9,7 @@ import pytest
 import runs
 
 from fineweb_shards.run import job
-from fineweb_shards.sources import ranges, rows
+from fineweb_shards.sources import ranges, rows, text
 from fineweb_shards.tokenizers import encoder, resolve_engine
 from fineweb_shards.tokenizers.definition import GPT2_DEFINITION
 from fineweb_shards.tokenizers.encoder import Encoder
@@ -47,5 +47,6 @@ def use_limits(patch: pytest.MonkeyPatch, uncut_bytes: int) -> None:
     for module in (encoder, rows, ranges):
         patch.setattr(module, "LONGEST_UNCUT_BYTES", uncut_bytes)
     patch.setattr(ranges, "FARTHEST_BYTES", 4 * uncut_bytes)
+    patch.setattr(text, "FARTHEST_BYTES", 4 * uncut_bytes)
     patch.setattr(ranges, "_WINDOW_BYTES", 512)
     patch.setattr(ranges, "_FAR_WINDOW_BYTES", 700)
