@@ -111,7 +111,7 @@ class ExactnessError(ShardError):
     """An engine's tokens differ from tiktoken's."""
 
     exit_code = 8
-    hint = "Run again with --engine tiktoken, and please report the document named above."
+    hint = "Run again with --engine and the tokenizer's reference (tiktoken for GPT-2), and please report it."
 
 
 class WorkerError(ShardError):

@@ -18,6 +18,7 @@ from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.sources.base import Source
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.tokenizers import ENGINES
+from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.selftest import GPT2_SHA256, check_engine
@@ -39,6 +40,7 @@ class WorkerSpec:
     max_outage_seconds: int  # how long to wait for space on a full disk
     priority: str = "background"
     selftest_sha256: str = GPT2_SHA256  # of the reference's tokens
+    mistaken: str = ""  # characters that the engine takes for something else
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -55,7 +57,9 @@ class WorkerSpec:
         if self.engine is None:
             return TokenJoiner(self.vocabulary, eot_first=eot_first)
         reference = make_reference(self.vocabulary)
-        engine = reference if self.engine == reference.name else ENGINES[self.engine](self.vocabulary)
+        engine: Engine = reference
+        if self.engine != reference.name:
+            engine = ENGINES[self.engine](self.vocabulary, self.mistaken)
         encoder = Encoder(engine, reference, eot_first=eot_first, seed=self.seed)
         check_engine(encoder.encode_documents, engine.name, reference, self.selftest_sha256)
         if not is_gpt2_text(self.vocabulary):

@@ -111,6 +111,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
         job.config.max_outage,
         job.config.priority,
         job.trial.selftest_sha256 if job.trial else "",
+        job.trial.mistaken if job.trial else "",
     )
     guard = MemoryGuard(job.budget.worker_bytes)
     history = load_history(job.folder)

@@ -82,7 +82,8 @@ class Job:
             return self
         vocabulary, trial = self.definition.save(folder), None
         if self.config.tokens_column is None:
-            trial = try_engines(self.config.engine, vocabulary, self.definition.special_tokens)
+            special, added = self.definition.special_tokens, self.definition.added_tokens
+            trial = try_engines(self.config.engine, vocabulary, special, added)
         return replace(self, output=replace(self.output, vocabulary=vocabulary), trial=trial)
 
     def versions(self) -> dict[str, str]:
@@ -125,7 +126,7 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
     _refuse_files_without_columns(config, source)
     trial = None
     if not definition.data and config.tokens_column is None:
-        trial = try_engines(config.engine, definition.vocabulary, ())
+        trial = try_engines(config.engine, definition.vocabulary)
     return Job(config, output, definition, source, budget, trial, commit, tuple(notes))
 
 

@@ -45,7 +45,7 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
         name = wanted
     elif os.path.exists(os.path.expanduser(wanted)):
         data, name = _read_file(Path(os.path.expanduser(wanted)))
-    elif wanted.count("/") == 1 and not wanted.startswith((".", "/", "~")):
+    elif _may_be_model(wanted):
         recorded = _recorded(wanted, begun)
         if recorded and begun:
             data, name = recorded, begun.vocabulary.name
@@ -57,6 +57,13 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
             f"--tokenizer {wanted}: there is no such file or name.", suggest(wanted, KNOWN_RANKS, hint)
         )
     return read_definition(data, name, pattern=config.pattern, eot=config.eot)
+
+
+def _may_be_model(wanted: str) -> bool:
+    """Return whether this may be the name of a model on the hub, and is not a path that was misspelt."""
+    owner, _, rest = wanted.partition("/")
+    looks_like_path = wanted.startswith((".", "/", "~")) or wanted.endswith((".json", ".model", ".tiktoken"))
+    return bool(owner and rest) and "/" not in rest and not looks_like_path and not os.path.isdir(owner)
 
 
 def _recorded(wanted: str, begun: Manifest | None) -> bytes | None:
@@ -78,14 +85,15 @@ def _with_commit(wanted: str, recorded: str) -> tuple[str, ...]:
 
 def _read_file(path: Path) -> tuple[bytes, str]:
     """Read a tokenizer's file, or the one in a folder."""
-    if path.is_dir():
-        inside = next((path / name for name in _FILE_NAMES if (path / name).is_file()), None)
-        if inside is None:
-            raise UsageError(
-                f"--tokenizer {path}: the folder has none of {', '.join(_FILE_NAMES)}.", "Name a file in it."
-            )
-        path = inside
     try:
+        if path.is_dir():
+            inside = next((path / name for name in _FILE_NAMES if (path / name).is_file()), None)
+            if inside is None:
+                raise UsageError(
+                    f"--tokenizer {path}: the folder has none of {', '.join(_FILE_NAMES)}.",
+                    "Name a file in it.",
+                )
+            path = inside
         if path.stat().st_size > _LARGEST_BYTES:
             raise UsageError(f"--tokenizer {path}: too large for a tokenizer.", "Is it a model's weights?")
         data = path.read_bytes()

@@ -26,9 +26,11 @@ class Engine(ABC):
 
     name: ClassVar[str]  # also the name of the package on PyPI
 
-    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
-        """Prepare to encode with `vocabulary`; None means GPT-2."""
+    def __init__(self, vocabulary: Vocabulary | None = None, mistaken: str = "") -> None:
+        """Prepare to encode with `vocabulary`; None means GPT-2. Texts with `mistaken` characters are left to
+        the reference."""
         self.vocabulary = vocabulary or GPT2
+        self.mistaken = mistaken
 
     @classmethod
     def installed_version(cls) -> str | None:

@@ -17,13 +17,14 @@ from fineweb_shards.system.durable import write_file
 from fineweb_shards.tokenizers.eot import choose_eot
 from fineweb_shards.tokenizers.known import find_known
 from fineweb_shards.tokenizers.patterns import PATTERNS, get_pattern, resolve_pattern
-from fineweb_shards.tokenizers.rank_file import format_ranks, looks_like_ranks, parse_ranks
+from fineweb_shards.tokenizers.rank_file import MOST_IDS, format_ranks, looks_like_ranks, parse_ranks
 from fineweb_shards.tokenizers.references import require_reference
 from fineweb_shards.tokenizers.tokenizer_json import is_byte_level, pre_tokenizers
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, has_definition, load_definition
 from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
 
 _PICKLE = b"\x80"
+_PROTOBUF = b"\n"  # the first field of a SentencePiece model, its pieces
 # What makes a rank file of a pickled tiktoken.Encoding, such as nanochat's. Only its owner can trust it.
 _CONVERT = """It is a pickle, which can run any program when it is loaded, so it is not. If you trust it:
     import base64, pickle; e = pickle.load(open("tokenizer.pkl", "rb")); r = e._mergeable_ranks
@@ -38,6 +39,7 @@ class Definition:
     vocabulary: Vocabulary
     data: bytes  # of the file, in the form in which its hash is taken; none for GPT-2, which the package has
     special_tokens: Mapping[str, int]
+    added_tokens: tuple[str, ...] = ()  # the others that a `tokenizer.json` finds in a text before all else
 
     def save(self, folder: Path) -> Vocabulary:
         """Write the file into a folder, unless it is there; return the vocabulary that refers to it."""
@@ -119,7 +121,8 @@ def _read_json(data: bytes, name: str, eot: str) -> Definition:
     try:
         loaded = tokenizers.Tokenizer.from_str(data.decode())
     except Exception as error:  # noqa: BLE001, RUF100 - it raises nothing more precise
-        raise InputError(f"{name}: Hugging Face's tokenizers can't load it ({error}).") from error
+        why = f"{name}: Hugging Face's tokenizers can't load it ({error})."
+        raise InputError(why, "Fetch the file again, or update the package tokenizers.") from error
     if tokenizer["model"].get("dropout"):
         raise UsageError(
             f"{name}: it has a dropout of {tokenizer['model']['dropout']}: the same text would get other "
@@ -127,17 +130,29 @@ def _read_json(data: bytes, name: str, eot: str) -> Definition:
             'Set "dropout" to null in a copy of the file.',
         )
     added = tokenizer.get("added_tokens") or []
+    for token in added:
+        if (found := loaded.token_to_id(token["content"])) != token["id"]:
+            raise InputError(
+                f"{name}: it gives the added token {token['content']!r} the id {token['id']}, which the "
+                f"tokenizers library makes {found}.",
+                "The ids of added tokens must follow those of the model, in their order and without gaps.",
+            )
     special = {token["content"]: token["id"] for token in added if token["special"]}
     texts = {number: token for token, number in loaded.get_vocab().items() if token not in special}
+    if not texts or max(texts) >= MOST_IDS:
+        raise InputError(f"{name}: it has no tokens, or ids of {MOST_IDS:,} and more.", "Check the file.")
     number = choose_eot(eot, special, texts, name)
     size = 1 + max(*texts, *special.values(), number)
     vocabulary = Vocabulary(
         name, hashlib.sha256(data).hexdigest(), size, number, "", "tokenizers", _cut_rule_of(tokenizer)
     )
-    return Definition(vocabulary, data, special)
+    others = tuple(token["content"] for token in added if not token["special"])
+    return Definition(vocabulary, data, special, others)
 
 
 def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition:
+    if data[:1] != _PROTOBUF:
+        raise _unknown(name)
     require_reference("sentencepiece", name)
     import sentencepiece
 
@@ -145,16 +160,20 @@ def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition:
         processor = sentencepiece.SentencePieceProcessor(model_proto=data)
         pieces = range(processor.vocab_size())
     except (RuntimeError, TypeError) as error:
-        raise InputError(
-            f"{name}: it is no tokenizer that is known here.",
-            "Rank files (.tiktoken), Hugging Face's tokenizer.json and SentencePiece's .model are.",
-        ) from error
+        raise _unknown(name) from error
     special = {processor.id_to_piece(i): i for i in pieces if processor.is_control(i)}
     texts = {i: processor.id_to_piece(i) for i in pieces if not processor.is_control(i)}
     number = choose_eot(eot, special, texts, name)
     size = max(processor.vocab_size(), number + 1)
     vocabulary = Vocabulary(name, hashlib.sha256(data).hexdigest(), size, number, "", "sentencepiece")
     return Definition(vocabulary, data, special)
+
+
+def _unknown(name: str) -> InputError:
+    return InputError(
+        f"{name}: it is no tokenizer that is known here.",
+        "Rank files (.tiktoken), Hugging Face's tokenizer.json and SentencePiece's .model are.",
+    )
 
 
 def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:

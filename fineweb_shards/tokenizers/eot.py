@@ -17,11 +17,11 @@ def choose_eot(wanted: str, special: Mapping[str, int], texts: Mapping[int, str]
     """Return the id of EOT in the tokenizer `name`: the one that is `wanted`, by name or id, or if nothing is
     wanted the only usual one. `special` are its special tokens, `texts` those that stand for text."""
     if not wanted:
-        usual = [number for token, number in special.items() if token in _USUAL_NAMES]
+        usual = [number for token, number in special.items() if token in _USUAL_NAMES and number not in texts]
         if len(usual) == 1:
             return usual[0]
         raise UsageError(f"{name}: it is not obvious which token ends a document.", _list(special, texts))
-    if wanted in special:
+    if wanted in special and special[wanted] not in texts:
         return special[wanted]
     if not wanted.isdecimal():
         raise UsageError(f"--eot {wanted}: {name} has no special token of this name.", _list(special, texts))

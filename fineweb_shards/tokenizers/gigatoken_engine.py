@@ -9,16 +9,18 @@ documents are short.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fineweb_shards.system.machine import own_memory_bytes
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Engine, Ids
+from fineweb_shards.tokenizers.base import Engine, Ids, Reference
 from fineweb_shards.tokenizers.gpt2 import open_gpt2_ranks
 from fineweb_shards.tokenizers.joined_ids import JoinedIds, join_ids
 from fineweb_shards.tokenizers.references import make_reference
+from fineweb_shards.tokenizers.unsettled import Unsettled
 from fineweb_shards.tokenizers.vocabulary_files import find_engine_file, is_gpt2_text
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -28,7 +30,7 @@ from fineweb_shards.vocabulary import Vocabulary
 _CACHE_BYTES = 96 * 2**20
 _LOOK_EVERY_BYTES = 2**20
 # It has no end that is also its beginning, so it is found nowhere but where it was put. A text that has it is
-# noticed by the number of borders.
+# left to the reference.
 BORDER = "\u0091fineweb-shards: a text ends here\u0092"
 _BORDER_BYTES = BORDER.encode()
 _CALL_BYTES = 256 * 1024  # fits into the processor's cache, with its tokens
@@ -39,8 +41,9 @@ class GigatokenEngine(Engine):
 
     name = "gigatoken"
 
-    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
-        super().__init__(vocabulary)
+    def __init__(self, vocabulary: Vocabulary | None = None, mistaken: str = "") -> None:
+        super().__init__(vocabulary, mistaken)
+        self._unsettled = Unsettled(mistaken)
         self._tokenizer = self._load()
         # Some vocabularies don't treat what follows a border as the beginning of a text: they have none.
         self._knows_border = self._tokenizer.encode(_BORDER_BYTES).tolist() == [self.vocabulary.size]
@@ -61,7 +64,7 @@ class GigatokenEngine(Engine):
 
     def encode_joined(self, texts: Texts) -> Iterator[JoinedIds]:
         if not self._knows_border:
-            yield from join_ids([self._call(text) for text in texts.iter_bytes()])
+            yield from join_ids([self._encode_alone(text) for text in texts.iter_bytes()])
             return
         held: list[memoryview] = []
         held_bytes = 0
@@ -76,13 +79,23 @@ class GigatokenEngine(Engine):
 
     def _encode_together(self, texts: list[memoryview]) -> Iterator[JoinedIds]:
         """Encode texts with one call. A border in front of each has one id, where its EOT will be."""
-        ids = self._call(_BORDER_BYTES.join([b"", *texts]))
+        data = _BORDER_BYTES.join([b"", *texts])
+        if self._unsettled.is_in(data) or data.count(_BORDER_BYTES) > len(texts):
+            yield from join_ids([self._encode_alone(bytes(text)) for text in texts])
+            return
+        ids = self._call(data)
         borders = np.flatnonzero(ids == self.vocabulary.size)
-        if len(borders) == len(texts):
-            yield JoinedIds(ids, borders)
-        else:
-            reference = make_reference(self.vocabulary)
-            yield from reference.encode_joined(Texts.from_pieces([bytes(text) for text in texts]))
+        assert len(borders) == len(texts), "every border is a token"
+        yield JoinedIds(ids, borders)
+
+    def _encode_alone(self, text: bytes) -> Ids:
+        if self._unsettled.is_in(text) or _BORDER_BYTES in text:
+            return np.array(self._reference.encode_text(text.decode()), np.uint32)
+        return self._call(text)
+
+    @cached_property
+    def _reference(self) -> Reference:
+        return make_reference(self.vocabulary)
 
     def _call(self, data: bytes) -> Ids:
         self._until_look_bytes -= len(data)

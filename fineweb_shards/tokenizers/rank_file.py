@@ -8,7 +8,7 @@ from binascii import a2b_base64, b2a_base64
 from fineweb_shards.errors import InputError
 
 Ranks = dict[bytes, int]
-_MOST_RANKS = 2**24  # ten times those of the largest vocabularies
+MOST_IDS = 2**24  # sixty times those of the largest vocabularies
 
 
 def looks_like_ranks(data: bytes) -> bool:
@@ -54,7 +54,7 @@ def _parse_line(line: bytes) -> tuple[bytes, int]:
     """Return token and rank; ValueError (which binascii.Error is) if the line holds anything else."""
     token, rank = line.split()
     number = int(rank)
-    if not 0 <= number < _MOST_RANKS:
+    if not 0 <= number < MOST_IDS:
         raise ValueError("no rank is that high")
     return a2b_base64(token, strict_mode=True), number
 

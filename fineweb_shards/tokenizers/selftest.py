@@ -18,6 +18,7 @@ from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Ids, Reference
 from fineweb_shards.tokenizers.patterns import PATTERNS
 from fineweb_shards.tokenizers.references import make_reference
+from fineweb_shards.tokenizers.unsettled import settled_characters
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
 from fineweb_shards.vocabulary import Vocabulary
@@ -88,15 +89,38 @@ def hostile_strings() -> list[str]:
     return strings
 
 
-def own_strings(vocabulary: Vocabulary) -> list[str]:
-    """Return texts made of a vocabulary's own tokens: alone, before and behind others, and the longest."""
+def own_strings(vocabulary: Vocabulary, names: Iterable[str] = ()) -> list[str]:
+    """Return texts made of a vocabulary's own tokens: alone, before and behind others, and the longest. The
+    `names` of special and added tokens are all tried, in every position."""
     tokens = [token.decode("utf-8", "ignore") for token in load_token_bytes(vocabulary).token_bytes if token]
     chooser = random.Random(vocabulary.sha256)  # noqa: S311, RUF100
     chosen = chooser.sample(tokens, min(_OWN_TOKENS, len(tokens)))
     longest = sorted(tokens, key=len)[-100:]
     pairs = [left + right for left, right in zip(chosen, reversed(chosen), strict=True)]
     lines = [" ".join(chooser.choices(tokens, k=20)) for _ in range(200)]
-    return [*chosen, *longest, *pairs, *lines]
+    named = [text for name in names for text in (name, f"x{name}y", f" {name} ", name + name, f"{name} z")]
+    return [*chosen, *longest, *pairs, *lines, *named]
+
+
+def find_mistaken(encode: Encode, reference: Reference) -> str:
+    """Return the characters that an engine takes for something else than the reference does: as letters,
+    digits, marks or white space, or in another order."""
+    characters = settled_characters()
+    blocks = [characters[i : i + 64] for i in range(0, len(characters), 64)]
+    agreed = _agree(encode, reference, blocks)
+    doubtful = [block for block, same in zip(blocks, agreed, strict=True) if not same]
+    alone = [[character] for block in doubtful for character in block]
+    agreed = _agree(encode, reference, alone)
+    return "".join(character for (character,), same in zip(alone, agreed, strict=True) if not same)
+
+
+def _agree(encode: Encode, reference: Reference, blocks: list[list[str]]) -> list[bool]:
+    """Return for each block of characters whether a text with them, beside others, has the same tokens; also
+    as marks before others, which a normalizer may put into another order."""
+    lines = ("".join(f"a{c}{c}b {c}'s1{c}2e{c}\u0323\u0301\n" for c in block) for block in blocks)
+    texts = Texts.from_strings(lines)
+    pairs = zip(encode(texts), reference.encode(texts), strict=True)
+    return [found.tolist() == expected.tolist() for found, expected in pairs]
 
 
 def digest_tokens(documents: Iterable[Ids]) -> str:
@@ -127,10 +151,10 @@ def check_engine(encode: Encode, name: str, reference: Reference, expected: str)
         _compare(strings, documents, name, reference)
 
 
-def check_engine_in_full(encode: Encode, name: str, reference: Reference) -> None:
+def check_engine_in_full(encode: Encode, name: str, reference: Reference, names: Iterable[str]) -> None:
     """Raise ExactnessError for the first string that is not encoded as the reference does, with strings from
-    the vocabulary itself."""
-    strings = [*hostile_strings(), *own_strings(reference.vocabulary)]
+    the vocabulary itself and the `names` of its special and added tokens."""
+    strings = [*hostile_strings(), *own_strings(reference.vocabulary, names)]
     _compare(strings, encode(Texts.from_strings(strings)), name, reference)
 
 
@@ -148,11 +172,12 @@ def check_reference(reference: Reference, special_tokens: Iterable[str]) -> None
     """Raise UsageError if a vocabulary loses text, or makes an EOT of it."""
     vocabulary = reference.vocabulary
     for text in special_tokens:
-        if vocabulary.eot in reference.encode_text(f"a {text} b"):
+        tried = (reference.encode_text(around) for around in (text, f"a{text}b", f"a {text} b"))
+        if any(vocabulary.eot in tokens for tokens in tried):
             raise UsageError(
                 f"{vocabulary.name}: the text {text!r} in a document would become the EOT {vocabulary.eot}, "
                 "and be taken for a border.",
-                "Choose another token with --eot: one that its file calls special.",
+                f"Choose an id with --eot that no text has: {vocabulary.size} is the next one that is free.",
             )
     if vocabulary.reference != "tiktoken" or vocabulary.pattern in PATTERNS:
         return  # the others may change a text: they have normalizers

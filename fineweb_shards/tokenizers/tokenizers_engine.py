@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,8 @@ class TokenizersEngine(Reference):
 
     def load_token_bytes(self) -> tuple[bytes, ...]:
         definition = json.loads(self._definition)
-        special = {token["id"] for token in definition["added_tokens"] if token["special"]}
-        spell = _spell_bytes if "ByteLevel" in _types_in(definition["decoder"]) else _spell_text
+        special = {token["id"] for token in definition.get("added_tokens") or [] if token["special"]}
+        spell = _spell_bytes if "ByteLevel" in _types_in(definition.get("decoder")) else _spell_text
         tokens = [b""] * self.vocabulary.size
         for token, number in self.tokenizer.get_vocab(with_added_tokens=True).items():
             if number not in special:
@@ -85,6 +86,6 @@ def _spell_bytes(token: str) -> bytes:
 
 def _spell_text(token: str) -> bytes:
     """Return the bytes of a token that is spelled as text, or as a byte in the form `<0x0A>`."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+    if re.fullmatch("<0x[0-9A-Fa-f]{2}>", token):
         return bytes.fromhex(token[3:5])
     return token.replace(_SPACE_LETTER, " ").encode()

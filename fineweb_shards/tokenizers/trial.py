@@ -22,9 +22,13 @@ from fineweb_shards.tokenizers.selftest import (
     check_engine_in_full,
     check_reference,
     expected_sha256,
+    find_mistaken,
 )
+from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
 from fineweb_shards.vocabulary import Vocabulary
+
+_MOST_MISTAKEN = 5000  # more, and another engine may be better
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +38,22 @@ class Trial:
     engine: type[Engine]
     selftest_sha256: str
     refusals: tuple[str, ...] = ()  # why faster engines are not used
+    mistaken: str = ""  # characters that the engine takes for something else
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     vocabulary: Vocabulary
     special_tokens: tuple[str, ...]
+    added_tokens: tuple[str, ...]
     engine: str
 
 
-def try_engines(wanted: str, vocabulary: Vocabulary, special_tokens: Iterable[str]) -> Trial:
+def try_engines(
+    wanted: str, vocabulary: Vocabulary, special_tokens: Iterable[str] = (), added_tokens: Iterable[str] = ()
+) -> Trial:
     """Return the engine called `wanted`, or for `auto` the fastest; UsageError if it can't encode with this
-    vocabulary, whose files are saved."""
+    vocabulary, whose files are saved. The names of its special and other added tokens are tried as text."""
     if is_gpt2_text(vocabulary):
         engine = resolve_engine(wanted)
         if issubclass(engine, Reference) and engine.name != vocabulary.reference:
@@ -53,13 +61,14 @@ def try_engines(wanted: str, vocabulary: Vocabulary, special_tokens: Iterable[st
         return Trial(engine, GPT2_SHA256)
     if wanted != "auto":
         resolve_engine(wanted)
-    request = _Request(vocabulary, tuple(special_tokens), wanted)
-    command = [sys.executable, "-m", __name__]
+    request = _Request(vocabulary, tuple(special_tokens), tuple(added_tokens), wanted)
+    command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
     done = subprocess.run(command, input=pickle.dumps(request), capture_output=True, check=False)
     if done.returncode:
         raise ShardError(
             f"The tokenizer {vocabulary.name} could not be tried: the process ended with {done.returncode}: "
-            f"{done.stderr.decode('utf-8', 'replace')[-300:]}"
+            f"{done.stderr.decode('utf-8', 'replace')[-300:]}",
+            f"Try --engine {vocabulary.reference}, and please report it.",
         )
     answer = pickle.loads(done.stdout)
     if isinstance(answer, ShardError):
@@ -82,10 +91,10 @@ def _try_here(request: _Request) -> Trial:
     if vocabulary.reference != "sentencepiece":  # no other engine claims to read its models exactly
         prepare_engine_file(vocabulary)
         for name in FAST_ENGINES if wanted == "auto" else [wanted]:
-            refusal = _find_fault(ENGINES[name], reference)
-            if refusal is None:
-                return Trial(ENGINES[name], expected, tuple(refusals))
-            refusals.append(refusal)
+            found = _try_engine(ENGINES[name], reference, request)
+            if isinstance(found, Engine):
+                return Trial(ENGINES[name], expected, tuple(refusals), found.mistaken)
+            refusals.append(found)
     if wanted != "auto":
         reason = refusals[0] if refusals else f"{wanted}: it reads no SentencePiece models"
         raise UsageError(
@@ -95,19 +104,25 @@ def _try_here(request: _Request) -> Trial:
     return Trial(type(reference), expected, tuple(refusals))
 
 
-def _find_fault(engine: type[Engine], reference: Reference) -> str | None:
-    """Return why an engine can't be used, or None if it can."""
+def _try_engine(engine: type[Engine], reference: Reference, request: _Request) -> Engine | str:
+    """Return an engine that encodes as the reference does, or why it can't be used."""
+    vocabulary, names = reference.vocabulary, request.special_tokens + request.added_tokens
     if not engine.installed_version():
         return f"{engine.name} is not installed"
+    load_token_bytes(vocabulary)  # not inside `try`: if that fails, no engine is to blame
     try:
-        check_engine_in_full(engine(reference.vocabulary).encode, engine.name, reference)
+        mistaken = find_mistaken(engine(vocabulary).encode, reference)
+        if len(mistaken) > _MOST_MISTAKEN:
+            return f"{engine.name} takes {len(mistaken):,} characters for something else"
+        tried = engine(vocabulary, mistaken)
+        check_engine_in_full(tried.encode, engine.name, reference, names)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except ExactnessError as error:
         return error.message.removeprefix("The self-test failed: ").rstrip(".")
     except BaseException as error:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
         return f"{engine.name} can't load it ({' '.join(str(error).split())[:120]})"
-    return None
+    return tried
 
 
 def _wrong_reference(wanted: str, vocabulary: Vocabulary) -> UsageError:

@@ -27,7 +27,7 @@ DOCUMENTS = make_documents(36, seed=95)
         pytest.param(Wanted("llm.c", 6000, val_ratio=Fraction(2, 5)), marks=pytest.mark.soak),
         pytest.param(Wanted("plain", 6000, val_ratio=Fraction(1, 4), drop=True), marks=pytest.mark.soak),
         Wanted("build-nanogpt", 6000, val_tokens=3000),
-        Wanted("datatrove", 6000, val_tokens=3000, index=True),
+        pytest.param(Wanted("datatrove", 6000, val_tokens=3000, index=True), marks=pytest.mark.soak),
         pytest.param(Wanted("olmo-core", 6000, val_ratio=Fraction(1, 4), index=True), marks=pytest.mark.soak),
         pytest.param(Wanted("torchtitan", 6000, index=True), marks=pytest.mark.soak),
         pytest.param(Wanted("automodel", 6000), marks=pytest.mark.soak),

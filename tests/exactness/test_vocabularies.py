@@ -18,6 +18,9 @@ from inputs import write_jsonl, write_parquet
 from vocabularies import PECULIAR, Tokenizer
 
 from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.tokenizers import tokenizer_json
+from fineweb_shards.tokenizers.gpt2 import load_gpt2_merges
+from fineweb_shards.tokenizers.patterns import PATTERNS
 from fineweb_shards.tokenizers.selftest import hostile_strings
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 
@@ -126,6 +129,8 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     (tmp_path / "broken.json").write_text('{"model": ')
     (tmp_path / "wrong.json").write_text('{"model": {"type": "BPE"}}')
+    hollow = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    (tmp_path / "hollow.json").write_text(json.dumps(hollow))
     (tmp_path / "noise.model").write_bytes(b"\x0a\xff" * 500)
     (tmp_path / "empty.model").write_bytes(b"")
     (tmp_path / "folder").mkdir()
@@ -137,6 +142,9 @@ def files(tmp_path: Path) -> Path:
     ("flags", "code", "sentence"),
     [
         (["nothing.json"], 2, "nothing.json: there is no such file or name"),
+        (["folder/nothing"], 2, "folder/nothing: there is no such file or name"),
+        (["models/tokenizer.json"], 2, "models/tokenizer.json: there is no such file or name"),
+        (["hollow.json"], 3, "it has no tokens"),
         (["lama3"], 2, "Did you mean llama3?"),
         (["torn.tiktoken", "--pattern", "gpt2"], 3, "b'IGE= 5 00' is no line of a rank file"),
         (["twice.tiktoken", "--pattern", "gpt2"], 3, "a token or a rank is there twice"),
@@ -184,6 +192,78 @@ def test_a_plan_names_the_tokenizer_and_does_not_believe_token_count(tmp_path: P
     done = inline.run_command("build", tmp_path / "a.parquet", *tokenizer.flags, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "token_count" not in done.stderr + (tmp_path / "out" / ".fineweb-shards" / "log.txt").read_text()
+
+
+def with_added(folder: Path, *tokens: dict[str, object], normalizer: object = None) -> Path:
+    """GPT-2's vocabulary as a `tokenizer.json`, with added tokens."""
+    no = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    text = tokenizer_json.ranks_to_json(
+        vocabularies.gpt2_ranks(), load_gpt2_merges(vocabularies.gpt2_ranks()), PATTERNS["gpt2"], []
+    )
+    added = [{**no, "id": 50256, "content": "<|endoftext|>", "special": True}, *({**no, **t} for t in tokens)]
+    path = folder / "tokenizer.json"
+    path.write_text(
+        json.dumps(json.loads(text) | {"added_tokens": added, "normalizer": normalizer, "decoder": None})
+    )
+    return path
+
+
+@pytest.mark.promise(33)
+@pytest.mark.parametrize(
+    ("tokens", "normalizer", "documents"),
+    [
+        ([{"id": 50257, "content": "WORD", "single_word": True}], None, ["xWORDy", "a WORD b", "WORD"]),
+        (
+            [{"id": 50257, "content": "<think_end>", "special": True}, {"id": 50258, "content": "think_"}],
+            None,
+            ["a <think_end> b", "think_ think_end>"],
+        ),
+        ([{"id": 50257, "content": "<x>", "lstrip": True, "rstrip": True}], None, ["a  <x>  b", "<x><x>"]),
+        ([], {"type": "NFC"}, ["a\U0001e2ef\u0323\u0301", "e\u0301 \u0898\u0323", "\u0c5c's"]),
+    ],
+    ids=["single_word", "special names", "stripping", "NFC"],
+)
+def test_what_an_engine_would_get_wrong_is_not_left_to_it(
+    tmp_path: Path, tokens: list[dict[str, object]], normalizer: object, documents: list[str]
+) -> None:
+    """Each of these had other tokens with gigatoken alone, and passed a self-test without them."""
+    path = with_added(tmp_path, *tokens, normalizer=normalizer)
+    judge = vocabularies._judge(path)
+    source = write_jsonl(tmp_path / "a.jsonl", documents)
+    words = ["build", source, "--tokenizer", path, "--out", tmp_path / "out", "--val-tokens", "0"]
+    done = inline.run_command(*words)
+    assert done.returncode == 0, done.stderr
+    expected = [token for document in documents for token in (50256, *judge(document))]
+    assert tokens_in(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sentence"),
+    [
+        (
+            [{"id": 50258, "content": "<x>"}, {"id": 50257, "content": "<y>"}],
+            "which the tokenizers library makes",
+        ),
+        ([{"id": 60000, "content": "</s>", "special": True}], "gives the added token '</s>' the id 60000"),
+    ],
+)
+def test_ids_that_its_own_library_changes_are_refused(
+    tmp_path: Path, tokens: list[dict[str, object]], sentence: str
+) -> None:
+    """The file would mean something else to whoever reads the shards."""
+    path = with_added(tmp_path, *tokens)
+    source = write_jsonl(tmp_path / "a.jsonl", ["a document"])
+    done = inline.run_command("build", source, "--tokenizer", path, "--out", tmp_path / "out")
+    assert (done.returncode, sentence in done.stderr) == (3, True), done.stderr
+
+
+def test_nothing_in_the_current_folder_is_imported(tmp_path: Path) -> None:
+    """A `tokenizers.py` there is somebody's own."""
+    tokenizer = vocabularies.nanochat(tmp_path)
+    write_jsonl(tmp_path / "a.jsonl", ["a document"])
+    (tmp_path / "tokenizers.py").write_text("raise SystemExit('imported')")
+    done = inline.run_command("plan", "a.jsonl", *tokenizer.flags, "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_ids_that_a_layout_can_not_hold_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
 import pytest
 import reference
@@ -55,6 +57,34 @@ def test_every_code_point_in_context(name: str) -> None:
         if not 0xD800 <= start < 0xE000
     ]
     assert encode_all(name, texts) == [reference.encode(text) for text in texts]
+
+
+@pytest.mark.promise(19)
+@pytest.mark.parametrize("name", FAST_ENGINES)
+def test_new_characters_are_what_tiktoken_takes_them_for(name: str) -> None:
+    """Engines have newer tables of Unicode than tiktoken: U+0C5C is a letter to gigatoken, and to tiktoken it
+    is not. Each character that is new, or not assigned, alone in a text; all others many at a time."""
+    spans = [(0x800, 0x2000), (0xA000, 0xB000), (0x10000, 0x1F000), (0x2A6D0, 0x2B740), (0x323A0, 0x323C0)]
+    points = [point for span in spans for point in range(*span)]
+    unassigned = [chr(point) for point in points if unicodedata.category(chr(point)) == "Cn"]
+    texts = [
+        f" {char}'s a{char}b1" for char in [*unassigned[::7], "\u088f", "\u0c5c", "\ua7ce", "\U00010940"]
+    ]
+    others = [char for char in map(chr, points) if unicodedata.category(char) != "Cn"]
+    blocks = (others[first : first + 64] for first in range(0, len(others), 64))
+    texts += ["".join(f" {char}'s a{char}b1" for char in block) for block in blocks]
+    assert encode_all(name, texts) == [reference.encode(text) for text in texts]
+
+
+@pytest.mark.soak
+@pytest.mark.promise(19)
+@pytest.mark.parametrize("name", FAST_ENGINES)
+def test_every_character_alone(name: str) -> None:
+    """All 1,112,064 of them."""
+    for first in range(0, 0x110000, 0x8000):
+        points = (point for point in range(first, first + 0x8000) if not 0xD800 <= point < 0xE000)
+        texts = [f" {chr(point)}'s a{chr(point)}b1" for point in points]
+        assert encode_all(name, texts) == [reference.encode(text) for text in texts]
 
 
 @pytest.mark.promise(19)

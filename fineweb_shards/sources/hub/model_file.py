@@ -32,7 +32,7 @@ def fetch_model_file(
 
         path = retrier.call(fetch)
         if path is not None:
-            commit = path.parts[path.parts.index("snapshots") + 1]
+            commit = str(path).removesuffix(name).rstrip("/\\").replace("\\", "/").rpartition("/")[2]
             return path.read_bytes(), commit
     raise HubError(
         f"model {repository}: it has no tokenizer that is known here.",

@@ -1,0 +1,72 @@
+"""Find texts with characters about which an engine and its reference may have different ideas.
+
+Both have tables of what is a letter, a digit or white space, each of another version of Unicode. They agree
+about characters that are older than both. A text with one that is not yet assigned, or only since lately, is
+left to the reference, and so is one with a character that the trial has found to be taken for something else.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Letters, digits and marks of Unicode 17, which gigatoken knows and tiktoken does not.
+_UNICODE_17 = (
+    "88f c5c cdc 1acf-1add 1ae0-1aeb a7ce-a7cf a7d2 a7d4 a7f1 10940-10959 10ec5-10ec7 11db0-11ddb "
+    "11de0-11de9 16ea0-16eb8 16ebb-16ed3 16ff2-16ff6 187f8-187ff 18d09-18d1e 18d80-18df2 1e6c0-1e6ff "
+    "2b73a-2b73f 2cea2-2cead 323b0-33479"
+)
+# Where scripts are still being added.
+_GROWING = ((0x800, 0x2000), (0xA000, 0xB000), (0x10000, 0x40000))
+_GROWING_LEADS = (0xE0, 0xE1, 0xEA, 0xF0)  # with which their characters begin in UTF-8
+_END = 0x40000  # the planes from here on are empty, or for private use
+_UNASSIGNED = "Cn"
+
+
+class Unsettled:
+    """The characters that are left to the reference: those that are new, and these."""
+
+    def __init__(self, characters: str = "") -> None:
+        self._is_unsettled = _new_characters().copy()
+        self._is_unsettled[[ord(character) for character in characters]] = True
+        self._leads = {*_GROWING_LEADS, *(character.encode()[0] for character in characters)}
+
+    def is_in(self, data: bytes) -> bool:
+        """Return whether one of the characters is in a text, given as UTF-8. Quick if none of them has a
+        relative there: then only their first bytes are looked for."""
+        return any(
+            data.find(lead) >= 0 and bool(self._is_unsettled[_points(data, lead)].any())
+            for lead in self._leads
+        )
+
+
+def _points(data: bytes, lead: int) -> NDArray[np.intp]:
+    """Return the code points of all characters that begin with this byte."""
+    array = np.frombuffer(data, np.uint8)
+    further = 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
+    places = np.flatnonzero(array[: max(0, len(array) - further)] == lead)
+    points = np.full(len(places), lead & (0x3F >> further), np.intp)
+    for i in range(1, further + 1):
+        points = points << 6 | array[places + i] & 0x3F
+    return np.minimum(points, _END - 1)  # which is no character
+
+
+@cache
+def _new_characters() -> NDArray[np.bool_]:
+    """Return for each code point whether it is new, or not assigned as far as this Python knows."""
+    new = np.zeros(_END, np.bool_)
+    for span in _UNICODE_17.split():
+        first, _, last = span.partition("-")
+        new[int(first, 16) : int(last or first, 16) + 1] = True
+    for begin, end in _GROWING:
+        new[begin:end] |= [unicodedata.category(chr(point)) == _UNASSIGNED for point in range(begin, end)]
+    return new
+
+
+def settled_characters() -> list[str]:
+    """Return all other characters, which engines are compared on."""
+    points = np.flatnonzero(~_new_characters()).tolist()
+    return [chr(point) for point in points if not 0xD800 <= point < 0xE000]
