@@ -72,8 +72,8 @@ from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 class ToyEngine(Engine):
     name = "numpy"  # a package that is installed
 
-    def __init__(self, vocabulary=None):
-        super().__init__(vocabulary)
+    def __init__(self, vocabulary=None, mistaken=""):
+        super().__init__(vocabulary, mistaken)
         self._inner = TiktokenEngine(vocabulary)
 
     def encode(self, texts):

@@ -111,10 +111,11 @@ def _try_engine(engine: type[Engine], reference: Reference, request: _Request) -
         return f"{engine.name} is not installed"
     load_token_bytes(vocabulary)  # not inside `try`: if that fails, no engine is to blame
     try:
-        mistaken = find_mistaken(engine(vocabulary).encode, reference)
+        tried = engine(vocabulary)
+        mistaken = find_mistaken(tried.encode, reference)
         if len(mistaken) > _MOST_MISTAKEN:
             return f"{engine.name} takes {len(mistaken):,} characters for something else"
-        tried = engine(vocabulary, mistaken)
+        tried = engine(vocabulary, mistaken) if mistaken else tried
         check_engine_in_full(tried.encode, engine.name, reference, names)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise

@@ -24,6 +24,12 @@ _GROWING = ((0x800, 0x2000), (0xA000, 0xB000), (0x10000, 0x40000))
 _GROWING_LEADS = (0xE0, 0xE1, 0xEA, 0xF0)  # with which their characters begin in UTF-8
 _END = 0x40000  # the planes from here on are empty, or for private use
 _UNASSIGNED = "Cn"
+# Chinese, Korean, private use, Tangut, Chinese again.
+_ALIKE = (
+    (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xAC00, 0xD7A4), (0xE000, 0xF900), (0x17000, 0x187F8),
+    (0x20000, 0x2A6E0), (0x2A700, 0x2B73A), (0x2B740, 0x2CEA2), (0x2CEB0, 0x2EBE1), (0x30000, 0x323B0),
+)  # fmt: skip
+_ONE_IN = 61
 
 
 class Unsettled:
@@ -67,6 +73,10 @@ def _new_characters() -> NDArray[np.bool_]:
 
 
 def settled_characters() -> list[str]:
-    """Return all other characters, which engines are compared on."""
-    points = np.flatnonzero(~_new_characters()).tolist()
+    """Return the other characters, on which engines are compared; of large scripts, whose characters are all
+    of a kind and have been for long, only some."""
+    chosen = ~_new_characters()
+    for begin, end in _ALIKE:
+        chosen[begin + 1 : end - 1] &= np.arange(begin + 1, end - 1) % _ONE_IN == 0
+    points = np.flatnonzero(chosen).tolist()
     return [chr(point) for point in points if not 0xD800 <= point < 0xE000]

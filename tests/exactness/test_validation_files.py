@@ -86,6 +86,7 @@ def test_the_command_with_real_workers(tmp_path: Path, data: Path, workers: str)
     assert "2 files of --input for validation only: 1.jsonl, 3.txt" in said
 
 
+@pytest.mark.soak
 def test_a_kill_at_every_file_operation(tmp_path: Path) -> None:
     """Nothing is lost, and the next run has the same bytes."""
     wanted = Wanted("llm.c", 1000, val_documents=3)

@@ -302,22 +302,20 @@ def test_another_tokenizer_on_resume_is_refused(tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "out") == expected
 
 
-@pytest.mark.parametrize("layout", ["llm.c", "megatron", "plain"])
-def test_export_keeps_the_vocabulary(tmp_path: Path, layout: str) -> None:
-    """Ids of four bytes in another layout, which `inspect` can read there, too."""
+def test_export_keeps_the_vocabulary(tmp_path: Path) -> None:
+    """Ids of four bytes in other layouts, which `inspect` can read there, too."""
     tokenizer = vocabularies.cl100k(tmp_path)
     documents = make_documents(40)
     path = write_jsonl(tmp_path / "a.jsonl", documents)
     done = inline.run_command("build", path, *tokenizer.flags, "--out", tmp_path / "in", "--val-tokens", "0")
     assert done.returncode == 0, done.stderr
-    out = tmp_path / "out"
-    done = inline.run_command(
-        "export", tmp_path / "in", "--layout", layout, "--out", out, "--val-tokens", "0"
-    )
-    assert done.returncode == 0, done.stderr
-    (name,) = [name for name in runs.outputs_in(out) if name.endswith(".bin")]
-    tokens = np.fromfile(out / name, "<u4", offset=1024 if layout == "llm.c" else 0).tolist()
-    assert tokens == tokenizer.stream(documents, eot_first=layout == "llm.c")
-    word = documents[0].split()[0]
-    assert inline.run_command("inspect", out, "--grep", word).returncode == 0
-    assert json.loads((out / "manifest.json").read_text())["vocabulary"]["pattern"] == "cl100k"
+    for layout in ("llm.c", "megatron", "plain"):
+        out = tmp_path / layout
+        words = ["export", tmp_path / "in", "--layout", layout, "--out", out, "--val-tokens", "0"]
+        done = inline.run_command(*words)
+        assert done.returncode == 0, done.stderr
+        (name,) = [name for name in runs.outputs_in(out) if name.endswith(".bin")]
+        tokens = np.fromfile(out / name, "<u4", offset=1024 if layout == "llm.c" else 0).tolist()
+        assert tokens == tokenizer.stream(documents, eot_first=layout == "llm.c")
+        assert inline.run_command("inspect", out, "--grep", documents[0].split()[0]).returncode == 0
+        assert json.loads((out / "manifest.json").read_text())["vocabulary"]["pattern"] == "cl100k"
