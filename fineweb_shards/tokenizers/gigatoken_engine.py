@@ -30,7 +30,7 @@ from fineweb_shards.vocabulary import Vocabulary
 _CACHE_BYTES = 96 * 2**20
 _LOOK_EVERY_BYTES = 2**20
 # It has no end that is also its beginning, so it is found nowhere but where it was put. A text that has it is
-# left to the reference.
+# noticed by the number of borders, and left to the reference.
 BORDER = "\u0091fineweb-shards: a text ends here\u0092"
 _BORDER_BYTES = BORDER.encode()
 _CALL_BYTES = 256 * 1024  # fits into the processor's cache, with its tokens
@@ -80,13 +80,13 @@ class GigatokenEngine(Engine):
     def _encode_together(self, texts: list[memoryview]) -> Iterator[JoinedIds]:
         """Encode texts with one call. A border in front of each has one id, where its EOT will be."""
         data = _BORDER_BYTES.join([b"", *texts])
-        if self._unsettled.is_in(data) or data.count(_BORDER_BYTES) > len(texts):
-            yield from join_ids([self._encode_alone(bytes(text)) for text in texts])
-            return
-        ids = self._call(data)
-        borders = np.flatnonzero(ids == self.vocabulary.size)
-        assert len(borders) == len(texts), "every border is a token"
-        yield JoinedIds(ids, borders)
+        if not self._unsettled.is_in(data):
+            ids = self._call(data)
+            borders = np.flatnonzero(ids == self.vocabulary.size)
+            if len(borders) == len(texts):  # more, if a text has the border in it
+                yield JoinedIds(ids, borders)
+                return
+        yield from join_ids([self._encode_alone(bytes(text)) for text in texts])
 
     def _encode_alone(self, text: bytes) -> Ids:
         if self._unsettled.is_in(text) or _BORDER_BYTES in text:
