@@ -20,7 +20,7 @@ DOCUMENTS = make_documents(36, seed=95)
 @pytest.mark.parametrize(
     "wanted",
     [
-        Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4)),
+        pytest.param(Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4)), marks=pytest.mark.soak),
         Wanted("megatron", 6000, val_tokens=7000),
         pytest.param(Wanted("modded-nanogpt", 6000, val_documents=9), marks=pytest.mark.soak),
         pytest.param(Wanted("megatron", 6000, val_documents=9), marks=pytest.mark.soak),

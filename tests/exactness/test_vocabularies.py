@@ -218,7 +218,12 @@ def with_added(folder: Path, *tokens: dict[str, object], normalizer: object = No
             None,
             ["a <think_end> b", "think_ think_end>"],
         ),
-        ([{"id": 50257, "content": "<x>", "lstrip": True, "rstrip": True}], None, ["a  <x>  b", "<x><x>"]),
+        pytest.param(
+            [{"id": 50257, "content": "<x>", "lstrip": True, "rstrip": True}],
+            None,
+            ["a  <x>  b", "<x><x>"],
+            marks=pytest.mark.soak,
+        ),
         ([], {"type": "NFC"}, ["a\U0001e2ef\u0323\u0301", "e\u0301 \u0898\u0323", "\u0c5c's"]),
     ],
     ids=["single_word", "special names", "stripping", "NFC"],
