@@ -33,8 +33,9 @@ from fineweb_shards.run.budget import MAXIMUM_WINDOW_BYTES
 from fineweb_shards.run.config import Config
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import ReadSettings
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.output import Output, open_folder
+from fineweb_shards.store.output import Output, begin_output
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
@@ -122,14 +123,14 @@ def order_tokens(folder: Path, workers: int, shards: int) -> tuple[float, float]
     SimulatedWorker.simulation = simulation.pid or 0
     pool.WorkerProcess = SimulatedWorker  # type: ignore[misc, assignment]
     layout, rule = get_layout("build-nanogpt"), SplitRule(val_tokens=SHARD_TOKENS)
-    output = OutputSpec(folder, layout, GPT2, SHARD_TOKENS, rule)
+    output = OutputSpec(FolderStore(folder), layout, GPT2, SHARD_TOKENS, rule)
     settings = ReadSettings("text", "auto", BATCH_BYTES, False, GPT2)
     spec = WorkerSpec(open_source((), settings), "tiktoken", 0, output.shard_format, folder, 0)
     manifest = Manifest(
         Config(out=str(folder), input=("x",)).fingerprint(), [], {}, vocabulary=GPT2, digits=6
     )
     (folder / ".fineweb-shards").mkdir(parents=True)
-    open_folder(folder, manifest)
+    begin_output(FolderStore(folder), manifest)
     disk = Disk(folder, 0, Observer())
     packer = Packer(SHARD_TOKENS, split_rule=rule)
     batches = shards * SHARD_TOKENS // BATCH_TOKENS

@@ -37,10 +37,11 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.store import segment
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest, save_manifest
-from fineweb_shards.store.output import Output, open_folder
+from fineweb_shards.store.output import Output, begin_output
 from fineweb_shards.stream.borders import Span, join_spans
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
@@ -192,9 +193,9 @@ def write(
         vocabulary=WIDE,
     )
     with FolderLock(out):
-        manifest = trim_to_whole_files(load_manifest(out) or new, out)
+        manifest = trim_to_whole_files(load_manifest(out) or new, FolderStore(out))
         check_vocabulary(manifest, WIDE)
-        open_folder(out, manifest)
+        begin_output(FolderStore(out), manifest)
         packer = Packer(
             SHARD_TOKENS,
             split_rule=spec.split_rule,
@@ -239,7 +240,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, documents: Documents) -> dict
 def test_every_file_is_what_numpy_makes(made: dict[str, Path], documents: Documents, layout: str) -> None:
     """Headers, widths, the index; and `verify` agrees."""
     assert runs.outputs_in(made[layout]) == expected(layout, documents)
-    verdict = verify_folder(made[layout])
+    verdict = verify_folder(FolderStore(made[layout]))
     assert verdict.damages == []
     assert verdict.manifest.vocabulary == WIDE
     assert verdict.manifest.documents == len(documents)
@@ -264,7 +265,7 @@ def test_a_crash_in_the_middle_changes_nothing(
     assert 0 < before.tokens < sum(map(len, documents)) + len(documents)
     write(tmp_path / "killed", layout, documents, val_ratio=ratio)
     assert runs.outputs_in(tmp_path / "killed") == runs.outputs_in(tmp_path / "whole")
-    assert verify_folder(tmp_path / "killed").damages == []
+    assert verify_folder(FolderStore(tmp_path / "killed")).damages == []
 
 
 @pytest.mark.parametrize("source", LAYOUTS_FOR_WIDE)
@@ -276,7 +277,7 @@ def test_export_into_every_other_layout(
         manifest = runs.export(made[source], tmp_path / layout, layout=layout, shard_tokens=SHARD_TOKENS)
         assert runs.outputs_in(tmp_path / layout) == expected(layout, documents)
         assert manifest.vocabulary == WIDE
-        assert verify_folder(tmp_path / layout).damages == []
+        assert verify_folder(FolderStore(tmp_path / layout)).damages == []
 
 
 def test_export_puts_a_share_of_the_documents_back(tmp_path: Path, documents: Documents) -> None:
@@ -373,7 +374,7 @@ def test_an_id_outside_the_vocabulary_is_damage(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as blind:
         blind.setattr(segment, "find_damage", lambda *arguments: None)
         write(tmp_path, "megatron", tokens)
-    (damage,) = verify_folder(tmp_path).damages
+    (damage,) = verify_folder(FolderStore(tmp_path)).damages
     assert f"token {2**31 + 5} is outside the vocabulary" in damage
 
 
@@ -382,7 +383,9 @@ def test_statistics_have_the_length_of_the_vocabulary(made: dict[str, Path], doc
     folder = made["build-nanogpt"]
     manifest = load_manifest(folder)
     assert manifest is not None
-    found = complete_folder_statistics(folder, manifest.shard_format, manifest.shards, in_order=True)
+    found = complete_folder_statistics(
+        FolderStore(folder), manifest.shard_format, manifest.shards, in_order=True
+    )
     tokens = stream_of(documents, "build-nanogpt")
     assert found.statistics.frequencies.tolist() == np.bincount(tokens, minlength=70_001).tolist()
     assert found.statistics.borders == len(documents)
@@ -428,7 +431,7 @@ def test_manifests_from_before_are_gpt2(tmp_path: Path, folder: str, version: in
     assert manifest is not None
     assert (manifest.vocabulary, manifest.shard_format.dtype.name) == (GPT2, "uint16")
     with FolderLock(tmp_path):
-        save_manifest(manifest, tmp_path)
+        save_manifest(manifest, FolderStore(tmp_path))
     data = json.loads((tmp_path / "manifest.json").read_text())
     assert (data["format"], data["vocabulary"]["name"]) == (3, "gpt2")
     assert "tokenizer" not in data

@@ -6,7 +6,7 @@ import argparse
 
 from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags
 from fineweb_shards.commands.console import WaitsOnScreen, print_result
-from fineweb_shards.commands.targets import read_folder
+from fineweb_shards.commands.targets import read_store
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.run.config import load_config
 from fineweb_shards.run.export import Exported, export, open_export_source
@@ -30,7 +30,7 @@ SETTINGS = (
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the folder to export from, and a flag for every setting of the output."""
-    parser.add_argument("folder", metavar="DIR", type=read_folder, help="output folder, or its sample")
+    parser.add_argument("folder", metavar="DIR", type=read_store, help="output folder, or its sample")
     add_setting_flags(parser, SETTINGS)
     add_fresh_flags(parser)
 
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
     observer = WaitsOnScreen(screen)
     result = export(source, config, fresh=options.fresh, yes=options.yes, say=screen.warn, observer=observer)
     if config.verify and result.seconds:
-        check_folder(result.spec.folder, screen.warn)
+        check_folder(result.spec.store, screen.warn)
     print_result(*export_lines(result))
 
 

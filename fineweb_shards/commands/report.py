@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import webbrowser
 
-from fineweb_shards.commands.targets import add_folder, read_named_folder
+from fineweb_shards.commands.targets import add_folder, read_named_store
 from fineweb_shards.report.page import write_report
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable
@@ -21,7 +21,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Write the report and print its path."""
     ignore_closed_output()
-    path = write_report(read_named_folder(options))
+    path = write_report(read_named_store(options))
     print(printable(str(path)))
     if options.open and not webbrowser.open(path.resolve().as_uri()):
         LineScreen().warn("No browser was found here: open the file named above.")

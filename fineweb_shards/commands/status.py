@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fineweb_shards.commands.targets import add_folder, read_named_folder
+from fineweb_shards.commands.targets import add_folder, read_named_store
 from fineweb_shards.watching.status import read_status, show_status
 from fineweb_shards.watching.watch import watch_status
 
@@ -18,9 +18,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the status, and return the exit code for the state."""
-    folder = read_named_folder(options)
+    store = read_named_store(options)
     if options.watch:
-        return watch_status(folder, as_json=options.json)
-    status = read_status(folder)
+        return watch_status(store, as_json=options.json)
+    status = read_status(store)
     show_status(status, as_json=options.json)
     return status.exit_code

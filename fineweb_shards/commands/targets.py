@@ -16,7 +16,9 @@ from pathlib import Path
 from fineweb_shards.errors import InputError, OutputError, UsageError, closest, suggest
 from fineweb_shards.run.config import Config, load_config
 from fineweb_shards.run.sample_configs import bundled_configs, find_config, samples_hint
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.resume_command import PROGRAM
 from fineweb_shards.watching.screen import LineScreen
@@ -70,14 +72,14 @@ def is_config(word: str) -> bool:
     return word in bundled_configs() or word.lower().endswith(".toml")
 
 
-def read_folder(word: str) -> Path:
-    """Return the output folder that a word means: its path, or the sample or TOML file it was built with."""
+def read_store(word: str) -> Store:
+    """Return the output that a word means: where it is, or the sample or TOML file it was built with."""
     folder = Path(os.path.expanduser(word))
     if is_config(word) and not is_build_folder(folder):
-        return folder_of_config(word)
+        return store_of_config(word)
     if not os.path.exists(folder) and (meant := closest(word, bundled_configs())):
         raise OutputError(f"{word}: there is no such folder or sample.", f"Did you mean {meant}?")
-    return folder
+    return FolderStore(folder)
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
@@ -85,30 +87,30 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         metavar="DIR",
-        type=read_folder,
+        type=read_store,
         nargs="?",
         help="output folder of a build, or the sample or TOML file that it was built with",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")
 
 
-def read_named_folder(options: argparse.Namespace) -> Path:
-    """Return the output folder that the options name, by DIR or by --config."""
-    folder: Path | None = options.folder
-    if (folder is None) == (options.config is None):
+def read_named_store(options: argparse.Namespace) -> Store:
+    """Return the output that the options name, by DIR or by --config."""
+    store: Store | None = options.folder
+    if (store is None) == (options.config is None):
         raise UsageError(
             "Name one folder: DIR, or --config FILE with the config it was built with.",
             f"For example: `{PROGRAM} {options.verb} out/demo`",
         )
-    return folder_of_config(options.config) if folder is None else folder
+    return store_of_config(options.config) if store is None else store
 
 
-def folder_of_config(text: str) -> Path:
-    """Return the output folder that a config names."""
+def store_of_config(text: str) -> Store:
+    """Return the output that a config names."""
     config = load_config(find_config(text), {})
     if not config.out:
         raise UsageError(f"{text}: there is no output folder in it.", "Name the folder itself.")
-    return config.folder
+    return FolderStore(config.folder)
 
 
 def is_build_folder(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import argparse
 
 from fineweb_shards.commands.arguments import add_setting_flags
 from fineweb_shards.commands.console import WaitsOnScreen
-from fineweb_shards.commands.targets import read_folder
+from fineweb_shards.commands.targets import read_store
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.run.config import load_config
 from fineweb_shards.sources.hub.environment import check_addresses
@@ -20,7 +20,7 @@ from fineweb_shards.watching.screen import LineScreen
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the folder to upload, and the dataset to upload it to."""
-    parser.add_argument("folder", metavar="DIR", type=read_folder, help="output folder, or its sample")
+    parser.add_argument("folder", metavar="DIR", type=read_store, help="output folder, or its sample")
     parser.add_argument("--repo", metavar="USER/NAME", required=True, help="the dataset; made if needed")
     parser.add_argument("--private", action="store_true", help="make it a private one, if it is made")
     add_setting_flags(parser, ["max_outage"])
@@ -39,6 +39,6 @@ def run(options: argparse.Namespace) -> None:
     retrier = Retrier(config.max_outage, WaitsOnScreen(screen))
     uploader = Uploader(options.repo, retrier, screen.say)
     manifest = check_folder(options.folder, screen.warn).manifest
-    done = uploader.upload(options.folder, manifest, private=options.private)
+    done = uploader.upload(options.folder.folder, manifest, private=options.private)
     sent = f"{done.sent:,} of {show_number_of(done.files, 'file')} sent" if done.sent else "Nothing to send"
     print(f"{sent}; all are verified and at {done.url}")

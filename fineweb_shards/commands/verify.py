@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fineweb_shards.commands.console import print_result
-from fineweb_shards.commands.targets import add_folder, read_named_folder
+from fineweb_shards.commands.targets import add_folder, read_named_store
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_number_of
@@ -20,11 +20,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Check all shards, print the damaged ones, and print how much was checked."""
     ignore_closed_output()
-    folder = read_named_folder(options)
-    verdict = check_folder(folder, LineScreen().warn)
+    store = read_named_store(options)
+    verdict = check_folder(store, LineScreen().warn)
     manifest = verdict.manifest
     for name in verdict.unfinished:
         print_result(f"{name}: not finished when the run was stopped; the next build makes it again.")
     state = "complete" if manifest.complete else "so far: the build is not finished; run its command again"
     count = show_number_of(manifest.shard_count, "shard")
-    print_result(f"{folder}: {count}, {manifest.tokens:,} tokens verified, {state}.")
+    print_result(f"{store.location}: {count}, {manifest.tokens:,} tokens verified, {state}.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Self, TypeVar
 
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Tokens
@@ -26,12 +27,19 @@ class DataPlane(ABC):
 
     @abstractmethod
     def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
-        """Write ranges of a block's tokens where they belong; each placement has a future. After that the
-        tokens are gone: a block is placed once, with all its placements, even if it has none."""
+        """Write ranges of a block's tokens where they belong, at the latest when the file is sealed; each
+        placement has a future, which is done when the file may be. After that the tokens are gone: a block is
+        placed once, with all its placements, even if it has none."""
 
     @abstractmethod
     def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        """Call a module's function, perhaps in another process, and more than once if a worker dies."""
+        """Call a module's function, perhaps in another process, and more than once if a worker dies. Its
+        first argument is an Observer, which it tells what it waits for; `arguments` follow."""
+
+    def seal(self, path: Path, function: Callable[..., Result], *arguments: object) -> Future[Result]:
+        """Call a function like `run`, but where the file at `path` can be read, with everything in it that
+        was placed there since the last time. The futures of those placements are done."""
+        return self.run(function, *arguments)
 
     @abstractmethod
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:

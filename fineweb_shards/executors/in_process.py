@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import DataPlane, Result
 from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.system.background import in_background
@@ -15,8 +16,9 @@ from fineweb_shards.types import KeptTokens, Placement, Tokens
 class InProcessPlane(DataPlane):
     """Writes at once. Other work, such as hashing a file, goes on in threads."""
 
-    def __init__(self, writer: TokenWriter) -> None:
+    def __init__(self, writer: TokenWriter, observer: Observer | None = None) -> None:
         self._writer = writer
+        self._observer = observer or Observer()
 
     @property
     def workers(self) -> int:
@@ -29,7 +31,7 @@ class InProcessPlane(DataPlane):
         return [completed(None) for _ in placements]
 
     def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        return in_background(partial(function, *arguments))
+        return in_background(partial(function, self._observer, *arguments))
 
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
         return future.result(longest_seconds)

@@ -11,26 +11,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.reading.shard_tokens import map_tokens
+from fineweb_shards.reading.shard_tokens import read_tokens
 from fineweb_shards.reading.token_statistics import BUCKETS, TokenStatistics, count_blocks, empty_statistics
+from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import WORK_FOLDER, read_file, write_quickly
-from fineweb_shards.types import ShardRecord, Tokens
+from fineweb_shards.types import ShardRecord
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 FILE_NAME = "statistics.bin"
-SAMPLE_TOKENS = 2**20
+SAMPLE_TOKENS = 2**20  # more do not fit the processor's caches and take ten times as long
 _FORMAT = 2
 _NUMBERS = 8
 _DIGEST_BYTES = 32
 _LARGEST_NUMBER = 2**50  # sums of such numbers fit into 64 bits
-_BLOCK_TOKENS = 2**20  # larger ones do not fit the processor's caches and take ten times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class FolderStatistics:
     digest: str = ""  # of the hashes of these records, to notice a shard that has changed
 
     def add(
-        self, folder: Path, shard_format: ShardFormat, record: ShardRecord, *, in_order: bool
+        self, store: Store, shard_format: ShardFormat, record: ShardRecord, *, in_order: bool
     ) -> FolderStatistics:
         """Return the statistics with the next record of the manifest added.
 
         `in_order` says that the records follow one another in the stream, so that documents may span them.
         """
-        tokens = map_tokens(folder, shard_format, record)
-        counted = count_blocks(_blocks(tokens[:SAMPLE_TOKENS]), shard_format.vocabulary)
-        whole = self.whole and len(tokens) <= SAMPLE_TOKENS
+        tokens = read_tokens(store, shard_format, record, 0, SAMPLE_TOKENS)
+        counted = count_blocks([tokens], shard_format.vocabulary)
+        whole = self.whole and record.tokens <= SAMPLE_TOKENS
         # A document that spans two records is only counted right if no tokens between them were left out.
         joined = whole and in_order
         both = self.statistics + counted if joined else _add_with_gap(self.statistics, counted)
@@ -106,24 +106,19 @@ def _parse_statistics(values: bytes, vocabulary: Vocabulary) -> FolderStatistics
 
 
 def complete_folder_statistics(
-    folder: Path, shard_format: ShardFormat, records: Sequence[ShardRecord], *, in_order: bool
+    store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], *, in_order: bool
 ) -> FolderStatistics:
     """Load the folder's statistics, count the records that they lack, and save the result."""
-    figures = load_folder_statistics(folder, shard_format.vocabulary)
+    figures = load_folder_statistics(store.folder, shard_format.vocabulary)
     if not figures.fits(records):
         figures = FolderStatistics(empty_statistics(shard_format.vocabulary))
     missing = records[figures.shards :]
     for record in missing:
-        figures = figures.add(folder, shard_format, record, in_order=in_order)
+        figures = figures.add(store, shard_format, record, in_order=in_order)
     if missing:
         with contextlib.suppress(OSError):  # a full disk or a read-only folder: counted again next time
-            figures.save(folder)
+            figures.save(store.folder)
     return figures
-
-
-def _blocks(tokens: Tokens) -> Iterator[Tokens]:
-    for start in range(0, len(tokens), _BLOCK_TOKENS):
-        yield tokens[start : start + _BLOCK_TOKENS]
 
 
 def _add_with_gap(left: TokenStatistics, right: TokenStatistics) -> TokenStatistics:

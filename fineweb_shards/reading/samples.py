@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.reading.shard_tokens import map_tokens
+from fineweb_shards.reading.shard_tokens import read_tokens
+from fineweb_shards.store.store import Store
 from fineweb_shards.system.terminal import cut_at_word
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
@@ -29,7 +29,7 @@ class Sample:
 
 
 def take_samples(
-    folder: Path, shard_format: ShardFormat, records: Sequence[ShardRecord], count: int
+    store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], count: int
 ) -> list[Sample]:
     """Return samples at `count` places spread evenly over the shards; always the same ones."""
     total = sum(record.tokens for record in records)
@@ -37,45 +37,45 @@ def take_samples(
     samples: list[Sample] = []
     begin = 0
     for record in records:
-        here = [place - begin for place in places if begin <= place < begin + record.tokens]
-        if here:
-            tokens = map_tokens(folder, shard_format, record)
-            is_last = record is records[-1]
-            found = [_sample_at(shard_format, record.name, tokens, place, is_last) for place in here]
-            samples += [sample for sample in found if sample is not None and sample not in samples]
+        is_last = record is records[-1]
+        for place in places:
+            if begin <= place < begin + record.tokens:
+                sample = _sample_at(store, shard_format, record, place - begin, is_last)
+                samples += [sample] if sample is not None and sample not in samples else []
         begin += record.tokens
     return samples
 
 
 def _sample_at(
-    shard_format: ShardFormat, shard: str, tokens: Tokens, place: int, is_last: bool
+    store: Store, shard_format: ShardFormat, record: ShardRecord, place: int, is_last: bool
 ) -> Sample | None:
     """Return the next document that begins after `place`, or else the last one that begins before it.
 
     Unless this is the last shard, the document may continue in the next one.
     """
     vocabulary = shard_format.vocabulary
-    start = _find_start(shard_format, tokens, place)
+    first = max(0, place - _SEARCH_TOKENS)
+    tokens = read_tokens(store, shard_format, record, first, 2 * _SEARCH_TOKENS + 1 + _SHOWN_TOKENS)
+    starts_here = place == 0 and not shard_format.layout.eot_first
+    start = _find_start(vocabulary, tokens, place - first, starts_here=starts_here)
     if start is None:
         return None
     shown = tokens[start : start + _SHOWN_TOKENS]
     ends = vocabulary.find_eots(shown)
     text = decode(shown[: ends[0]] if len(ends) else shown, vocabulary).decode("utf-8", "replace")
-    cut = not len(ends) and (start + _SHOWN_TOKENS < len(tokens) or not is_last)
-    return Sample(shard, start, cut_at_word(text) if cut else text, cut)
+    cut = not len(ends) and (first + start + _SHOWN_TOKENS < record.tokens or not is_last)
+    return Sample(record.name, first + start, cut_at_word(text) if cut else text, cut)
 
 
-def _find_start(shard_format: ShardFormat, tokens: Tokens, place: int) -> int | None:
-    """Return the position at which the nearest document begins; None if none is found nearby."""
-    find_eots = shard_format.vocabulary.find_eots
-    if not shard_format.layout.eot_first and place == 0:
+def _find_start(vocabulary: Vocabulary, tokens: Tokens, place: int, *, starts_here: bool) -> int | None:
+    """Return where among these tokens the document nearest to `place` begins; None if none is found."""
+    if starts_here:
         return 0
-    behind = find_eots(tokens[place : place + _SEARCH_TOKENS])
+    behind = vocabulary.find_eots(tokens[place : place + _SEARCH_TOKENS])
     if len(behind) and place + behind[0] + 1 < len(tokens):
         return place + int(behind[0]) + 1
-    first = max(0, place - _SEARCH_TOKENS)
-    before = find_eots(tokens[first:place])
-    return first + int(before[-1]) + 1 if len(before) else None
+    before = vocabulary.find_eots(tokens[:place])
+    return int(before[-1]) + 1 if len(before) else None
 
 
 def spell(token: int, vocabulary: Vocabulary) -> str:

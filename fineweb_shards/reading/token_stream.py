@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.reading.verify import check_segment
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.store import Store
 from fineweb_shards.stream.borders import NO_PLACES, Span, join_spans
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, ShardRecord, Split, Tokens
@@ -28,15 +28,15 @@ BLOCK_TOKENS = 2**19  # as in verify.py: for larger blocks page faults take long
 _RUN_DOCUMENTS = 2**16  # how many document numbers are assigned to splits at once
 
 
-def read_stream(folder: Path, manifest: Manifest, start: int) -> Iterator[Span]:
+def read_stream(store: Store, manifest: Manifest, start: int) -> Iterator[Span]:
     """Yield the stream from token `start` on, as it was before it was split."""
     records, shard_format, split_rule = manifest.shards, manifest.shard_format, manifest.split_rule
     if not split_rule.val_ratio:
-        yield from _read(folder, shard_format, records, start)
+        yield from _read(store, shard_format, records, start)
         return
     splits: dict[Split, _Documents] = {}
     for split in SPLITS:
-        blocks = _read(folder, shard_format, [record for record in records if record.split == split], 0)
+        blocks = _read(store, shard_format, [record for record in records if record.split == split], 0)
         splits[split] = _Documents(blocks, shard_format.layout.eot_first)
     for block in gather(_merge(splits, split_rule)):
         if start < len(block):
@@ -59,7 +59,7 @@ def gather(parts: Iterable[Span]) -> Iterator[Span]:
 
 
 def _read(
-    folder: Path, shard_format: ShardFormat, records: Sequence[ShardRecord], start: int
+    store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], start: int
 ) -> Iterator[Span]:
     """Yield the tokens of segments, one after the other; the next segment is checked while one is read."""
     files = {file.name: file for file in list_files(records)}
@@ -73,27 +73,29 @@ def _read(
 
         def check(number: int) -> Future[str | None]:
             record = wanted[number][0]
-            return checker.submit(check_segment, folder, shard_format, files[record.name], record)
+            return checker.submit(check_segment, store, shard_format, files[record.name], record)
 
         ahead = [check(0)] if wanted else []
         for number, (record, skip) in enumerate(wanted):
             if damage := ahead.pop().result():
-                raise DamageError(f"{folder}: {damage}.", "Restore it, or build it again.")
+                raise DamageError(f"{store.location}: {damage}.", "Restore it, or build it again.")
             if number + 1 < len(wanted):
                 ahead.append(check(number + 1))
-            for tokens in _read_segment(folder / record.name, shard_format, record, skip):
+            for tokens in _read_segment(store, shard_format, record, skip):
                 yield Span(tokens, shard_format.vocabulary.find_eots(tokens))
 
 
-def _read_segment(path: Path, shard_format: ShardFormat, record: ShardRecord, skip: int) -> Iterator[Tokens]:
+def _read_segment(
+    store: Store, shard_format: ShardFormat, record: ShardRecord, skip: int
+) -> Iterator[Tokens]:
     """Yield the tokens of a segment after the first `skip`, a block at a time."""
-    with open(path, "rb") as file:
+    with store.open(record.name) as file:
         file.seek(max(record.offset, shard_format.header_bytes) + shard_format.size_bytes(skip))
         left = record.tokens - skip
         while left:
-            block = np.fromfile(file, shard_format.read_dtype, min(left, BLOCK_TOKENS))
+            block = shard_format.from_bytes(file.read(shard_format.size_bytes(min(left, BLOCK_TOKENS))))
             if not len(block):
-                raise DamageError(f"{path}: has become shorter while it was read.")
+                raise DamageError(f"{record.name}: has become shorter while it was read.")
             left -= len(block)
             yield block
 

@@ -6,21 +6,21 @@ compared as bytes, never parsed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.store.files import OutputFile, find_file, find_untracked, list_files
+from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.lost_files import may_be_longer
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import require_manifest
 from fineweb_shards.store.segment import find_damage, read_contents
 from fineweb_shards.store.sidecars import check_sidecars, list_finished, with_sidecars
+from fineweb_shards.store.store import FoundFile, Store
+from fineweb_shards.store.untracked_files import find_untracked
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def verify_folder(
-    folder: Path,
+    store: Store,
     report: Callable[[ShardRecord], None] = lambda _: None,
     sealed: Collection[ShardRecord] = (),
 ) -> Verdict:
@@ -45,14 +45,14 @@ def verify_folder(
     `sealed` are records that this run has made: those segments were read back when they were sealed
     (store/segment.py), so that only lengths and headers are left to check.
     """
-    manifest = require_manifest(folder)
+    manifest = require_manifest(store.folder)
     shard_format = manifest.shard_format
     files = {file.name: file for file in list_files(manifest.shards)}
 
     def check(record: ShardRecord) -> str | None:
         may_grow = not manifest.complete and may_be_longer(manifest, files[record.name])
         damage = check_segment(
-            folder, shard_format, files[record.name], record, may_grow=may_grow, sealed=record in sealed
+            store, shard_format, files[record.name], record, may_grow=may_grow, sealed=record in sealed
         )
         report(record)
         return damage
@@ -60,34 +60,34 @@ def verify_folder(
     with ThreadPoolExecutor(usable_cores()) as pool:  # hashing and numpy release the GIL
         found = [damage for damage in pool.map(check, manifest.shards) if damage]
         if manifest.complete:
-            for damages in pool.map(check_sidecars, list_finished(folder, manifest)):
+            for damages in pool.map(check_sidecars, list_finished(store, manifest)):
                 found += damages
-    untracked, unfinished = _check_names(folder, manifest)
+    untracked, unfinished = _check_names(store, manifest)
     return Verdict(manifest, [*dict.fromkeys(found), *untracked], unfinished)
 
 
 def check_folder(
-    folder: Path,
+    store: Store,
     warn: Callable[[str], None],
     report: Callable[[ShardRecord], None] = lambda _: None,
     sealed: Collection[ShardRecord] = (),
 ) -> Verdict:
     """Verify a folder. If files are damaged, `warn` of each and raise DamageError."""
-    verdict = verify_folder(folder, report, sealed)
+    verdict = verify_folder(store, report, sealed)
     for damage in verdict.damages:
         warn(damage)
     if verdict.damages:
-        raise DamageError(f"{folder}: {show_number_of(len(verdict.damages), 'damaged file')}.")
+        raise DamageError(f"{store.location}: {show_number_of(len(verdict.damages), 'damaged file')}.")
     return verdict
 
 
-def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
+def _check_names(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
     """Find files that a loader would read and the manifest does not name.
 
     Returns sentences about those that do not belong there, and the names of unfinished files.
     """
     known = with_sidecars(manifest, {record.name for record in manifest.shards})
-    untracked = find_untracked(folder, manifest.layout, known)
+    untracked = find_untracked(store, manifest.layout, known)
     unfinished: set[str] = set()
     if not manifest.complete:  # a shard is renamed shortly before it is recorded
         unfinished = with_sidecars(manifest, manifest.numbering.next_names(manifest.shards))
@@ -100,7 +100,7 @@ def _check_names(folder: Path, manifest: Manifest) -> tuple[list[str], list[str]
 
 
 def check_segment(
-    folder: Path,
+    store: Store,
     shard_format: ShardFormat,
     file: OutputFile,
     record: ShardRecord,
@@ -113,27 +113,26 @@ def check_segment(
     `may_grow` says that the file, even under its final name, may contain more than the manifest records;
     `sealed`, that its contents have been checked.
     """
-    path = find_file(folder, file.name)
-    if path is None:
-        return f"{file.name}: missing"
     try:
-        with open(path, "rb") as data:
-            named = path == folder / file.name
-            damage = _check_size(shard_format, file, data, named=named, may_grow=may_grow or not named)
+        found = store.find(file.name)
+        if found is None:
+            return f"{file.name}: missing"
+        with store.open(file.name) as data:
+            damage = _check_size(shard_format, file, data, found, may_grow=may_grow or not found.named)
             return damage if damage or sealed else _check_tokens(shard_format, record, data)
     except OSError as error:
         return f"{file.name}: {error.strerror}"
 
 
 def _check_size(
-    shard_format: ShardFormat, file: OutputFile, data: BinaryIO, *, named: bool, may_grow: bool
+    shard_format: ShardFormat, file: OutputFile, data: BinaryIO, found: FoundFile, *, may_grow: bool
 ) -> str | None:
     """Return what is wrong with a file's length or, if it has its final name, its header; or None."""
-    size = os.fstat(data.fileno()).st_size
+    size = found.size_bytes
     if size < file.end_bytes or (size > file.end_bytes and not may_grow):
         return f"{file.name}: {size:,} bytes long, should be {file.end_bytes:,}"
     tokens, _ = shard_format.tokens_in(size)
-    if named and data.read(shard_format.header_bytes) != shard_format.header(tokens):
+    if found.named and data.read(shard_format.header_bytes) != shard_format.header(tokens):
         return f"{file.name}: the header is damaged"
     return None
 

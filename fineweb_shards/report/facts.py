@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.reading.samples import Sample, take_samples
+from fineweb_shards.store.store import Store
 from fineweb_shards.watching.history import History, load_history
 from fineweb_shards.watching.status import Status, read_status
 
@@ -31,18 +31,18 @@ class Facts:
     gathered: float = field(default_factory=time.time)  # seconds since 1970
 
 
-def gather_facts(folder: Path, *, alive: bool | None = None) -> Facts:
+def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
     """Read the files of a folder. If a shard is damaged, there are no figures about documents, but there is a
     page. `alive` is whether a run is active there, if the caller knows."""
-    status, history = read_status(folder, alive=alive), load_history(folder)
+    status, history = read_status(store, alive=alive), load_history(store.folder)
     if status.manifest is None or not status.manifest.shards:
         return Facts(status, history)
     records = status.manifest.shards
     shard_format = status.manifest.shard_format
     try:
         figures = complete_folder_statistics(
-            folder, shard_format, records, in_order=status.manifest.split_rule.is_in_order
+            store, shard_format, records, in_order=status.manifest.split_rule.is_in_order
         )
-        return Facts(status, history, figures, take_samples(folder, shard_format, records, _SAMPLES))
+        return Facts(status, history, figures, take_samples(store, shard_format, records, _SAMPLES))
     except DamageError as error:
         return Facts(status, history, problem=error.message)

@@ -31,7 +31,7 @@ def make_headline(facts: Facts) -> Headline:
     """Choose the facts for the top of the page."""
     status = facts.status
     return Headline(
-        status.folder.resolve().name,
+        status.store.name,
         _describe_source(status.manifest) if status.manifest else "",
         status.state,
         describe_status(status),

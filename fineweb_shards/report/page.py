@@ -23,6 +23,7 @@ from fineweb_shards.report.path import report_path
 from fineweb_shards.report.runs import list_runs
 from fineweb_shards.report.shards import list_settings, list_shards
 from fineweb_shards.report.table import show_moment
+from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error, write_quickly
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
@@ -42,11 +43,11 @@ def prepare_report(vocabulary: Vocabulary) -> None:
     _environment().get_template("page.html")
 
 
-def write_report(folder: Path, *, alive: bool | None = None) -> Path:
+def write_report(store: Store, *, alive: bool | None = None) -> Path:
     """Write the page and return its path. A run rewrites it every minute and at its end. `alive` is whether a
     run is active in the folder, if the caller knows."""
-    path = report_path(folder)
-    page = render_page(gather_facts(folder, alive=alive))
+    path = report_path(store.folder)
+    page = render_page(gather_facts(store, alive=alive))
     try:
         path.parent.mkdir(exist_ok=True)
         write_quickly(path, page.encode())

@@ -33,7 +33,7 @@ from fineweb_shards.store.fresh import start_over
 from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
-from fineweb_shards.store.output import Output, open_folder
+from fineweb_shards.store.output import Output, begin_output
 from fineweb_shards.store.quarantine import describe_document, write_quarantine
 from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.packer import Packer
@@ -87,10 +87,10 @@ def build(
     """Make the shards, or the rest of them, in a locked folder. `command` resumes the build after an
     interruption; with `yes`, --fresh deletes without asking."""
     if fresh:
-        start_over(job.folder, job.layout, screen.warn, yes=yes)
+        start_over(job.output.store, job.layout, screen.warn, yes=yes)
     manifest = open_manifest(job, same_source=same_source)
     if manifest.complete:
-        tidy_finished(job.folder, manifest)
+        tidy_finished(job.output.store, manifest)
         return Outcome(manifest, 0, 0, 0.0)
     job = job.with_engine(job.folder / WORK_FOLDER)
     manifest = replace(manifest, versions=job.versions(), vocabulary=job.vocabulary)
@@ -121,7 +121,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
     workers, window_bytes = job.budget.workers, job.budget.window_bytes
     executor = LocalExecutor(spec, workers, window_bytes, guard, manifest.quarantined, progress)
     page = Page(
-        partial(write_report, job.folder),
+        partial(write_report, job.output.store),
         partial(closing_lines, job.folder),
         partial(prepare_report, job.vocabulary),
     )
@@ -135,7 +135,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
         if job.config.verify and result.shards != manifest.shards:
             progress.verifying = True
             sealed = {*result.shards} - {*manifest.shards}
-            check_folder(job.folder, screen.warn, progress.verify_shard, sealed)
+            check_folder(job.output.store, screen.warn, progress.verify_shard, sealed)
     new_tokens = result.tokens - manifest.tokens
     shards = show_number_of(result.shard_count, "shard")
     log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
@@ -189,7 +189,7 @@ def log_start_and_end(log: EventLog, job: Job) -> Iterator[None]:
 def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
     """Run all stages, from the manifest's cursor to the end of the stream; return the final manifest."""
     disk = Disk(job.folder, job.config.max_outage, progress)
-    disk.attempt(lambda: open_folder(job.folder, manifest))
+    disk.attempt(lambda: begin_output(job.output.store, manifest))
     start = manifest.end
     limit = job.config.max_tokens
     packer = Packer(

@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -35,13 +34,14 @@ from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest, missing_manifest_error
-from fineweb_shards.store.output import Output, open_folder
+from fineweb_shards.store.output import Output, begin_output
 from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.store import Store
 from fineweb_shards.stream.borders import NO_PLACES, Span
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
+from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, TokenBlock
@@ -55,7 +55,7 @@ OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_sh
 class ExportSource:
     """The folder of finished shards to export from."""
 
-    folder: Path
+    store: Store
     layout: Layout
     manifest: Manifest
 
@@ -107,20 +107,23 @@ class Exported:
     seconds: float
 
 
-def open_export_source(folder: Path) -> ExportSource:
+def open_export_source(store: Store) -> ExportSource:
     """Open a folder to export from; InputError if it is not complete or can't be exported."""
-    manifest = load_manifest(folder)
+    manifest = load_manifest(store.folder)
     if manifest is None:
-        nothing = missing_manifest_error(folder)
+        nothing = missing_manifest_error(store.folder)
         raise InputError(nothing.message, nothing.hint)
     if not manifest.complete:
-        raise InputError(f"{folder}: the build is not finished.", "Finish it first: run its command again.")
+        raise InputError(
+            f"{store.location}: the build is not finished.", "Finish it first: run its command again."
+        )
     if manifest.split_rule.val_ratio and manifest.totals["dropped_tokens"]:
         raise InputError(
-            f"{folder}: made with --val-ratio and --last-shard drop; the order of its documents is lost.",
+            f"{store.location}: made with --val-ratio and --last-shard drop; the order of its documents is "
+            "lost.",
             "Build it again without --last-shard drop.",
         )
-    return ExportSource(folder, manifest.layout, manifest)
+    return ExportSource(store, manifest.layout, manifest)
 
 
 def export(
@@ -137,18 +140,18 @@ def export(
     if all(getattr(config, name) is None for name in VAL_SETTINGS):
         config = dataclasses.replace(config, val_documents=source.val_documents)
     spec = output_spec(config, source.manifest.vocabulary)
-    if spec.folder.resolve() == source.folder.resolve():
+    if spec.folder.resolve() == source.store.folder.resolve():
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
     load_manifest(spec.folder)  # refuses a folder of another program before anything is written into it
-    with FolderLock(spec.folder):
+    with spec.store.lock(observer):
         if fresh:
-            start_over(spec.folder, spec.layout, say, yes=yes)
+            start_over(spec.store, spec.layout, say, yes=yes)
         manifest = _open_manifest(source, config, spec)
         if manifest.complete:
-            tidy_finished(spec.folder, manifest)
+            tidy_finished(spec.store, manifest)
             return Exported(spec, manifest, 0, 0.0)
         _check_disk(source, spec, manifest)
-        for warning in stray_warnings(spec.folder, spec.layout):
+        for warning in stray_warnings(spec.store, spec.layout):
             say(f"{'WARNING':<10} {warning}")
         begin = time.monotonic()
         disk = Disk(spec.folder, config.max_outage, observer)
@@ -167,7 +170,7 @@ def _open_manifest(source: ExportSource, config: Config, spec: OutputSpec) -> Ma
     settings = {**built.settings, **ours, "exported_from": source.digest}
     manifest = load_manifest(spec.folder)
     if manifest is None:
-        refuse_untracked_shards(spec.folder, spec.layout, set())
+        refuse_untracked_shards(spec.store, spec.layout, set())
         versions = {**built.versions, "fineweb_shards": fineweb_shards.__version__}
         digits = choose_digits(spec.layout, spec.shard_tokens, built.tokens, exact=True)
         return Manifest(
@@ -181,13 +184,13 @@ def _open_manifest(source: ExportSource, config: Config, spec: OutputSpec) -> Ma
         )
     check_settings(manifest, settings, Config().fingerprint())
     check_vocabulary(manifest, built.vocabulary)
-    return trim_to_whole_files(add_index(manifest, spec.folder, asked=config.index), spec.folder)
+    return trim_to_whole_files(add_index(manifest, spec.store, asked=config.index), spec.store)
 
 
 def _copy(
     source: ExportSource, spec: OutputSpec, manifest: Manifest, disk: Disk, advance: Callable[[int], object]
 ) -> Manifest:
-    disk.attempt(lambda: open_folder(spec.folder, manifest))
+    disk.attempt(lambda: begin_output(spec.store, manifest))
     copy_definition(spec.vocabulary, spec.folder / WORK_FOLDER)
     limit = source.limit_tokens
     packer = Packer(
@@ -221,7 +224,7 @@ def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[To
 
 def _read_with_eot_moved(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[Span]:
     def read(first: int) -> Iterator[Span]:
-        return read_stream(source.folder, source.manifest, first)
+        return read_stream(source.store, source.manifest, first)
 
     vocabulary, total = source.manifest.vocabulary, source.manifest.tokens
     only_eot = Span(np.array([vocabulary.eot], vocabulary.dtype), np.zeros(1, np.int64))

@@ -23,6 +23,7 @@ from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.hub.quiet import quiet_clients
 from fineweb_shards.sources.where_parser import parse_where
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.fresh import holds_shards
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME
@@ -150,7 +151,7 @@ def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
         )
     default = layout.default_split_rule(shard_tokens)
     split_rule = make_split_rule(config.fingerprint(), 0, default)
-    return OutputSpec(config.folder, layout, vocabulary, shard_tokens, split_rule, drop)
+    return OutputSpec(FolderStore(config.folder), layout, vocabulary, shard_tokens, split_rule, drop)
 
 
 def recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:
@@ -169,7 +170,7 @@ def pinned_commit(config: Config, begun: Manifest | None) -> str | None:
     if begun is None:
         return None
     same = _are_same(config, begun, "dataset", "revision")
-    return begun.commit if same or holds_shards(config.folder, begun) else None
+    return begun.commit if same or holds_shards(FolderStore(config.folder), begun) else None
 
 
 def _are_same(config: Config, begun: Manifest, *names: str) -> bool:

@@ -23,7 +23,7 @@ def short_lines(plan: Plan) -> list[str]:
 def plan_warning_lines(plan: Plan) -> list[str]:
     """Return warnings about problems that the loader of the files will have, as far as the plan can tell."""
     job, extent = plan.job, plan.extent
-    warnings = stray_warnings(job.folder, job.layout)
+    warnings = stray_warnings(job.output.store, job.layout)
     if extent.tokens and extent.documents:
         exact = extent.exact and job.output.split_rule.counts_tokens
         val_bytes = sum(file.size_bytes for file in job.source.files if file.for_validation)
@@ -57,12 +57,12 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
         about, rest = ("", f", the last with {last:,}") if extent.exact else ("about ", "")
         rows.append(("tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"))
         if job.layout.one_file:
-            rows.append(("files", f"one for each split ({job.layout.name}), in {job.folder}"))
+            rows.append(("files", f"one for each split ({job.layout.name}), in {job.output.store.location}"))
         else:
             if not job.output.split_rule.counts_tokens:  # the last shard for validation is not full, either
                 about, rest = "about ", ""
             shards = f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens"
-            rows.append(("shards", f"{shards}{rest}, in {job.folder}"))
+            rows.append(("shards", f"{shards}{rest}, in {job.output.store.location}"))
         needed = f"{'' if extent.exact else 'about '}{show_bytes(plan.output_bytes or 0)} needed"
         rows.append(("disk", f"{needed}, {show_bytes(plan.free_bytes)} free"))
     rows.append(("validation", describe_validation(job)))

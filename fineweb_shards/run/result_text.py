@@ -19,7 +19,7 @@ def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
         "" if spec.split_rule.counts_tokens else f", {val:,} of them for validation"
     )
     return [
-        f"{'folder':<10} {spec.folder}",
+        f"{'folder':<10} {spec.store.location}",
         f"{kind:<10} {manifest.shard_count:,}, {size}",
         f"{'tokens':<10} {tokens}",
         f"{'documents':<10} {manifest.documents:,}",
@@ -43,7 +43,7 @@ def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
     dropped = manifest.totals["dropped_tokens"]
     return [
         *reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped),
-        *stray_warnings(spec.folder, spec.layout),
+        *stray_warnings(spec.store, spec.layout),
     ]
 
 
@@ -57,5 +57,5 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
     if not tokens_of(manifest.shards, "train"):
         return []
     names = [file.name for file in list_files(manifest.shards)]
-    lines = spec.layout.loader_lines(str(spec.folder), names, spec.shard_format.dtype)
+    lines = spec.layout.loader_lines(spec.store.location, names, spec.shard_format.dtype)
     return ["", "To train on them:", "", *(f"    {line}" for line in lines)]

@@ -25,7 +25,7 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
     manifest = load_manifest(job.folder)
     settings, files = job.config.fingerprint(), files_to_json(job.source.files)
     if manifest is None:
-        refuse_untracked_shards(job.folder, job.layout, set())
+        refuse_untracked_shards(job.output.store, job.layout, set())
         return _new_manifest(job, settings, files)
     try:
         settings_now = {**settings, "max_tokens": manifest.settings["max_tokens"]}
@@ -34,15 +34,15 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
         check_same_files(job.source.files, manifest.files, trust_times=same_source)
         check_batch_bytes(manifest.quarantined, job.config.batch_bytes)
     except ChangedError:
-        if holds_shards(job.folder, manifest):
+        if holds_shards(job.output.store, manifest):
             raise
-        refuse_untracked_shards(job.folder, job.layout, set())
+        refuse_untracked_shards(job.output.store, job.layout, set())
         return _new_manifest(job, settings, files)
     # Before the records behind a lost file are dropped: those shards still exist, and a new limit must not be
     # before their end.
-    moved = move_limit(manifest, job.config.max_tokens, job.folder)
-    moved = add_index(moved, job.folder, asked=job.config.index)
-    return trim_to_whole_files(moved, job.folder)
+    moved = move_limit(manifest, job.config.max_tokens, job.output.store)
+    moved = add_index(moved, job.output.store, asked=job.config.index)
+    return trim_to_whole_files(moved, job.output.store)
 
 
 def _new_manifest(job: Job, settings: dict[str, Any], files: list[dict[str, Any]]) -> Manifest:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import show_number_of
@@ -79,18 +79,14 @@ def reader_warnings(
     return found + spec.layout.warnings(files)
 
 
-def stray_warnings(folder: Path, layout: Layout) -> list[str]:
-    """Warn about files of other programs in the folder that the reader would take for shards."""
-    try:
-        names = sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return []  # the folder does not exist yet
-    strays = [name for name in names if layout.opens(name) and not layout.owns(name)]
+def stray_warnings(store: Store, layout: Layout) -> list[str]:
+    """Warn about files of other programs beside the shards that the reader would take for shards."""
+    strays = [name for name in sorted(store.list_names()) if layout.opens(name) and not layout.owns(name)]
     if not strays:
         return []
     shown = ", ".join(strays[:_SHOWN_STRAYS]) + (" …" if len(strays) > _SHOWN_STRAYS else "")
     return [
-        f"{folder} holds {show_number_of(len(strays), 'other file')} that {layout.name} would open: "
+        f"{store.location} holds {show_number_of(len(strays), 'other file')} that {layout.name} would open: "
         f"{shown}. Choose a folder of its own (--out), or move them away."
     ]
 

@@ -7,18 +7,18 @@ only --fresh is rid of it.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from fineweb_shards.store.fresh import our_names, refuse_untracked_shards
 from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.store import Store
 
 
-def add_index(manifest: Manifest, folder: Path, *, asked: bool) -> Manifest:
+def add_index(manifest: Manifest, store: Store, *, asked: bool) -> Manifest:
     """Return the folder's manifest, with an index if this run asks for one.
 
     OutputError if files of that name are there already: they are not ours, and must not be replaced.
     """
     if manifest.index or not asked:
         return manifest
-    refuse_untracked_shards(folder, manifest.layout, our_names(folder, manifest))
+    refuse_untracked_shards(store, manifest.layout, our_names(store, manifest))
     return replace(manifest, index=True)

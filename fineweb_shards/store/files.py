@@ -6,13 +6,10 @@ a name without `train` or `val`, so that a reader never opens an incomplete file
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fineweb_shards.layouts.base import Layout
-from fineweb_shards.layouts.document_index import INDEX_FOLDER, is_index_of
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import ShardRecord, Split
 
@@ -57,15 +54,3 @@ def find_file(folder: Path, name: str) -> Path | None:
     final = folder / name
     growing = growing_path(final)
     return growing if growing.is_file() else final if final.is_file() else None
-
-
-def find_untracked(folder: Path, layout: Layout, known: set[str]) -> list[str]:
-    """List the files that a reader of the layout would open, or that are named like an index of them, and
-    that are not among the known names."""
-    names = {name for name in _list_names(folder) if layout.owns(name)}
-    indices = {f"{INDEX_FOLDER}/{name}" for name in _list_names(folder / INDEX_FOLDER)}
-    return sorted((names | {name for name in indices if is_index_of(layout, name)}) - known)
-
-
-def _list_names(folder: Path) -> list[str]:
-    return os.listdir(folder) if folder.is_dir() else []

@@ -7,20 +7,20 @@ work folder. If the manifest can't be read, nothing is deleted, because the fold
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.document_index import INDEX_FOLDER
-from fineweb_shards.store.files import find_untracked, growing_path
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.store.sidecars import with_sidecars
+from fineweb_shards.store.store import Store
+from fineweb_shards.store.untracked_files import find_untracked
 from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_number_of
@@ -33,16 +33,16 @@ _SHOWN_NAMES = 5
 class Deletion:
     """What --fresh would delete."""
 
-    folder: Path
-    files: tuple[Path, ...]  # in the folder itself, and in its index
+    store: Store
+    files: Mapping[str, int]  # finished ones, with their sizes in bytes; the manifest last
     work: tuple[Path, ...]  # in the work folder, with their contents
 
     def describe(self) -> str:
         """Say how many files and bytes would be deleted, and where."""
         inside = [file for path in self.work for file in _files_below(path)]
-        size = show_bytes(sum(map(_size_bytes, (*self.files, *inside))))
-        what = f"{show_number_of(len(self.files), 'file')} in {self.folder}"
-        named = _name_some([path.name for path in self.files])
+        size = show_bytes(sum(self.files.values()) + sum(map(_size_bytes, inside)))
+        what = f"{show_number_of(len(self.files), 'file')} in {self.store.location}"
+        named = _name_some([PurePosixPath(name).name for name in self.files])
         if inside:
             what += f" and {len(inside):,} in its {WORK_FOLDER}"
         return f"{what}, {size}" + (f": {named}" if named else "")
@@ -55,17 +55,17 @@ class Deletion:
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
-            for path in self.files:
-                path.unlink(missing_ok=True)
+            self.store.remove(self.files)
+            self.store.remove_unrecorded({})
             with contextlib.suppress(OSError):  # it does not exist, or holds other files
-                (self.folder / INDEX_FOLDER).rmdir()
+                (self.store.folder / INDEX_FOLDER).rmdir()
         except OSError as error:
-            raise output_error(self.folder, error) from error
+            raise output_error(self.store.folder, error) from error
 
 
-def start_over(folder: Path, layout: Layout, warn: Say, *, yes: bool) -> None:
+def start_over(store: Store, layout: Layout, warn: Say, *, yes: bool) -> None:
     """Delete an earlier run's output. Say what is deleted, even with --quiet; unless `yes`, ask first."""
-    deletion = plan_deletion(folder, layout)
+    deletion = plan_deletion(store, layout)
     if not deletion.files and not deletion.work:
         return
     if not yes:
@@ -74,71 +74,73 @@ def start_over(folder: Path, layout: Layout, warn: Say, *, yes: bool) -> None:
     deletion.carry_out()
 
 
-def plan_deletion(folder: Path, layout: Layout) -> Deletion:
+def plan_deletion(store: Store, layout: Layout) -> Deletion:
     """Return what to delete; OutputError if shards of `layout` are there that the manifest does not list."""
-    manifest = load_manifest(folder)  # raises an error if it can't be read, or is another program's
-    ours = our_names(folder, manifest) if manifest else set()
-    refuse_untracked_shards(folder, layout, ours)
-    work = folder / WORK_FOLDER
+    manifest = load_manifest(store.folder)  # raises an error if it can't be read, or is another program's
+    ours = our_names(store, manifest) if manifest else set()
+    refuse_untracked_shards(store, layout, ours)
+    work = store.folder / WORK_FOLDER
     if work.is_symlink():
         raise OutputError(
             f"{work}: this is a link to another folder.", "Delete it yourself, or choose another --out."
         )
     found = sorted(work.iterdir()) if work.is_dir() else []
-    files = sorted(folder / name for name in ours if os.path.lexists(folder / name))
-    if manifest:
-        files.append(folder / FILE_NAME)
-    return Deletion(folder, tuple(files), tuple(path for path in found if path.name != LOCK_NAME))
+    names = [*sorted(ours), *([FILE_NAME] if manifest else [])]
+    files = {name: size for name in names if (size := store.named_bytes(name)) is not None}
+    return Deletion(store, files, tuple(path for path in found if path.name != LOCK_NAME))
 
 
-def our_names(folder: Path, manifest: Manifest) -> set[str]:
+def our_names(store: Store, manifest: Manifest) -> set[str]:
     """Return the names of the files in a folder that fineweb-shards made, according to the manifest."""
     names = {record.name for record in manifest.shards}
     if not manifest.complete:
         names |= {
             name
             for name in manifest.numbering.next_names(manifest.shards)
-            if _is_whole(folder, manifest, name)
+            if _is_whole(store, manifest, name)
         }
     return with_sidecars(manifest, names)
 
 
-def holds_shards(folder: Path, manifest: Manifest) -> bool:
-    """Return whether the folder has any shard that was made with this manifest's settings."""
+def holds_shards(store: Store, manifest: Manifest) -> bool:
+    """Return whether the store has any shard that was made with this manifest's settings."""
     return bool(manifest.shards) or any(
-        os.path.lexists(folder / name) for name in our_names(folder, manifest)
+        store.named_bytes(name) is not None for name in our_names(store, manifest)
     )
 
 
-def refuse_untracked_shards(folder: Path, layout: Layout, ours: set[str]) -> None:
-    """Raise OutputError if the folder has shards that are not in `ours`.
+def refuse_untracked_shards(store: Store, layout: Layout, ours: set[str]) -> None:
+    """Raise OutputError if the store has shards that are not in `ours`.
 
     A reader would mix them with the new shards, and they are not deleted, because they may be the only copy.
     """
-    untracked = find_untracked(folder, layout, ours)
+    untracked = find_untracked(store, layout, ours)
     if untracked:
         are = "is" if len(untracked) == 1 else "are"
         raise OutputError(
-            f"{folder}: {_name_some(untracked)} {are} here, but no {FILE_NAME} of this folder lists "
+            f"{store.location}: {_name_some(untracked)} {are} here, but no {FILE_NAME} of this folder lists "
             f"{'it' if len(untracked) == 1 else 'them'}: fineweb-shards neither replaces nor deletes what it "
             "may not have made.",
             "Choose another --out, or move them away.",
         )
 
 
-def _is_whole(folder: Path, manifest: Manifest, name: str) -> bool:
+def _is_whole(store: Store, manifest: Manifest, name: str) -> bool:
     """Return whether a file is a shard that a killed run had named but not yet recorded.
 
-    It then has the length and the header of a shard, and no longer exists under its growing name.
+    It then has the length and the header of a shard, and does not grow any more.
     """
     layout, shard_format = manifest.layout, manifest.shard_format
     try:
-        with open(folder / name, "rb") as file:
-            tokens, odd = shard_format.tokens_in(os.fstat(file.fileno()).st_size)
-            fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
-            grown = not os.path.lexists(growing_path(folder / name))
-            whole = grown and not odd and tokens > 0 and fits
-            return whole and file.read(layout.header_bytes) == shard_format.header(tokens)
+        found = store.find(name)
+        if found is None or not found.named:
+            return False
+        tokens, odd = shard_format.tokens_in(found.size_bytes)
+        fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
+        if odd or tokens <= 0 or not fits:
+            return False
+        with store.open(name) as file:
+            return file.read(layout.header_bytes) == shard_format.header(tokens)
     except OSError:
         return False
 

@@ -6,48 +6,48 @@ import time
 from pathlib import Path
 
 from fineweb_shards.errors import OutputError
-from fineweb_shards.store.files import growing_path
+from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
-from fineweb_shards.system.durable import WORK_FOLDER, output_error
+from fineweb_shards.store.store import Store
+from fineweb_shards.system.durable import output_error
 
 # A `report` command may be writing such a file now, without the folder's lock; it takes less than a second.
 _SURELY_UNUSED_SECONDS = 600.0
 
 
-def remove_leftovers(folder: Path, manifest: Manifest) -> None:
-    """Remove temporary files that `manifest` does not continue. The caller must hold the folder's lock."""
-    needed = {growing_path(folder / record.name) for record in manifest.shards}
+def remove_leftovers(store: Store, manifest: Manifest) -> None:
+    """Remove temporary files that `manifest` does not continue. The caller must hold the store's lock."""
+    recorded = {file.name: file.end_bytes for file in list_files(manifest.shards)}
     try:
-        for path in (folder / WORK_FOLDER).glob("*.tmp"):
-            if path not in needed and path.is_file() and not _may_be_in_use(path):
+        for path in store.leftovers(recorded):
+            if path.is_file() and not _may_be_in_use(path):
                 path.unlink()
+        store.remove_unrecorded(recorded)
     except OSError as error:
-        raise output_error(folder, error) from error
+        raise output_error(store.folder, error) from error
 
 
-def remove_outdated_files(folder: Path, manifest: Manifest) -> None:
-    """Remove files that the folder's saved manifest names and `manifest` does not: they will be made again.
+def remove_outdated_files(store: Store, manifest: Manifest) -> None:
+    """Remove files that the store's saved manifest names and `manifest` does not: they will be made again.
 
     This must happen before `manifest` is saved: afterwards nothing would say that the files are ours.
     """
-    before = load_manifest(folder)
+    before = load_manifest(store.folder)
     if before is None:
         return
     outdated = {record.name for record in before.shards} - {record.name for record in manifest.shards}
     try:
         for name in sorted(outdated):
-            for sidecar in before.sidecars:
-                (folder / sidecar.name_for(name)).unlink(missing_ok=True)
-            (folder / name).unlink(missing_ok=True)
+            store.remove([*(sidecar.name_for(name) for sidecar in before.sidecars), name])
     except OSError as error:
-        raise output_error(folder, error) from error
+        raise output_error(store.folder, error) from error
 
 
-def tidy_finished(folder: Path, manifest: Manifest) -> None:
-    """Remove leftovers from a finished folder; ignore errors, because nothing depends on it."""
+def tidy_finished(store: Store, manifest: Manifest) -> None:
+    """Remove leftovers of a finished build; ignore errors, because nothing depends on it."""
     try:
-        remove_leftovers(folder, manifest)
+        remove_leftovers(store, manifest)
     except OutputError:
         return  # for example a read-only folder
 

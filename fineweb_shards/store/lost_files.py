@@ -6,29 +6,29 @@ Only lengths are compared; `reading/verify.py` looks at the contents.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from fineweb_shards.store.files import OutputFile, find_file, list_files
+from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.sidecars import has_sidecars, list_finished
+from fineweb_shards.store.store import Store
 from fineweb_shards.types import ShardRecord
 
 
-def trim_to_whole_files(manifest: Manifest, folder: Path) -> Manifest:
+def trim_to_whole_files(manifest: Manifest, store: Store) -> Manifest:
     """Return the manifest up to the last checkpoint whose files are complete; the rest is made again."""
     whole = manifest.complete
     lost: list[ShardRecord] = []
     for file in list_files(manifest.shards):
-        path = find_file(folder, file.name)
-        size = path.stat().st_size if path else 0
+        found = store.find(file.name)
+        size = found.size_bytes if found else 0
         lost += [record for record in file.segments if record.offset + record.bytes > size]
         if size > file.end_bytes and not may_be_longer(manifest, file):
             lost.append(file.segments[-1])
-        whole = whole and path == folder / file.name
+        whole = whole and found is not None and found.named
     # Records of one checkpoint have the same end, and are kept or dropped together.
     ends = [record.end for record in manifest.shards]
     kept = manifest.shards[: min((ends.index(record.end) for record in lost), default=len(ends))]
-    if whole and len(kept) == len(ends) and all(map(has_sidecars, list_finished(folder, manifest))):
+    if whole and len(kept) == len(ends) and all(map(has_sidecars, list_finished(store, manifest))):
         return manifest
     if manifest.settings["val_ratio"] and manifest.totals.get("dropped_tokens"):
         kept = ()  # checkpoints contain dropped tokens together with kept ones

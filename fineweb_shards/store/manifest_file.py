@@ -11,7 +11,8 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_checks import check_manifest
 from fineweb_shards.store.manifest_text import FORMAT_VERSION, ManifestText, checksum_of
 from fineweb_shards.store.manifest_vocabulary import check_dtype, vocabulary_of
-from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, read_file, write_file
+from fineweb_shards.store.store import Store
+from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, read_file
 from fineweb_shards.system.json_values import expect, get, make, parse_object
 from fineweb_shards.types import Quarantined, ShardRecord
 
@@ -26,20 +27,20 @@ _FIELDS = (
 
 
 class ManifestFile:
-    """The manifest of a folder, for a run that saves it often."""
+    """The manifest of a store, for a run that saves it often."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._text = ManifestText()
 
     def save(self, manifest: Manifest) -> None:
-        """Replace the folder's manifest durably."""
-        write_file(self._folder / FILE_NAME, self._text.make(manifest), self._folder / WORK_FOLDER)
+        """Replace the store's manifest durably."""
+        self._store.save_manifest(self._text.make(manifest))
 
 
-def save_manifest(manifest: Manifest, folder: Path) -> None:
-    """Replace the folder's manifest durably."""
-    ManifestFile(folder).save(manifest)
+def save_manifest(manifest: Manifest, store: Store) -> None:
+    """Replace the store's manifest durably."""
+    ManifestFile(store).save(manifest)
 
 
 def load_manifest(folder: Path) -> Manifest | None:

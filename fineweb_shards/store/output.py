@@ -19,22 +19,23 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from fineweb_shards.errors import DiskFullError, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.layouts.base import tokens_of
 from fineweb_shards.layouts.numbering import Numbering
-from fineweb_shards.store.files import growing_path, list_files
+from fineweb_shards.store.files import list_files
 from fineweb_shards.store.growing_file import GrowingFile
 from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import ManifestFile, save_manifest
 from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.segment import Segment, seal_segment
+from fineweb_shards.store.seal import seal_segment
+from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile, list_finished, write_sidecars
+from fineweb_shards.store.store import Store
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.system.durable import output_error, publish, sync_folder
+from fineweb_shards.system.durable import output_error
 from fineweb_shards.types import (
     SPLITS,
     Counts,
@@ -53,11 +54,11 @@ _MOST_CHECKPOINTS = 8
 _LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
 
 
-def open_folder(folder: Path, manifest: Manifest) -> None:
+def begin_output(store: Store, manifest: Manifest) -> None:
     """Remove files that `manifest` does not continue, then save it: the first step of every run."""
-    remove_leftovers(folder, manifest)
-    remove_outdated_files(folder, manifest)
-    save_manifest(manifest, folder)
+    remove_leftovers(store, manifest)
+    remove_outdated_files(store, manifest)
+    save_manifest(manifest, store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,11 @@ class Output:
         on_record: Callable[[Sequence[ShardRecord], Cursor], None] = lambda records, end: None,
     ) -> None:
         self.manifest = manifest
-        self._manifest_file = ManifestFile(spec.folder)
+        self._manifest_file = ManifestFile(spec.store)
         self._spec = spec
         self._plane = plane
         self._disk = disk
+        self._max_wait_seconds = disk.max_wait_seconds
         self._add_totals = add_totals  # adds seconds, memory and the like to a manifest before it is saved
         self._on_record = on_record
         self._tokens = {split: tokens_of(manifest.shards, split) for split in SPLITS}  # placed so far
@@ -147,8 +149,8 @@ class Output:
         dropped = self._files.pop("train", None) if self._spec.drop_short else None
         if dropped is not None:
             records = self.manifest.shards
-            kept = tuple(record for record in records if record.name != dropped.final.name)
-            counts = (record.counts for record in records if record.name == dropped.final.name)
+            kept = tuple(record for record in records if record.name != dropped.name)
+            counts = (record.counts for record in records if record.name == dropped.name)
             self._counts = sum(counts, self._counts)  # kept, because the input was read all the same
             self.manifest = replace(self.manifest, shards=kept)
         if self._files:
@@ -166,11 +168,12 @@ class Output:
         self._save(replace(manifest, complete=True, totals=totals))
         if dropped is not None:  # only now: until here the saved manifest may have named a part of it
             dropped.discard()
+            self._spec.store.remove([dropped.name])
         return self.manifest
 
     def _write_sidecars(self) -> None:
         """Have all sidecars written, of several files at once; while the disk is full, wait and try again."""
-        files = list_finished(self._spec.folder, self.manifest)
+        files = list_finished(self._spec.store, self.manifest)
         at_once = max(1, self._plane.workers)
         for first in range(0, len(files), at_once):
             self._disk.attempt(partial(self._write_some_sidecars, files[first : first + at_once]))
@@ -193,8 +196,8 @@ class Output:
         self._checkpoints = deque(one for one in self._checkpoints if one.after <= self._placed)
         whole = {segment.path for checkpoint in self._checkpoints for segment in checkpoint.segments}
         for file in self._unnamed:
-            if not file.is_recorded and file.path not in whole:
-                file.discard()
+            if not file.is_recorded:
+                file.discard(kept=whole)
 
     # Checkpoints
 
@@ -234,13 +237,17 @@ class Output:
             self._writes.popleft()
         for checkpoint in self._checkpoints:
             if not checkpoint.seals and checkpoint.after <= self._written:
-                shard_format = self._spec.shard_format
-                segments = checkpoint.segments
-                seals = [self._plane.run(seal_segment, segment, shard_format) for segment in segments]
-                checkpoint.seals.extend(seals)
+                joins_parts = any(segment.whole and segment.begin for segment in checkpoint.segments)
+                if joins_parts and checkpoint is not self._checkpoints[0]:
+                    break  # the parts before must have been sealed
+                checkpoint.seals.extend(map(self._seal, checkpoint.segments))
         while self._checkpoints and self._is_sealed(self._checkpoints[0]):
             self._record(self._checkpoints[0])
             self._checkpoints.popleft()
+
+    def _seal(self, segment: Segment) -> Future[str]:
+        spec, longest = self._spec, self._max_wait_seconds
+        return self._plane.seal(segment.path, seal_segment, segment, spec.shard_format, spec.store, longest)
 
     @property
     def _written(self) -> int:
@@ -262,22 +269,20 @@ class Output:
             records[-1] = replace(records[-1], counts=checkpoint.counts)
         names = {record.name for record in records}
         for file in self._unnamed:  # before the manifest names it: from then on it must not be removed
-            file.is_recorded = file.is_recorded or file.final.name in names
+            file.is_recorded = file.is_recorded or file.name in names
         is_new = self.manifest.shards[-len(records) :] != tuple(records)
         self._save(self.manifest.append(*records) if records and is_new else self.manifest)
         self._on_record(records, checkpoint.end)
 
     def _name(self, segment: Segment) -> None:
-        """Rename a file that is whole, durably; of one that grows on, make sure that it is in its folder."""
+        """Give a file that is whole its name; make sure that one that grows on will be found again."""
+        store = self._spec.store
         try:
-            if segment.whole:
-                if segment.path.exists():  # else it has its name: this was interrupted before
-                    publish(segment.path, segment.final)
-                self._unnamed = [file for file in self._unnamed if file.final != segment.final]
-            else:
-                sync_folder(segment.path.parent)  # the manifest will rely on the file being there
+            store.name_file(segment)
         except OSError as error:
-            raise output_error(segment.final, error) from error
+            raise output_error(store.folder / segment.name, error) from error
+        if segment.whole:
+            self._unnamed = [file for file in self._unnamed if file.name != segment.name]
 
     def _save(self, manifest: Manifest) -> None:
         """Add the totals to a manifest and save it durably."""
@@ -293,10 +298,10 @@ class Output:
             numbering = Numbering(spec.layout, spec.shard_tokens, spec.split_rule, self.manifest.digits)
             numbering.check_width(split, self._tokens)
             file = GrowingFile(
-                spec.folder / numbering.name(split, self._tokens),
+                numbering.name(split, self._tokens),
+                spec.store,
                 spec.shard_format,
                 split,
-                spec.shard_tokens,
                 self._disk,
                 recorded_tokens=numbering.begin(tokens),
             )
@@ -308,18 +313,19 @@ class Output:
     def _reopen_growing(self) -> None:
         """Open files that still grow, so that they are finished even if this run has added nothing."""
         for file in list_files(self.manifest.shards):
-            if growing_path(self._spec.folder / file.name).is_file():
+            found = self._spec.store.find(file.name)
+            if found is not None and not found.named:
                 self._file(file.split)
 
 
 def _make_record(segment: Segment, sha256: str, end: Cursor) -> ShardRecord:
     return ShardRecord(
-        name=segment.final.name,
+        name=segment.name,
         split=segment.split,
         offset=segment.offset,
         tokens=segment.tokens,
         documents=segment.documents,
-        bytes=segment.bytes,
+        bytes=segment.size_bytes,
         sha256=sha256,
         end=end,
         counts=Counts(),

@@ -1,4 +1,4 @@
-"""Describe the output of a run: the folder, the layout, and how the stream is divided."""
+"""Describe the output of a run: the store, the layout, and how the stream is divided."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -15,12 +16,17 @@ from fineweb_shards.vocabulary import Vocabulary
 class OutputSpec:
     """What to write, and where."""
 
-    folder: Path
+    store: Store
     layout: Layout
     vocabulary: Vocabulary
     shard_tokens: int
     split_rule: SplitRule
     drop_short: bool = False  # delete a last training shard that is not full
+
+    @property
+    def folder(self) -> Path:
+        """The folder on this machine: the output folder, unless the store is elsewhere."""
+        return self.store.folder
 
     @property
     def shard_format(self) -> ShardFormat:

@@ -1,4 +1,4 @@
-"""Read a segment of a file of tokens back: its hash, and what is in it. `seal_segment` makes it durable, too.
+"""Read a segment of a file of tokens back: its hash, and what is in it.
 
 A segment is what one record of the manifest describes: a whole shard, or what a checkpoint has added to a
 file that grows.
@@ -7,14 +7,11 @@ file that grows.
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.system.durable import output_error
 from fineweb_shards.types import Split
 from fineweb_shards.units import show_number_of
 
@@ -25,14 +22,21 @@ _READ_BYTES = 2**19  # larger buffers are returned to the kernel each time, and 
 class Segment:
     """Tokens that were written to a file and are not in the manifest yet."""
 
-    path: Path  # of the file while it grows
-    final: Path
+    path: Path  # of the file that the workers have written
+    begin: int  # the byte of the finished file with which that one begins
+    name: str  # of the finished file
     split: Split
-    offset: int  # of its first byte; 0 in a whole shard, whose header belongs to the segment
-    bytes: int
+    offset: int  # of its first byte in the finished file; 0 in a whole shard, whose header belongs to it
+    size_bytes: int
     tokens: int
     documents: int
     whole: bool  # the file ends with it
+    header: bytes = b""  # of the whole file, which is known when it ends
+
+    @property
+    def end(self) -> int:
+        """The byte of the finished file after its last one."""
+        return self.offset + self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +48,13 @@ class Contents:
     highest: int  # the largest token id
 
 
-def seal_segment(segment: Segment, shard_format: ShardFormat) -> str:
-    """Read a segment back, check it, and sync its file; return its SHA-256.
-
-    All its tokens must have been written. Any worker can do it, and again if it dies.
-    """
-    try:
-        with open(segment.path, "r+b") as file:
-            contents = read_contents(file, shard_format, segment.offset, segment.bytes)
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise output_error(segment.final, error) from error
-    damage = find_damage(contents, shard_format, segment.documents)
-    if damage:
-        raise DamageError(
-            f"{segment.final.name}: {damage}, when it was read back before it got its name.",
-            "Memory or disk may be faulty. Everything finished is kept; the same command makes it again.",
-        )
-    return contents.sha256
-
-
-def read_contents(file: BinaryIO, shard_format: ShardFormat, offset: int, size_bytes: int) -> Contents:
-    """Read a segment in constant memory. A file that is too short gives the hash of what there is."""
+def read_contents(
+    file: BinaryIO, shard_format: ShardFormat, offset: int, size_bytes: int, begin: int = 0
+) -> Contents:
+    """Read a segment in constant memory. A file that is too short gives the hash of what there is; `begin` is
+    the byte of the finished file with which this one begins."""
     vocabulary = shard_format.vocabulary
-    file.seek(offset)
+    file.seek(offset - begin)
     header = file.read(max(0, shard_format.header_bytes - offset))
     digest, documents, highest = hashlib.sha256(header), 0, 0
     left = size_bytes - len(header)

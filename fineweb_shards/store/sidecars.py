@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
+from fineweb_shards.events import Observer
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.layouts.sidecar import FileFacts, Sidecar
 from fineweb_shards.store.files import growing_path, list_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.system.durable import output_error, publish, sync_folder
+from fineweb_shards.store.store import Store
+from fineweb_shards.system.durable import output_error
 from fineweb_shards.types import Places
 
 _READ_BYTES = 4 * 2**20
@@ -26,19 +27,15 @@ _READ_BYTES = 4 * 2**20
 class FinishedFile:
     """A file of tokens under its final name, and what the manifest knows of it."""
 
-    folder: Path
+    store: Store
     name: str
     documents: int  # number of EOTs
     previous: str | None  # the file whose tokens come before in the same stream
     shard_format: ShardFormat
     sidecars: tuple[Sidecar, ...]
 
-    @property
-    def path(self) -> Path:
-        return self.folder / self.name
 
-
-def list_finished(folder: Path, manifest: Manifest) -> list[FinishedFile]:
+def list_finished(store: Store, manifest: Manifest) -> list[FinishedFile]:
     """Return all files of a manifest, if they have sidecars."""
     if not manifest.sidecars:
         return []
@@ -49,7 +46,7 @@ def list_finished(folder: Path, manifest: Manifest) -> list[FinishedFile]:
         stream = file.split if manifest.split_rule.val_ratio else ""
         finished.append(
             FinishedFile(
-                folder,
+                store,
                 file.name,
                 file.documents,
                 previous.get(stream),
@@ -66,14 +63,14 @@ def with_sidecars(manifest: Manifest, names: Collection[str]) -> set[str]:
     return {*names, *(sidecar.name_for(name) for name in names for sidecar in manifest.sidecars)}
 
 
-def write_sidecars(file: FinishedFile) -> None:
+def write_sidecars(observer: Observer, file: FinishedFile) -> None:
     """Write all sidecars of a file."""
     for sidecar in file.sidecars:
-        final = file.folder / sidecar.name_for(file.name)
+        name = sidecar.name_for(file.name)
         try:
-            _write_sidecar(file, sidecar, final)
+            _write_sidecar(observer, file, sidecar, name)
         except OSError as error:
-            raise output_error(final, error) from error
+            raise output_error(file.store.folder / name, error) from error
 
 
 def check_sidecars(file: FinishedFile) -> list[str]:
@@ -85,35 +82,33 @@ def has_sidecars(file: FinishedFile) -> bool:
     """Return whether all sidecars exist and, where that can be told without a search, have their length."""
     facts = _read_facts(file)
     for sidecar in file.sidecars:
-        path = file.folder / sidecar.name_for(file.name)
-        if not path.is_file() or sidecar.size_bytes(facts) not in (None, path.stat().st_size):
+        found = file.store.find(sidecar.name_for(file.name))
+        if found is None or sidecar.size_bytes(facts) not in (None, found.size_bytes):
             return False
     return True
 
 
-def _write_sidecar(file: FinishedFile, sidecar: Sidecar, final: Path) -> None:
-    if not final.parent.is_dir():
-        final.parent.mkdir()
-        sync_folder(file.folder)
-    temporary = growing_path(file.folder / sidecar.name_for(file.name).replace("/", "-"))
+def _write_sidecar(observer: Observer, file: FinishedFile, sidecar: Sidecar, name: str) -> None:
+    temporary = growing_path(file.store.folder / name.replace("/", "-"))
     facts = _read_facts(file)
-    with open(file.path, "rb") as tokens, open(temporary, "wb") as output:
+    with file.store.open(file.name) as tokens, open(temporary, "wb") as output:
         for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):
             output.seek(part.offset)
             output.write(part.data)
         output.flush()
         os.fsync(output.fileno())
-    publish(temporary, final)
+    file.store.add_file(temporary, name, observer)
 
 
 def _check_sidecar(file: FinishedFile, sidecar: Sidecar) -> str | None:
     name = sidecar.name_for(file.name)
-    if not (file.folder / name).is_file():
+    present = file.store.find(name)
+    if present is None:
         return f"{name}: missing"
     try:
         facts = _read_facts(file)
-        with open(file.path, "rb") as tokens, open(file.folder / name, "rb") as found:
-            size, end = os.fstat(found.fileno()).st_size, 0
+        with file.store.open(file.name) as tokens, file.store.open(name) as found:
+            size, end = present.size_bytes, 0
             for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):
                 found.seek(part.offset)
                 if found.read(len(part.data)) != part.data:
@@ -128,21 +123,22 @@ def _check_sidecar(file: FinishedFile, sidecar: Sidecar) -> str | None:
 
 def _read_facts(file: FinishedFile) -> FileFacts:
     shard_format = file.shard_format
-    tokens, _ = shard_format.tokens_in(file.path.stat().st_size)
+    found = file.store.find(file.name)
+    tokens, _ = shard_format.tokens_in(found.size_bytes if found else 0)
     return FileFacts(
         tokens=tokens,
         dtype=shard_format.dtype,
         vocabulary=shard_format.vocabulary,
         eot_first=shard_format.layout.eot_first,
         eots=file.documents,
-        follows_eot=file.previous is None or _ends_with_eot(file.folder / file.previous, shard_format),
-        ends_with_eot=_ends_with_eot(file.path, shard_format),
+        follows_eot=file.previous is None or _ends_with_eot(file.store, file.previous, shard_format),
+        ends_with_eot=_ends_with_eot(file.store, file.name, shard_format),
     )
 
 
-def _ends_with_eot(path: Path, shard_format: ShardFormat) -> bool:
-    with open(path, "rb") as file:
-        tokens, _ = shard_format.tokens_in(os.fstat(file.fileno()).st_size)
+def _ends_with_eot(store: Store, name: str, shard_format: ShardFormat) -> bool:
+    with store.open(name) as file:
+        tokens, _ = shard_format.tokens_in(file.seek(0, os.SEEK_END))
         if tokens < 1:
             return False  # damaged: no file of ours is empty
         file.seek(shard_format.offset_bytes(tokens - 1))

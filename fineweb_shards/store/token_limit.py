@@ -7,16 +7,16 @@ is made again from the checkpoint before it; all others are kept. A stream can't
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from fineweb_shards.errors import ChangedError
-from fineweb_shards.store.files import find_untracked
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.sidecars import with_sidecars
+from fineweb_shards.store.store import Store
+from fineweb_shards.store.untracked_files import find_untracked
 from fineweb_shards.types import ShardRecord
 
 
-def move_limit(manifest: Manifest, limit: int | None, folder: Path) -> Manifest:
+def move_limit(manifest: Manifest, limit: int | None, store: Store) -> Manifest:
     """Return the folder's manifest for another limit, without the records that must be made again."""
     old = manifest.settings["max_tokens"]
     if limit == old:
@@ -29,21 +29,21 @@ def move_limit(manifest: Manifest, limit: int | None, folder: Path) -> Manifest:
             "Raise --max-tokens or leave it out, choose another --out, or start over with --fresh.",
         )
     if not manifest.complete and limit is not None and (old is None or limit < old):
-        _refuse_unrecorded_shards(manifest, folder, limit)
+        _refuse_unrecorded_shards(manifest, store, limit)
     moved = replace(manifest, settings={**manifest.settings, "max_tokens": limit})
     if not manifest.complete or there != old:
         return moved  # not finished, or finished because the input ended
     return replace(moved, shards=_records_before_cut(manifest), complete=False, totals={})
 
 
-def _refuse_unrecorded_shards(manifest: Manifest, folder: Path, limit: int) -> None:
+def _refuse_unrecorded_shards(manifest: Manifest, store: Store, limit: int) -> None:
     """Raise ChangedError if the folder has a shard that a killed run named but did not record.
 
     With a higher limit it would be made again. With a lower one it may not belong to the stream, and a loader
     would read it all the same.
     """
     names = with_sidecars(manifest, {record.name for record in manifest.shards})
-    unknown = find_untracked(folder, manifest.layout, names)
+    unknown = find_untracked(store, manifest.layout, names)
     if unknown:
         raise ChangedError(
             f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may come after that end.",

@@ -23,6 +23,7 @@ class Disk:
     def __init__(
         self, folder: Path, max_wait_seconds: float, observer: Observer, clock: Clock | None = None
     ) -> None:
+        self.max_wait_seconds = max_wait_seconds
         self._folder = folder
         self._retrier = Retrier(
             max_wait_seconds,

@@ -208,12 +208,12 @@ class Monitor:
         in_order = output.split_rule.is_in_order
         if self._statistics is None:
             self._statistics = complete_folder_statistics(
-                output.folder, output.shard_format, records[:], in_order=in_order
+                output.store, output.shard_format, records[:], in_order=in_order
             )
         elif self._statistics.shards < len(records):
             record = records[self._statistics.shards]
             shard_format = output.shard_format
-            self._statistics = self._statistics.add(output.folder, shard_format, record, in_order=in_order)
+            self._statistics = self._statistics.add(output.store, shard_format, record, in_order=in_order)
 
     def _write_report(self, *, alive: bool) -> None:
         if self._statistics is not None:

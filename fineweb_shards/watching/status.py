@@ -12,12 +12,11 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest, missing_manifest_error
-from fineweb_shards.system.durable import is_locked
+from fineweb_shards.store.store import Store
 from fineweb_shards.system.resume_command import runnable_here
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
@@ -38,7 +37,7 @@ _SILENT_SECONDS = 60.0
 class Status:
     """The state of a folder: `running`, `stopped` or `complete`."""
 
-    folder: Path
+    store: Store
     state: str
     manifest: Manifest | None  # None in the first seconds of a run
     heartbeat: Heartbeat | None  # None in folders of older versions, which wrote none
@@ -49,17 +48,18 @@ class Status:
         return EXIT_CODES[self.state]
 
 
-def read_status(folder: Path, *, alive: bool | None = None) -> Status:
-    """Read the state of a folder; `alive` is whether a run is active there, if the caller knows."""
+def read_status(store: Store, *, alive: bool | None = None) -> Status:
+    """Read the state of a store; `alive` is whether a run is active there, if the caller knows."""
     if alive is None:
-        alive = is_locked(folder)  # first: a run that ends now has then written everything
+        alive = store.is_locked()  # first: a run that ends now has then written everything
+    folder = store.folder
     manifest = load_manifest(folder)
     heartbeat = load_heartbeat(folder)
     if manifest is None and not alive and heartbeat is None:
         raise missing_manifest_error(folder)
     complete = manifest is not None and manifest.complete
     state = RUNNING if alive else COMPLETE if complete else STOPPED
-    return Status(folder, state, manifest, heartbeat, last_lines(folder, _EVENTS))
+    return Status(store, state, manifest, heartbeat, last_lines(folder, _EVENTS))
 
 
 def show_status(status: Status, *, as_json: bool) -> None:
@@ -81,7 +81,7 @@ def status_values(status: Status) -> dict[str, Any]:
     manifest = status.manifest
     return {
         "state": status.state,
-        "folder": str(status.folder),
+        "folder": status.store.location,
         "shards": manifest.shard_count if manifest else 0,
         "tokens": manifest.tokens if manifest else 0,  # in finished shards
         "documents": manifest.documents if manifest else 0,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from fineweb_shards.store.store import Store
 from fineweb_shards.system.terminal import clip, shown_on, terminal_size, wrap
 from fineweb_shards.watching.screen import describe
 from fineweb_shards.watching.status import (
@@ -30,39 +30,39 @@ _ENTER, _LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-def watch_status(folder: Path, *, as_json: bool) -> int:
-    """Show the status until no run is active in the folder; return the exit code of the last state."""
-    status = read_status(folder)
+def watch_status(store: Store, *, as_json: bool) -> int:
+    """Show the status until no run is active there; return the exit code of the last state."""
+    status = read_status(store)
     try:
         if status.state == RUNNING:
-            status = _follow(folder, status, as_json=as_json)
+            status = _follow(store, status, as_json=as_json)
     except KeyboardInterrupt:
-        status = read_status(folder)  # Ctrl-C ends only this command, not the run
+        status = read_status(store)  # Ctrl-C ends only this command, not the run
     show_status(status, as_json=as_json)
     return status.exit_code
 
 
-def _follow(folder: Path, status: Status, *, as_json: bool) -> Status:
+def _follow(store: Store, status: Status, *, as_json: bool) -> Status:
     if as_json:
-        return _repeat(folder, status, lambda now: show_status(now, as_json=True), _EVERY_SECONDS)
+        return _repeat(store, status, lambda now: show_status(now, as_json=True), _EVERY_SECONDS)
     if not sys.stdout.isatty():
-        return _repeat(folder, status, _print_line, _LINE_EVERY_SECONDS)
+        return _repeat(store, status, _print_line, _LINE_EVERY_SECONDS)
     sys.stdout.write(_ENTER)
     try:
-        return _repeat(folder, status, _refresh, _EVERY_SECONDS)
+        return _repeat(store, status, _refresh, _EVERY_SECONDS)
     finally:
         sys.stdout.write(_LEAVE)
         sys.stdout.flush()
 
 
-def _repeat(folder: Path, status: Status, show: Callable[[Status], None], every_seconds: float) -> Status:
+def _repeat(store: Store, status: Status, show: Callable[[Status], None], every_seconds: float) -> Status:
     next_time = 0.0
     while status.state == RUNNING:
         if time.monotonic() >= next_time:
             next_time = time.monotonic() + every_seconds
             show(status)
         time.sleep(_EVERY_SECONDS)
-        status = read_status(folder)
+        status = read_status(store)
     return status
 
 

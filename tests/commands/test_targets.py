@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.commands.main import main, parse
-from fineweb_shards.commands.targets import read_config, read_folder, read_named_folder
+from fineweb_shards.commands.targets import read_config, read_named_store, read_store
 from fineweb_shards.errors import UsageError
 from fineweb_shards.run import sample_configs as bundled
 from fineweb_shards.run.budget import plan_budget
 from fineweb_shards.run.config import Config
+from fineweb_shards.store.folder_store import FolderStore
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ["build", "small.txt", "--out", "o"]
@@ -81,15 +82,15 @@ def test_a_sample_wins_over_a_path_of_its_name(folder: Path, capsys: pytest.Capt
 def test_a_folder_by_its_path_its_sample_or_its_toml_file(folder: Path) -> None:
     """A folder that a build has begun in comes first."""
     (folder / "c.toml").write_text('out = "there"\n')
-    assert read_folder("demo") == Path("out/demo")
-    assert read_folder("c.toml") == Path("there")
-    assert read_folder("shards") == Path("shards")
+    assert read_store("demo") == FolderStore(Path("out/demo"))
+    assert read_store("c.toml") == FolderStore(Path("there"))
+    assert read_store("shards") == FolderStore(Path("shards"))
     (folder / "demo").mkdir()
-    assert read_folder("demo") == Path("out/demo")
+    assert read_store("demo") == FolderStore(Path("out/demo"))
     (folder / "demo" / "manifest.json").touch()
-    assert read_folder("demo") == Path("demo")
+    assert read_store("demo") == FolderStore(Path("demo"))
     for verb in ("status", "verify", "report"):
-        assert read_named_folder(parse([verb, "sample-10BT"])) == Path("edu_fineweb10B")
+        assert read_named_store(parse([verb, "sample-10BT"])) == Path("edu_fineweb10B")
     for words in (["upload", "sample-10BT", "--repo", "u/n"], ["export", "sample-10BT"]):
         assert parse(words).folder == Path("edu_fineweb10B")
 

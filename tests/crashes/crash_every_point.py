@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 import reference
 import runs
 
+from fineweb_shards.store.folder_store import FolderStore
+
 JOB = {"writes": 9, "step": 1, **json.load(sys.stdin)}
 OUT = Path(JOB["out"])
 OPERATIONS = ("write", "fsync", "replace", "unlink", "truncate", "ftruncate")
@@ -90,7 +92,7 @@ def check_ledger() -> None:
 
     manifest = OUT / "manifest.json"
     if manifest.exists():
-        damages = verify_folder(OUT).damages
+        damages = verify_folder(FolderStore(OUT)).damages
         assert not damages, damages
     found = reference.digests(runs.outputs_in(OUT)) if OUT.exists() else {}
     assert found.items() <= JOB["expected"].items(), found

@@ -21,6 +21,7 @@ from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.report.path import report_path
 from fineweb_shards.sources.hub.listed_files import ListedFile, Listing
+from fineweb_shards.store.folder_store import FolderStore
 
 DOCUMENTS = [text for text in make_documents(90, seed=43) if text.strip() and "<|endoftext|>" not in text]
 FIRST, SECOND, THIRD, FOURTH = (DOCUMENTS[start : start + 15] for start in range(0, 60, 15))
@@ -63,12 +64,12 @@ def test_a_build_is_the_reference_resumed_or_not(
     expected = expected_files(wanted)
     manifest = runs.build_inline(out, data, batch_bytes=2000, **settings)
     assert runs.outputs_in(out) == expected
-    assert verify_folder(out).damages == []
+    assert verify_folder(FolderStore(out)).damages == []
     for records in range(0, len(manifest.shards), max(1, len(manifest.shards) // 5)):
         runs.forget_after(out, records)
         runs.build_inline(out, data, batch_bytes=1024 + 99 * records, **settings)
         assert runs.outputs_in(out) == expected
-    assert verify_folder(out).damages == []
+    assert verify_folder(FolderStore(out)).damages == []
 
 
 @pytest.mark.parametrize("workers", ["1", "3"])
@@ -115,7 +116,7 @@ def test_max_tokens_counts_both_splits(tmp_path: Path, data: Path, layout: str) 
         settings = {**wanted.settings(), "val_input": val_input(data)}
         runs.build_inline(tmp_path / "out", data, **settings)
         assert runs.outputs_in(tmp_path / "out") == expected_files(wanted), limit
-        assert verify_folder(tmp_path / "out").damages == []
+        assert verify_folder(FolderStore(tmp_path / "out")).damages == []
 
 
 @pytest.mark.parametrize(("source", "target"), [("llm.c", "megatron"), ("nanogpt", "build-nanogpt")])

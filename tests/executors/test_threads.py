@@ -29,6 +29,7 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store import segment
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch
@@ -188,7 +189,7 @@ def test_a_check_that_fails_ends_its_verb(tmp_path: Path, verb: str, monkeypatch
 
     monkeypatch.setattr(verify, "check_segment", fail)
     monkeypatch.setattr(token_stream, "check_segment", fail)
-    check: Callable[[], object] = partial(verify.verify_folder, tmp_path / "out")
+    check: Callable[[], object] = partial(verify.verify_folder, FolderStore(tmp_path / "out"))
     if verb == "export":
         check = partial(runs.export, tmp_path / "out", tmp_path / "copy", layout="llm.c", shard_tokens=4000)
     with pytest.raises(ZeroDivisionError):

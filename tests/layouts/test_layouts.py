@@ -18,6 +18,7 @@ from layout_reference import Wanted
 from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.stream.split import SplitRule
 
 DOCUMENTS = make_documents(90, seed=91)
@@ -54,13 +55,13 @@ def test_a_build_is_the_reference_resumed_or_not(tmp_path: Path, wanted: Wanted)
     out = tmp_path / "out"
     manifest = runs.build_inline(out, path, batch_bytes=3000, **wanted.settings())
     assert runs.outputs_in(out) == expected
-    assert verify_folder(out).damages == []
+    assert verify_folder(FolderStore(out)).damages == []
     assert manifest.complete
     for records in range(0, len(manifest.shards), max(1, len(manifest.shards) // 4)):
         runs.forget_after(out, records)
         runs.build_inline(out, path, batch_bytes=1024 + 37 * records, **wanted.settings())
         assert runs.outputs_in(out) == expected
-    assert verify_folder(out).damages == []
+    assert verify_folder(FolderStore(out)).damages == []
 
 
 @pytest.mark.parametrize("layout", ["nanogpt", "plain", "llm.c"])
@@ -156,13 +157,13 @@ def test_damage_is_found(tmp_path: Path, layout: str) -> None:
                 (out / name).write_bytes(bad)
             else:
                 continue
-            damages = verify_folder(out).damages
+            damages = verify_folder(FolderStore(out)).damages
             assert damages
             assert damages[0].startswith(f"{name}: ")
             if not LAYOUTS[layout].holds_tokens(name):
                 assert len(damages) == 1
             (out / name).write_bytes(data)
-    assert verify_folder(out).damages == []
+    assert verify_folder(FolderStore(out)).damages == []
 
 
 @pytest.mark.parametrize("layout", ["build-nanogpt", "olmo-core", "torchtitan"])

@@ -10,11 +10,13 @@ import layout_reference
 import numpy as np
 import pytest
 
+from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.document_index import DocumentIndex
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.layouts.sidecar import FileFacts, Sidecar
 from fineweb_shards.store import sidecars
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.sidecars import FinishedFile, check_sidecars, has_sidecars, write_sidecars
 from fineweb_shards.types import Places
 from fineweb_shards.vocabulary import GPT2
@@ -93,10 +95,12 @@ def test_a_file_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         name = next(iter(expected))
         (tmp_path / name).write_bytes(expected[name])
         described = LAYOUTS[layout]
-        file = FinishedFile(tmp_path, name, 30, None, ShardFormat(described, GPT2), described.sidecars)
+        file = FinishedFile(
+            FolderStore(tmp_path), name, 30, None, ShardFormat(described, GPT2), described.sidecars
+        )
         assert not has_sidecars(file)
         assert len(check_sidecars(file)) == len(described.sidecars)
-        write_sidecars(file)
+        write_sidecars(Observer(), file)
         assert {other: (tmp_path / other).read_bytes() for other in expected} == expected
         assert has_sidecars(file)
         assert check_sidecars(file) == []

@@ -18,6 +18,7 @@ from promises import Tries
 
 from fineweb_shards.errors import OutputError
 from fineweb_shards.reading.verify import verify_folder
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.durable import WORK_FOLDER
 
 
@@ -38,7 +39,7 @@ def out(made: Path, tmp_path: Path) -> Path:
 def test_good_shards_have_no_damage(out: Path) -> None:
     """And every one of them was looked at."""
     seen: list[str] = []
-    verdict = verify_folder(out, lambda record: seen.append(record.name))
+    verdict = verify_folder(FolderStore(out), lambda record: seen.append(record.name))
     assert verdict.damages == []
     assert sorted(seen) == sorted(runs.shards_in(out))
 
@@ -55,7 +56,7 @@ def test_every_single_flipped_bit_is_found(out: Path, tries: Tries) -> None:
         data[place] ^= 1 << chooser.randrange(8)
         good = path.read_bytes()
         path.write_bytes(data)
-        damages = verify_folder(out).damages
+        damages = verify_folder(FolderStore(out)).damages
         path.write_bytes(good)
         assert len(damages) == 1
         assert damages[0].startswith(path.name)
@@ -70,7 +71,7 @@ def test_every_truncation_is_found(out: Path, tries: Tries) -> None:
     for number in tries(10, 50):
         size = sizes[number] if number < len(sizes) else random.Random(number).randrange(len(good))
         path.write_bytes(good[:size])
-        (damage,) = verify_folder(out).damages
+        (damage,) = verify_folder(FolderStore(out)).damages
         assert damage.startswith("edufineweb_train_000001.npy: ")
 
 
@@ -78,7 +79,7 @@ def test_every_truncation_is_found(out: Path, tries: Tries) -> None:
 def test_missing_extra_and_renamed_files_are_found(out: Path) -> None:
     """A loader would trip over each of them."""
     (out / "edufineweb_train_000001.npy").rename(out / "edufineweb_train_000777.npy")
-    damages = verify_folder(out).damages
+    damages = verify_folder(FolderStore(out)).damages
     assert damages[0] == "edufineweb_train_000001.npy: missing"
     assert damages[1].startswith("edufineweb_train_000777.npy: not in the manifest")
 
@@ -91,7 +92,7 @@ def test_a_doctored_manifest_is_found(out: Path, field: str, value: object) -> N
     data["shards"][1][field] = value
     data["totals"]["documents"] = sum(record["documents"] for record in data["shards"])
     runs.write_manifest(out, data)
-    (damage,) = verify_folder(out).damages
+    (damage,) = verify_folder(FolderStore(out)).damages
     assert damage.startswith("edufineweb_train_000001.npy: ")
 
 
@@ -114,7 +115,7 @@ def test_nothing_in_a_shard_is_executed_or_believed(out: Path) -> None:
         else:
             data = good.replace(b"'shape': (", b"'shape': (9999999", 1)
         path.write_bytes(data[: len(good)].ljust(len(good), b"\0"))
-        (damage,) = verify_folder(out).damages
+        (damage,) = verify_folder(FolderStore(out)).damages
         assert damage.startswith(path.name)
         assert not flag.exists()
 
@@ -131,20 +132,20 @@ def test_a_token_outside_the_vocabulary_is_found(out: Path) -> None:
     manifest = json.loads((out / "manifest.json").read_text())
     manifest["shards"][1]["sha256"] = hashlib.sha256(data).hexdigest()
     runs.write_manifest(out, manifest)
-    (damage,) = verify_folder(out).damages
+    (damage,) = verify_folder(FolderStore(out)).damages
     assert "65535 is outside the vocabulary" in damage
 
 
 def test_a_folder_without_manifest_is_told(tmp_path: Path) -> None:
     """Nothing was built there, or not yet, or there is no such folder: with the next step."""
     with pytest.raises(OutputError, match=r"nothing is built here: there is no manifest\.json") as refused:
-        verify_folder(tmp_path)
+        verify_folder(FolderStore(tmp_path))
     assert f"build --input PATH --out {tmp_path}" in refused.value.hint
     with pytest.raises(OutputError, match="no such folder"):
-        verify_folder(tmp_path / "nowhere")
+        verify_folder(FolderStore(tmp_path / "nowhere"))
     (tmp_path / WORK_FOLDER).mkdir()
     with pytest.raises(OutputError, match="nothing is built here yet"):
-        verify_folder(tmp_path)
+        verify_folder(FolderStore(tmp_path))
 
 
 @pytest.mark.promise(21)
@@ -155,7 +156,7 @@ def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
     for name in names[1:-1]:
         if name != "edufineweb_train_000002.npy" and name != "edufineweb_train_000001.npy":
             (out / name).unlink()
-    verdict = verify_folder(out)
+    verdict = verify_folder(FolderStore(out))
     assert verdict.damages == []
     assert verdict.unfinished == ["edufineweb_train_000002.npy"]
     done = inline.run_command("verify", out)
@@ -164,7 +165,11 @@ def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
     words = "2 shards, 6,000 tokens verified, so far: the build is not finished; run its command again."
     assert words in done.stdout
     (out / "edufineweb_train_000777.npy").write_bytes(b"extra")
-    assert verify_folder(out).damages[0].startswith("edufineweb_train_000777.npy: not in the manifest")
+    assert (
+        verify_folder(FolderStore(out))
+        .damages[0]
+        .startswith("edufineweb_train_000777.npy: not in the manifest")
+    )
 
 
 @pytest.mark.parametrize("change", [b"xx", None], ids=["longer", "shorter"])
@@ -175,6 +180,6 @@ def test_an_index_of_another_length_is_made_again(tmp_path: Path, change: bytes 
     expected = runs.outputs_in(tmp_path / "out")
     index = tmp_path / "out" / "fineweb_train_text_document.idx"
     index.write_bytes(index.read_bytes() + change if change else index.read_bytes()[:-2])
-    assert verify_folder(tmp_path / "out").damages
+    assert verify_folder(FolderStore(tmp_path / "out")).damages
     runs.build_inline(tmp_path / "out", path, layout="megatron")
     assert runs.outputs_in(tmp_path / "out") == expected

@@ -16,6 +16,7 @@ from page_payloads import MARK, PAYLOADS
 
 from fineweb_shards.report import facts
 from fineweb_shards.report.page import write_report
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.types import Quarantined
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
@@ -69,7 +70,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     manifest = runs.build_inline(folder, write_jsonl(folder.parent / "a.jsonl", documents), shard_tokens=400)
     names = [{**manifest.files[0], "name": PAYLOADS[2]}]
     lost = tuple(Quarantined(0, 0, 0, 1, text, 1, "ab" * 32, text, text) for text in PAYLOADS)
-    save_manifest(replace(manifest, files=names, quarantined=lost, complete=False), folder)
+    save_manifest(replace(manifest, files=names, quarantined=lost, complete=False), FolderStore(folder))
     begin = time.time() - 600
     points = [Point(begin + 2 * i, 1 + i // 150, 10**6 * i, 10**8 + i) for i in range(300)]
     waits = [Mark(begin + 60, "wait", PAYLOADS[0], "network", begin + 120)]
@@ -79,7 +80,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     Heartbeat(time.time(), Invocation(PAYLOADS[2] * 9, "/", 1, 0.0), snapshot, 3).save(folder)
     few_samples, facts._SAMPLES = facts._SAMPLES, 400
     try:
-        return write_report(folder).as_uri()
+        return write_report(FolderStore(folder)).as_uri()
     finally:
         facts._SAMPLES = few_samples
 

@@ -34,6 +34,7 @@ from fineweb_shards.report import facts
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest, save_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
@@ -80,7 +81,10 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = [{**manifest.files[0], "name": PAYLOADS[2]}]
     lost = tuple(Quarantined(0, 0, 0, 1, text, 1, "ab" * 32, text, text) for text in PAYLOADS)
     settings = {**manifest.settings, "separator": PAYLOADS[0]}
-    save_manifest(replace(manifest, files=names, quarantined=lost, settings=settings, complete=False), folder)
+    save_manifest(
+        replace(manifest, files=names, quarantined=lost, settings=settings, complete=False),
+        FolderStore(folder),
+    )
     history = History()
     history.begin_run()
     for text in PAYLOADS:
@@ -95,7 +99,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch, samples: int = 5) -> str:
     monkeypatch.setattr(facts, "_SAMPLES", samples)
-    return write_report(folder).read_text("utf-8")
+    return write_report(FolderStore(folder)).read_text("utf-8")
 
 
 @pytest.mark.promise(24)
@@ -171,7 +175,7 @@ def test_the_figures_are_those_of_the_documents(finished: Path) -> None:
     """Lengths, frequencies and bytes a token, counted here once more from the texts."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    counted = complete_folder_statistics(finished, FORMAT, manifest.shards, in_order=True)
+    counted = complete_folder_statistics(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
     figures = counted.statistics.closed(eot_first=True)
     encoded = [reference.encode(text) for text in DOCUMENTS]
     lengths = Counter(len(tokens).bit_length() for tokens in encoded)
@@ -190,7 +194,7 @@ def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: p
     manifest = load_manifest(finished)
     assert manifest is not None
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).unlink(missing_ok=True)
-    figures = complete_folder_statistics(finished, FORMAT, manifest.shards, in_order=True)
+    figures = complete_folder_statistics(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
     assert not figures.whole
     assert figures.statistics.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
     whole_documents = sum(
@@ -198,7 +202,7 @@ def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: p
         for shard in manifest.shards
     )
     assert figures.statistics.documents == whole_documents
-    assert "of every finished shard" in write_report(finished).read_text()
+    assert "of every finished shard" in write_report(FolderStore(finished)).read_text()
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).unlink()
 
 
@@ -206,7 +210,7 @@ def test_a_shard_that_was_made_again_is_counted_again(finished: Path) -> None:
     """The figures know what they were counted from; a damaged file is counted anew, too."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    figures = complete_folder_statistics(finished, FORMAT, manifest.shards, in_order=True)
+    figures = complete_folder_statistics(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
     assert figures.fits(manifest.shards)
     other = (replace(manifest.shards[0], sha256="0" * 64), *manifest.shards[1:])
     assert not figures.fits(other)
@@ -214,7 +218,8 @@ def test_a_shard_that_was_made_again_is_counted_again(finished: Path) -> None:
     (finished / WORK_FOLDER / shard_statistics.FILE_NAME).write_bytes(b"PK\x03\x04 broken")
     assert load_folder_statistics(finished, GPT2).shards == 0
     assert (
-        complete_folder_statistics(finished, FORMAT, manifest.shards, in_order=True).digest == figures.digest
+        complete_folder_statistics(FolderStore(finished), FORMAT, manifest.shards, in_order=True).digest
+        == figures.digest
     )
 
 
@@ -247,7 +252,7 @@ def eventful(finished: Path, tmp_path: Path) -> Path:
 
 def test_runs_are_listed(eventful: Path) -> None:
     """Begin, end, how it ended, what was made and kept, and each wait with its cause and length."""
-    text = Page(write_report(eventful).read_text()).text
+    text = Page(write_report(FolderStore(eventful)).read_text()).text
     for words in ["killed, or a power cut", "interrupted by Ctrl-C", "complete",
                   "40 s for the network, 2 times",
                   "30 swaiting for the network since 02:13 (status 503)",
@@ -259,13 +264,13 @@ def test_runs_are_listed(eventful: Path) -> None:
 
 def test_waits_are_no_time_of_work(eventful: Path) -> None:
     """The page says what it leaves out."""
-    assert "time of work, without waits" in Page(write_report(eventful).read_text()).text
+    assert "time of work, without waits" in Page(write_report(FolderStore(eventful)).read_text()).text
 
 
 def test_both_time_axes_are_one(eventful: Path) -> None:
     """Same width, same ticks at the same places, although memory is known later than speed; the budget is
     in the chart of memory."""
-    page = write_report(eventful).read_text()
+    page = write_report(FolderStore(eventful)).read_text()
     charts = re.findall(r"<svg.*?</svg>", page, re.S)
     speed, memory = charts[0], charts[2]
     ticks = [re.findall(r'<g class="axis x">.*?</g>', chart, re.S)[0] for chart in (speed, memory)]
@@ -281,12 +286,12 @@ def test_both_time_axes_are_one(eventful: Path) -> None:
 
 def test_the_title_names_dataset_and_folder(eventful: Path) -> None:
     """And where the input was local files, those."""
-    assert "<title>out: token shards of a.jsonl</title>" in write_report(eventful).read_text()
+    assert "<title>out: token shards of a.jsonl</title>" in write_report(FolderStore(eventful)).read_text()
     manifest = load_manifest(eventful)
     assert manifest is not None
     settings = {**manifest.settings, "dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
-    save_manifest(replace(manifest, settings=settings, commit="0123456789abcdef"), eventful)
-    page = Page(write_report(eventful).read_text())
+    save_manifest(replace(manifest, settings=settings, commit="0123456789abcdef"), FolderStore(eventful))
+    page = Page(write_report(FolderStore(eventful)).read_text())
     assert "out: token shards of HuggingFaceFW/fineweb-edu sample-10BT, commit 0123456789" in page.text
 
 
@@ -296,7 +301,7 @@ def test_samples_end_at_a_word(tmp_path: Path) -> None:
     runs.build_inline(tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", [text] * 4), shard_tokens=301)
     manifest = load_manifest(tmp_path / "out")
     assert manifest is not None
-    samples = take_samples(tmp_path / "out", FORMAT, manifest.shards, 5)
+    samples = take_samples(FolderStore(tmp_path / "out"), FORMAT, manifest.shards, 5)
     assert samples
     for sample in samples:
         assert sample.cut
@@ -307,7 +312,7 @@ def test_samples_are_documents(finished: Path) -> None:
     """Each is the beginning of one, and they are spread."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    samples = take_samples(finished, FORMAT, manifest.shards, 5)
+    samples = take_samples(FolderStore(finished), FORMAT, manifest.shards, 5)
     assert len(samples) >= 4  # a document may fill a whole shard, in which none begins
     for sample in samples:
         whole = sample.text.rstrip("\ufffd")
@@ -356,14 +361,14 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
         replace(record, name=name, split="train" if i else "val", end=Cursor(0, i + 1))
         for i, name in enumerate(names)
     )
-    save_manifest(Manifest(Config().fingerprint(), [], {}, shards=shards), tmp_path)
+    save_manifest(Manifest(Config().fingerprint(), [], {}, shards=shards), FolderStore(tmp_path))
     history = {
         "interval_seconds": 256.0,
         "points": [[300.0 * i, 1, 10**9 * i, 10**9] for i in range(1000)],
         "marks": [{"time": 600.0 * i, "kind": "note", "text": "x" * 200} for i in range(400)],
     }
     (tmp_path / WORK_FOLDER / "history.json").write_text(json.dumps(history))
-    page = write_report(tmp_path).read_bytes()
+    page = write_report(FolderStore(tmp_path)).read_bytes()
     assert len(page) < 1_000_000
     assert b"The last 1,000 of 13,000" in page
 
@@ -371,6 +376,6 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
 def test_an_empty_folder_of_a_run_has_a_page(tmp_path: Path) -> None:
     """Before the first shard is finished."""
     (tmp_path / WORK_FOLDER).mkdir()
-    save_manifest(Manifest(Config(shard_tokens=5).fingerprint(), [], {}), tmp_path)
-    assert gather_facts(tmp_path).samples == []
-    assert "No shard is finished yet." in write_report(tmp_path).read_text()
+    save_manifest(Manifest(Config(shard_tokens=5).fingerprint(), [], {}), FolderStore(tmp_path))
+    assert gather_facts(FolderStore(tmp_path)).samples == []
+    assert "No shard is finished yet." in write_report(FolderStore(tmp_path)).read_text()

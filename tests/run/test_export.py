@@ -19,6 +19,7 @@ from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageEr
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading import token_stream
 from fineweb_shards.reading.verify import verify_folder
+from fineweb_shards.store.folder_store import FolderStore
 
 # Documents longer than a shard, empty ones (two EOTs in a row), at both ends, too.
 DOCUMENTS = ["", *make_documents(40, seed=97), "long " * 4000, "", ""]
@@ -61,7 +62,7 @@ def test_an_export_is_a_build(
     out = tmp_path / "out"
     manifest = runs.export(made[source], out, **export_settings(wanted))
     assert runs.outputs_in(out) == expected
-    assert verify_folder(out).damages == []
+    assert verify_folder(FolderStore(out)).damages == []
     if sum(pair) % 3:
         return
     runs.forget_after(out, len(manifest.shards) // 2)

@@ -18,6 +18,7 @@ from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run.result_text import output_notes, output_warnings
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.store.files import list_files
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.vocabulary import GPT2
@@ -110,7 +111,7 @@ def test_what_is_expected_is_what_comes(
         chosen = {"val_documents": split_rule.val_documents}
     manifest = runs.build_inline(tmp_path, source, layout=layout, shard_tokens=shard_tokens, **chosen)
     found = list_files(manifest.shards)
-    spec = OutputSpec(tmp_path, LAYOUTS[layout], GPT2, shard_tokens, split_rule)
+    spec = OutputSpec(FolderStore(tmp_path), LAYOUTS[layout], GPT2, shard_tokens, split_rule)
     expected = expect_files(spec, TOKENS, len(DOCUMENTS), exact=True)
     if not split_rule.counts_tokens:
         assert sum(file.tokens for file in expected) == TOKENS
@@ -122,11 +123,13 @@ def test_what_is_expected_is_what_comes(
 
 def test_a_forecast_says_nothing_about_what_it_can_not_know(tmp_path: Path) -> None:
     """Where the last shard ends, where tokens are only estimated; and no list of a billion shards."""
-    spec = OutputSpec(tmp_path, LAYOUTS["build-nanogpt"], GPT2, 10**6, SplitRule(val_tokens=10**6))
+    spec = OutputSpec(
+        FolderStore(tmp_path), LAYOUTS["build-nanogpt"], GPT2, 10**6, SplitRule(val_tokens=10**6)
+    )
     for tokens in (3_000_001, 3_900_000):
         assert reader_warnings(spec, expect_files(spec, tokens, 5000, exact=False)) == []
     assert len(reader_warnings(spec, expect_files(spec, 3_000_001, 5000, exact=True))) == 1
-    tiny = OutputSpec(tmp_path, LAYOUTS["plain"], GPT2, 1, SplitRule())
+    tiny = OutputSpec(FolderStore(tmp_path), LAYOUTS["plain"], GPT2, 1, SplitRule())
     assert expect_files(tiny, 10**10, 10**7, exact=True) == []
 
 
@@ -147,7 +150,7 @@ def test_files_of_others_that_the_reader_would_open_are_named(
     """Only those: not the files of the layout, not what the reader passes over."""
     for name in [*names, "README.md", "report.html", LAYOUTS[layout].shard_name("train", 0)]:
         (tmp_path / name).write_bytes(b"")
-    warnings = stray_warnings(tmp_path, LAYOUTS[layout])
+    warnings = stray_warnings(FolderStore(tmp_path), LAYOUTS[layout])
     assert len(warnings) == bool(names)
     assert all(name in warnings[0] for name in names)
 

@@ -15,6 +15,7 @@ from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import pinned_commit
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest, save_manifest
 from fineweb_shards.store.token_limit import move_limit
@@ -26,7 +27,9 @@ def begin(out: Path, **settings: object) -> Config:
     """The folder as a run leaves it that was stopped in its first seconds."""
     config = replace(Config(out=str(out)), **settings)  # type: ignore[arg-type]
     (out / ".fineweb-shards").mkdir(parents=True, exist_ok=True)
-    save_manifest(Manifest(config.fingerprint(), [], {}, commit="c0ffee" if config.dataset else None), out)
+    save_manifest(
+        Manifest(config.fingerprint(), [], {}, commit="c0ffee" if config.dataset else None), FolderStore(out)
+    )
     return config
 
 
@@ -68,7 +71,7 @@ def test_an_index_is_not_taken_for_a_shard_behind_the_end(tmp_path: Path) -> Non
     manifest = load_manifest(out)
     assert manifest is not None
     unfinished = replace(manifest, complete=False, settings={**manifest.settings, "max_tokens": None})
-    assert move_limit(unfinished, 90, out).settings["max_tokens"] == 90
+    assert move_limit(unfinished, 90, FolderStore(out)).settings["max_tokens"] == 90
 
 
 def test_a_stream_of_unknown_length_has_room_for_its_numbers() -> None:

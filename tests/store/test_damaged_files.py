@@ -24,6 +24,7 @@ from fineweb_shards.loader import ShardLoader
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
+from fineweb_shards.store.folder_store import FolderStore
 
 LLM_C = struct.pack("<256i", 20240520, 1, 400, *[0] * 253)
 TOKENS = np.arange(400, dtype="<u2")
@@ -213,7 +214,7 @@ def test_verify_and_export_name_every_damaged_file(
         else:
             path.unlink()
             path.mkdir()
-        assert any(path.name in damage for damage in verify_folder(folder).damages)
+        assert any(path.name in damage for damage in verify_folder(FolderStore(folder)).damages)
         if LAYOUTS[layout].holds_tokens(path.name):
             with pytest.raises(ShardError, match=path.name.split(".")[0]):
                 runs.export(folder, tmp_path / "out" / str(number), layout="plain")

@@ -19,6 +19,7 @@ from inputs import write_parquet, write_text
 from fineweb_shards.errors import DamageError, OutputError, UsageError
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.run.build import build
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.fresh import plan_deletion, start_over
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
@@ -81,7 +82,7 @@ def test_a_damaged_manifest_deletes_nothing(tmp_path: Path, damage: str) -> None
     )
     before = everything_in(out)
     with pytest.raises(DamageError, match="the manifest is damaged") as refused:
-        start_over(out, NANO, print, yes=True)
+        start_over(FolderStore(out), NANO, print, yes=True)
     assert everything_in(out) == before
     assert "choose another --out" in refused.value.hint
 
@@ -104,7 +105,7 @@ def test_what_the_manifest_lists_goes_whatever_its_layout(tmp_path: Path, old: s
     for name in foreign:
         (out / name).write_text("precious")
     said: list[str] = []
-    start_over(out, get_layout(new), said.append, yes=True)
+    start_over(FolderStore(out), get_layout(new), said.append, yes=True)
     assert sorted(path.name for path in out.iterdir()) == sorted([*foreign, WORK_FOLDER])
     assert [path.name for path in (out / WORK_FOLDER).iterdir()] == ["lock"]
     assert len(said) == 1
@@ -117,10 +118,10 @@ def test_other_files_in_the_folder_of_the_index_stay(tmp_path: Path) -> None:
     (out / "index" / "edufineweb_train_000777.npy").write_text("precious")
     before = everything_in(out)
     with pytest.raises(OutputError, match=r"index/edufineweb_train_000777\.npy is here, but no"):
-        start_over(out, NANO, print, yes=True)
+        start_over(FolderStore(out), NANO, print, yes=True)
     assert everything_in(out) == before
     (out / "index" / "edufineweb_train_000777.npy").rename(out / "index" / "mine.npy")
-    start_over(out, NANO, print, yes=True)
+    start_over(FolderStore(out), NANO, print, yes=True)
     assert [path.name for path in (out / "index").iterdir()] == ["mine.npy"]
 
 
@@ -135,7 +136,7 @@ def test_shards_that_no_manifest_lists_stay(tmp_path: Path, finished: bool) -> N
     (out / "edufineweb_train_000777.npy").write_bytes(b"precious")
     before = everything_in(out)
     with pytest.raises(OutputError, match=r"edufineweb_train_000777\.npy is here, but no") as refused:
-        start_over(out, NANO, print, yes=True)
+        start_over(FolderStore(out), NANO, print, yes=True)
     assert everything_in(out) == before
     assert refused.value.hint == "Choose another --out, or move them away."
 
@@ -152,9 +153,9 @@ def test_a_shard_that_was_getting_its_name_goes_too(tmp_path: Path) -> None:
     whole = third.read_bytes()
     third.write_bytes(b"precious")
     with pytest.raises(OutputError, match=third.name):
-        plan_deletion(out, NANO)
+        plan_deletion(FolderStore(out), NANO)
     third.write_bytes(whole)
-    start_over(out, NANO, print, yes=True)
+    start_over(FolderStore(out), NANO, print, yes=True)
     assert sorted(path.name for path in out.iterdir()) == [WORK_FOLDER]
 
 
@@ -164,7 +165,7 @@ def test_outside_a_terminal_it_must_be_told_twice(tmp_path: Path, monkeypatch: p
     before = everything_in(out)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     with pytest.raises(UsageError, match=r"--fresh would delete \d+ files? in .*out.* kB") as refused:
-        start_over(out, NANO, print, yes=False)
+        start_over(FolderStore(out), NANO, print, yes=False)
     assert "--yes" in refused.value.hint
     assert everything_in(out) == before
 
@@ -172,7 +173,7 @@ def test_outside_a_terminal_it_must_be_told_twice(tmp_path: Path, monkeypatch: p
 def test_an_empty_folder_needs_no_question(tmp_path: Path) -> None:
     """There is nothing to delete, so nothing is said."""
     said: list[str] = []
-    start_over(tmp_path, NANO, said.append, yes=False)
+    start_over(FolderStore(tmp_path), NANO, said.append, yes=False)
     assert said == []
 
 
@@ -211,12 +212,12 @@ def test_a_link_in_place_of_the_work_folder_is_not_followed(tmp_path: Path) -> N
     (elsewhere / "file").write_text("precious")
     out = make_folder(tmp_path)
     (out / WORK_FOLDER / "link").symlink_to(elsewhere)
-    start_over(out, NANO, print, yes=True)
+    start_over(FolderStore(out), NANO, print, yes=True)
     (out / WORK_FOLDER / "lock").unlink()
     (out / WORK_FOLDER).rmdir()
     (out / WORK_FOLDER).symlink_to(elsewhere)
     with pytest.raises(OutputError, match="link to another folder"):
-        start_over(out, NANO, print, yes=True)
+        start_over(FolderStore(out), NANO, print, yes=True)
     assert (elsewhere / "file").read_text() == "precious"
 
 
@@ -227,12 +228,12 @@ def test_an_interrupted_repair_leaves_no_stranger(tmp_path: Path) -> None:
     out = make_folder(tmp_path)
     (out / "edufineweb_train_000001.npy").unlink()
     from fineweb_shards.store.lost_files import trim_to_whole_files
-    from fineweb_shards.store.output import open_folder
+    from fineweb_shards.store.output import begin_output
 
     manifest = load_manifest(out)
     assert manifest is not None
-    open_folder(out, trim_to_whole_files(manifest, out))  # and here it is killed
+    begin_output(FolderStore(out), trim_to_whole_files(manifest, FolderStore(out)))  # and here it is killed
     assert sorted(runs.shards_in(out)) == ["edufineweb_val_000000.npy"]
-    plan_deletion(out, NANO)
+    plan_deletion(FolderStore(out), NANO)
     runs.build_inline(out, tmp_path / "a.parquet", shard_tokens=3000)
     assert runs.shards_in(out) == reference.shard_files(reference.stream(documents), 3000)

@@ -22,6 +22,7 @@ from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.changed_settings import check_settings
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME, ManifestFile, load_manifest, save_manifest
@@ -50,13 +51,13 @@ def folder(tmp_path: Path) -> Path:
 def test_round_trip(folder: Path) -> None:
     """Loading gives what was saved; a folder without one gives None."""
     assert load_manifest(folder) is None
-    save_manifest(MANIFEST, folder)
+    save_manifest(MANIFEST, FolderStore(folder))
     assert load_manifest(folder) == MANIFEST
 
 
 def test_a_person_and_a_program_can_read_it(folder: Path) -> None:
     """The records have the fields that docs/reference.md names, and `complete` stands last."""
-    save_manifest(MANIFEST, folder)
+    save_manifest(MANIFEST, FolderStore(folder))
     data = json.loads((folder / FILE_NAME).read_text())
     assert {"name", "tokens", "documents", "bytes", "sha256", "end"} <= data["shards"][0].keys()
     assert list(data)[-1] == "complete"
@@ -65,7 +66,7 @@ def test_a_person_and_a_program_can_read_it(folder: Path) -> None:
 def test_a_file_that_is_saved_again_is_as_if_saved_at_once(folder: Path) -> None:
     """Whether lists grow, shrink or change between two saves, the text is what `json` writes of all values,
     and its checksum is theirs."""
-    file = ManifestFile(folder)
+    file = ManifestFile(FolderStore(folder))
     names = [{"name": name, "size_bytes": 1, "content_hash": "ab"} for name in ("é", "\udc80", "c")]
     records = [dataclasses.replace(RECORD, end=Cursor(0, row)) for row in range(4)]
     saves: list[tuple[list[dict[str, Any]], list[ShardRecord]]] = [
@@ -121,7 +122,7 @@ def test_a_damaged_manifest_is_told(folder: Path, text: str) -> None:
 
 def test_another_format_is_refused(folder: Path) -> None:
     """A manifest of a later version is not guessed at, and --fresh is not recommended."""
-    save_manifest(MANIFEST, folder)
+    save_manifest(MANIFEST, FolderStore(folder))
     text = (folder / FILE_NAME).read_text()
     (folder / FILE_NAME).write_text(text.replace(f'"format": {FORMAT_VERSION}', '"format": 99'))
     with pytest.raises(ChangedError, match="format 99") as refused:
@@ -133,7 +134,9 @@ def test_another_format_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["../escape.npy", "/etc/passwd", "a/b.npy", "..", ""])
 def test_no_name_escapes_the_folder(folder: Path, name: str) -> None:
     """A doctored manifest can't make us read or delete files elsewhere, even if its checksum fits."""
-    save_manifest(dataclasses.replace(MANIFEST, shards=(dataclasses.replace(RECORD, name=name),)), folder)
+    save_manifest(
+        dataclasses.replace(MANIFEST, shards=(dataclasses.replace(RECORD, name=name),)), FolderStore(folder)
+    )
     with pytest.raises(DamageError, match="where it should name edufineweb_val_000000"):
         load_manifest(folder)
 
@@ -158,7 +161,7 @@ def make_unfinished(folder: Path) -> Manifest:
         peak_memory_bytes=10**9,
         digits=6,
     )
-    save_manifest(manifest, folder)
+    save_manifest(manifest, FolderStore(folder))
     return manifest
 
 
@@ -219,7 +222,7 @@ def test_records_that_contradict_each_other_are_refused(
     """Even where the checksum fits, or there is none yet."""
     manifest = make_unfinished(folder)
     doctored = dataclasses.replace(manifest.shards[0], **{field: value})
-    save_manifest(dataclasses.replace(manifest, shards=(doctored, *manifest.shards[1:])), folder)
+    save_manifest(dataclasses.replace(manifest, shards=(doctored, *manifest.shards[1:])), FolderStore(folder))
     with pytest.raises(DamageError, match=words):
         load_manifest(folder)
 
@@ -236,7 +239,7 @@ def test_no_value_of_another_kind_is_a_traceback(folder: Path, junk: object) -> 
             manifest = load_manifest(folder)
             assert manifest is not None
             assert manifest.done.documents >= 0
-            trim_to_whole_files(manifest, folder)
+            trim_to_whole_files(manifest, FolderStore(folder))
         except (DamageError, ChangedError, OutputError):
             pass
         holder[key] = before
@@ -261,7 +264,7 @@ def test_a_folder_of_the_first_version_is_finished(tmp_path: Path, name: str) ->
     data = json.loads((tmp_path / "out" / FILE_NAME).read_text())
     os.utime(tmp_path / "input.txt", ns=(0, data["files"][0]["mtime_ns"]))
     layout = data["settings"]["layout"]
-    verdict = verify_folder(tmp_path / "out")
+    verdict = verify_folder(FolderStore(tmp_path / "out"))
     assert verdict.damages == []
     runs.build_inline(tmp_path / "out", tmp_path / "input.txt", shard_tokens=900, layout=layout)
     documents = (SPECIMENS / "input.txt").read_text().split("\n\n")
@@ -275,8 +278,8 @@ def test_trim_drops_everything_from_the_first_missing_shard(folder: Path) -> Non
     for record in records:
         (folder / record.name).write_bytes(b"x" * record.bytes)
     manifest = dataclasses.replace(MANIFEST, shards=tuple(records), complete=True)
-    assert trim_to_whole_files(manifest, folder) == manifest
+    assert trim_to_whole_files(manifest, FolderStore(folder)) == manifest
     (folder / "1.npy").write_bytes(b"short")
-    trimmed = trim_to_whole_files(manifest, folder)
+    trimmed = trim_to_whole_files(manifest, FolderStore(folder))
     assert trimmed.shards == (records[0],)
     assert not trimmed.complete

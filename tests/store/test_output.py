@@ -31,12 +31,14 @@ from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store import output as output_module
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.growing_file import GrowingFile
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.output import Output
 from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.segment import Segment, seal_segment
+from fineweb_shards.store.seal import seal_segment
+from fineweb_shards.store.segment import Segment
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.disk import Disk
@@ -73,7 +75,7 @@ def output_of(
     disk = Disk(folder, 0, Observer())
     one_file = get_layout(layout).one_file
     rule = SplitRule() if one_file else SplitRule(val_tokens=shard_tokens)
-    spec = OutputSpec(folder, get_layout(layout), GPT2, shard_tokens, rule)
+    spec = OutputSpec(FolderStore(folder), get_layout(layout), GPT2, shard_tokens, rule)
     given = {"layout": layout, "shard_tokens": shard_tokens, **({"val_ratio": 0.0} if one_file else {})}
     settings = runs.job_of(folder, __file__, format="text", **given).config.fingerprint()
     with (
@@ -294,8 +296,8 @@ def sealed(folder: Path, data: bytes, documents: int) -> str:
     """What sealing says about a file with these bytes, which should hold so many documents."""
     path = folder / "growing.tmp"
     path.write_bytes(data)
-    segment = Segment(path, folder / NAME, "val", 0, len(data), len(data) // 2 - 64, documents, whole=True)
-    return seal_segment(segment, FORMAT)
+    segment = Segment(path, 0, NAME, "val", 0, len(data), len(data) // 2 - 64, documents, whole=True)
+    return seal_segment(Observer(), segment, FORMAT, FolderStore(folder), 0)
 
 
 def test_what_is_read_back_is_checked(folder: Path) -> None:
@@ -311,23 +313,23 @@ def test_what_is_read_back_is_checked(folder: Path) -> None:
 def test_a_file_that_grows_goes_on_after_the_last_recorded_token(folder: Path) -> None:
     """What a killed run has written after it is cut off; a second segment begins there."""
     disk = Disk(folder, 0, Observer())
-    final = folder / NAME
+    store = FolderStore(folder)
     part, *_ = slices_of(TOKENS, 6)
     with contextlib.closing(TokenWriter(FORMAT, disk)) as writer:
-        file = GrowingFile(final, FORMAT, "val", 6, disk)
-        file.open()
+        file = GrowingFile(NAME, store, FORMAT, "val", disk)
         writer.write(TOKENS, file.place(part))
-        grown = GrowingFile(final, FORMAT, "val", 6, disk, recorded_tokens=4)
-        grown.open()
-        assert grown.path.stat().st_size == 128 + 8
+        grown = GrowingFile(NAME, store, FORMAT, "val", disk, recorded_tokens=4)
+        path = grown.open().path
+        assert path.stat().st_size == 128 + 8
         assert not grown.has_open_segment
         (rest,) = slices_of(TOKENS, 6, begin=4)
         placement = grown.place(rest)
         assert (placement.offset, placement.ranges.tolist()) == (128 + 8, [[4, 6]])
         writer.write(TOKENS, placement)
         segment = grown.end_segment(whole=True)
-    assert (segment.offset, segment.bytes, segment.tokens, segment.documents) == (136, 4, 2, 0)
-    assert grown.path.read_bytes() == numpy_bytes(TOKENS)
+    assert (segment.offset, segment.size_bytes, segment.tokens, segment.documents) == (136, 4, 2, 0)
+    assert seal_segment(Observer(), segment, FORMAT, store, 0) == hashlib.sha256(TOKENS[4:]).hexdigest()
+    assert path.read_bytes() == numpy_bytes(TOKENS)
     grown.discard()
     grown.discard()
     assert list((folder / WORK_FOLDER).iterdir()) == []

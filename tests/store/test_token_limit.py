@@ -16,6 +16,7 @@ from layout_reference import Wanted
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import load_manifest
 
 DOCUMENTS = make_documents(60, seed=29)
@@ -43,7 +44,7 @@ def test_a_grown_folder_is_that_of_an_uninterrupted_run(tmp_path: Path, wanted: 
         now = dataclasses.replace(wanted, max_tokens=limit)
         grown = runs.build_inline(out, path, batch_bytes=3000, **now.settings())
         assert runs.outputs_in(out) == layout_reference.files_of_tokens(ENCODED, now), limit
-        assert verify_folder(out).damages == []
+        assert verify_folder(FolderStore(out)).damages == []
     fresh = runs.build_inline(tmp_path / "fresh", path, batch_bytes=3000, **wanted.settings())
     assert grown.shards == fresh.shards
     assert grown.totals == fresh.totals

@@ -60,7 +60,7 @@ class InlineExecutor(Executor):
         return InProcessPlane(self._writer).place(tokens, placements)
 
     def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        return completed(function(*arguments))
+        return completed(function(Observer(), *arguments))
 
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
         return future.result(timeout=0)

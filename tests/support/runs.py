@@ -27,6 +27,7 @@ from fineweb_shards.run.export import open_export_source
 from fineweb_shards.run.job import Job, make_job
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.sources.base import Source
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.disk import Disk
@@ -93,7 +94,7 @@ def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Coun
 def export(source: Path, out: Path, **settings: Any) -> Manifest:
     """An export, as the command does it."""
     config = Config(out=str(out), **settings)
-    origin = open_export_source(source)
+    origin = open_export_source(FolderStore(source))
     return export_shards(origin, config, fresh=False, say=lambda _: None, observer=Observer()).manifest
 
 

@@ -19,6 +19,7 @@ from fineweb_shards.errors import Interrupted, NetworkError
 from fineweb_shards.report.closing import closing_lines
 from fineweb_shards.report.page import write_report
 from fineweb_shards.report.path import FILE_NAME as REPORT
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.types import Cursor
 from fineweb_shards.watching import monitor as monitor_module
@@ -49,7 +50,9 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, P
     history.begin_run()
     progress = Progress(EventLog(job.folder), None, history)
     progress.expect(Total(1000, exact=True), job.source.share_before)
-    page = Page(partial(write_report, job.folder), partial(closing_lines, job.folder), lambda: None)
+    page = Page(
+        partial(write_report, FolderStore(job.folder)), partial(closing_lines, job.folder), lambda: None
+    )
     monitor = Monitor(
         job.output, progress, ThreeWorkers(job.source, runs.encoder()), current_invocation("build it"), page
     )

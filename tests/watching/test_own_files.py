@@ -24,6 +24,7 @@ from fineweb_shards.events import Event
 from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import render_page
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
@@ -51,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     history.begin_wait("network", "waiting for the network")
     history._interval_seconds = 1.0
     history.save(out)
-    complete_folder_statistics(out, manifest.shard_format, manifest.shards, in_order=True)
+    complete_folder_statistics(FolderStore(out), manifest.shard_format, manifest.shards, in_order=True)
     (out / WORK_FOLDER / "quarantine.jsonl").write_text("{}\n")
     assert {path.name for path in (out / WORK_FOLDER).iterdir()} == set(NAMES)
     assert len(load_history(out).marks) == 2
@@ -71,11 +72,11 @@ def look(out: Path, *, page: bool = False) -> None:
     load_history(out).begin_run()
     with contextlib.suppress(ShardError):  # a sentence; anything else fails the test
         for alive in (True, False):
-            status = read_status(out, alive=alive)
+            status = read_status(FolderStore(out), alive=alive)
             status_lines(status)
             json.dumps(status_values(status))
         if page:
-            render_page(gather_facts(out, alive=True))
+            render_page(gather_facts(FolderStore(out), alive=True))
 
 
 def damaged(good: bytes, chooser: random.Random) -> bytes:

@@ -23,6 +23,7 @@ from inputs import write_parquet
 
 from fineweb_shards import errors
 from fineweb_shards.run.config import Config
+from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked
@@ -39,7 +40,7 @@ NO_TOTALS = dict.fromkeys(("shards", "tokens", "documents", "dropped_tokens"), 0
 def folder(tmp_path: Path) -> Path:
     """A folder with a manifest, and no run at work."""
     (tmp_path / WORK_FOLDER).mkdir()
-    save_manifest(Manifest(Config().fingerprint(), [], {}), tmp_path)
+    save_manifest(Manifest(Config().fingerprint(), [], {}), FolderStore(tmp_path))
     return tmp_path
 
 
@@ -56,7 +57,7 @@ def another_run(folder: Path) -> Iterator[None]:
 
 
 def shown(folder: Path) -> tuple[str, str, int]:
-    status = read_status(folder)
+    status = read_status(FolderStore(folder))
     json.dumps(status_values(status))
     return status.state, "\n".join(status_lines(status)), status.exit_code
 
@@ -93,7 +94,7 @@ def test_watch_fits_the_terminal(folder: Path, columns: int, rows: int) -> None:
     ]
     (folder / WORK_FOLDER / "log.txt").write_text("\n".join(events) + "\n")
     with another_run(folder):
-        lines = fit_screen(read_status(folder), columns - 1, rows)
+        lines = fit_screen(read_status(FolderStore(folder)), columns - 1, rows)
     assert len(lines) <= rows
     assert max(map(len, lines)) < columns
     text = " ".join(line.strip() for line in lines)
@@ -135,7 +136,9 @@ def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
 
 def test_verifying(folder: Path) -> None:
     """The run is not over while shards are read back, although the manifest is complete."""
-    save_manifest(Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS), folder)
+    save_manifest(
+        Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS), FolderStore(folder)
+    )
     beat(folder, replace(SNAPSHOT, state=VERIFYING, verified_shards=2))
     with another_run(folder):
         state, text, _ = shown(folder)
@@ -181,7 +184,9 @@ def test_the_command_to_resume_says_where_to_type_it(folder: Path, monkeypatch: 
 
 def test_complete(folder: Path) -> None:
     """Exit code 0; where the run ended badly all the same, that is told, too."""
-    save_manifest(Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS), folder)
+    save_manifest(
+        Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS), FolderStore(folder)
+    )
     beat(folder, exit_code=0)
     assert shown(folder)[::2] == ("complete", 0)
     beat(folder, replace(SNAPSHOT, reason="2 damaged files."), exit_code=7)

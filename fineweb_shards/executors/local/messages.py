@@ -24,7 +24,7 @@ _ALIVE_EVERY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Errand:
-    """An order for any worker: call a module's function."""
+    """An order for any worker: call a module's function with an Observer and these arguments."""
 
     number: int
     function: Callable[..., Any]

@@ -153,7 +153,7 @@ class Worker:
         while True:
             errand = self._errands.get()
             try:
-                returned = Returned(errand.number, errand.function(*errand.arguments))
+                returned = Returned(errand.number, errand.function(self._outbox, *errand.arguments))
             except ShardError as error:
                 returned = Returned(errand.number, error=error)
             except Exception as error:

@@ -1,0 +1,104 @@
+"""Keep finished files in a folder: a file grows in the work folder and is renamed when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, ClassVar
+
+from fineweb_shards.events import Observer
+from fineweb_shards.store.files import find_file, growing_path
+from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.store import FoundFile, GrowingPart, Store
+from fineweb_shards.system.durable import (
+    WORK_FOLDER,
+    FolderLock,
+    is_locked,
+    publish,
+    sync_folder,
+    write_file,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderStore(Store):
+    """A folder that all processes of a run can see."""
+
+    path: Path
+    grows_in_place: ClassVar[bool] = True
+
+    @property
+    def folder(self) -> Path:
+        return self.path
+
+    @property
+    def location(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    def find(self, name: str) -> FoundFile | None:
+        path = find_file(self.path, name)
+        return FoundFile(path.stat().st_size, path == self.path / name) if path else None
+
+    def open(self, name: str) -> BinaryIO:
+        return open(find_file(self.path, name) or self.path / name, "rb")
+
+    def list_names(self, below: str = "") -> list[str]:
+        folder = self.path / below
+        return os.listdir(folder) if folder.is_dir() else []
+
+    def named_bytes(self, name: str) -> int | None:
+        path = self.path / name
+        return path.lstat().st_size if os.path.lexists(path) else None
+
+    def is_locked(self) -> bool:
+        return is_locked(self.path)
+
+    def lock(self, observer: Observer) -> contextlib.AbstractContextManager[object]:
+        return FolderLock(self.path)
+
+    def save_manifest(self, data: bytes) -> None:
+        write_file(self.path / FILE_NAME, data, self.path / WORK_FOLDER)
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
+
+    def prepare(self, name: str, offset: int) -> GrowingPart:
+        final = self.path / name
+        path = growing_path(final)
+        if not offset:
+            path.write_bytes(b"")
+            return GrowingPart(path)
+        if not path.exists():
+            os.replace(final, path)  # it was finished, but then a part of it was lost
+        os.truncate(path, offset)
+        return GrowingPart(path)
+
+    def add_segment(self, segment: Segment, observer: Observer) -> None:
+        with open(segment.path, "rb") as file:
+            os.fsync(file.fileno())
+
+    def name_file(self, segment: Segment) -> None:
+        if not segment.whole:
+            sync_folder(segment.path.parent)  # the manifest will rely on the file being there
+        elif segment.path.exists():  # else it has its name: this was interrupted before
+            publish(segment.path, self.path / segment.name)
+
+    def add_file(self, temporary: Path, name: str, observer: Observer) -> None:
+        final = self.path / name
+        if not final.parent.is_dir():
+            final.parent.mkdir()
+            sync_folder(self.path)
+        publish(temporary, final)
+
+    def leftovers(self, names: Iterable[str]) -> list[Path]:
+        needed = {growing_path(self.path / name) for name in names}
+        return [path for path in (self.path / WORK_FOLDER).glob("*.tmp") if path not in needed]

@@ -1,0 +1,118 @@
+"""Define where the finished files of an output live: a folder, or a prefix in an object store.
+
+Everything that is not a finished file is in a folder on this machine in both cases: what is being made, the
+lock, the log. If the store is a folder, it is the same one.
+
+A file of tokens comes in segments (segment.py). Workers write each into a file that the store has prepared,
+and seal it; the parent then names files that are whole, in order, and saves the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, ClassVar
+
+from fineweb_shards.events import Observer
+from fineweb_shards.store.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file of a store. `named`: it has its final name; otherwise it still grows."""
+
+    size_bytes: int
+    named: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingPart:
+    """A file on this machine for the next bytes of a file, from its byte `begin` on."""
+
+    path: Path
+    begin: int = 0
+
+
+class Store(ABC):
+    """The finished files of an output, by their names. Can be sent to other processes."""
+
+    grows_in_place: ClassVar[bool]  # all segments of a file are written into the same file
+
+    @property
+    @abstractmethod
+    def folder(self) -> Path:
+        """The folder on this machine."""
+
+    @property
+    @abstractmethod
+    def location(self) -> str:
+        """Where the files are, for people."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The last word of the location."""
+
+    # For readers
+
+    @abstractmethod
+    def find(self, name: str) -> FoundFile | None:
+        """Look for a file, whether it grows or is finished; None if it is missing."""
+
+    @abstractmethod
+    def open(self, name: str) -> BinaryIO:
+        """Open a file for reading, whether it grows or is finished. Raises OSError or a ShardError."""
+
+    @abstractmethod
+    def list_names(self, below: str = "") -> list[str]:
+        """Return the names of all finished files directly in the store, or in a folder of it."""
+
+    @abstractmethod
+    def named_bytes(self, name: str) -> int | None:
+        """Return the size of whatever has this final name; None if nothing has."""
+
+    @abstractmethod
+    def is_locked(self) -> bool:
+        """Return whether a run is active here now."""
+
+    # For one run
+
+    @abstractmethod
+    def lock(self, observer: Observer) -> contextlib.AbstractContextManager[object]:
+        """Lock the store for one run; LockedError if another one is active."""
+
+    @abstractmethod
+    def save_manifest(self, data: bytes) -> None:
+        """Replace the manifest durably."""
+
+    @abstractmethod
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove finished files, and what is there of those that grow. Missing ones are no error."""
+
+    @abstractmethod
+    def prepare(self, name: str, offset: int) -> GrowingPart:
+        """Prepare a file for the next bytes, of which `offset` are in the manifest already: what was written
+        after them is cut off. Raises OSError."""
+
+    @abstractmethod
+    def add_segment(self, segment: Segment, observer: Observer) -> None:
+        """Take over a segment that was written and read back; durable when this returns. In any process."""
+
+    @abstractmethod
+    def name_file(self, segment: Segment) -> None:
+        """Give a file that ends with this segment its name, or make sure that one that grows on is found
+        again. Raises OSError."""
+
+    @abstractmethod
+    def add_file(self, temporary: Path, name: str, observer: Observer) -> None:
+        """Take over a small file, durably and at once. In any process. Raises OSError."""
+
+    @abstractmethod
+    def leftovers(self, names: Iterable[str]) -> list[Path]:
+        """Return the unfinished files in the work folder that are not of these names."""
+
+    def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
+        """Remove what is kept elsewhere of unfinished files, except for the recorded bytes of each name."""
