@@ -90,9 +90,9 @@ def test_a_folder_by_its_path_its_sample_or_its_toml_file(folder: Path) -> None:
     (folder / "demo" / "manifest.json").touch()
     assert read_store("demo") == FolderStore(Path("demo"))
     for verb in ("status", "verify", "report"):
-        assert read_named_store(parse([verb, "sample-10BT"])) == Path("edu_fineweb10B")
+        assert read_named_store(parse([verb, "sample-10BT"])) == FolderStore(Path("edu_fineweb10B"))
     for words in (["upload", "sample-10BT", "--repo", "u/n"], ["export", "sample-10BT"]):
-        assert parse(words).folder == Path("edu_fineweb10B")
+        assert parse(words).folder == FolderStore(Path("edu_fineweb10B"))
 
 
 @pytest.mark.parametrize("value", ["--", "---", "-", "-x", "-5", "a=b", "=", "- ", "--=", "--fresh"])
