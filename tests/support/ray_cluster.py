@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,8 +19,15 @@ import psutil
 DRIVER = Path(__file__).parent / "ray_driver.py"
 STORE_BYTES = 96 * 2**20
 # A node that is gone is noticed in a second and a half, and no test waits for others on the machine.
-SYSTEM = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+SYSTEM = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 3,
+}
 ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+TITLES = ("encode_batches", "do_errand", "Board", "fineweb-shards")
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
@@ -57,6 +65,18 @@ class RayCluster:
     def remove_node(self) -> None:
         """Kill the last node: its raylet, and with it all that runs there."""
         self._cluster.remove_node(self._nodes.pop(), allow_graceful=False)
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes that have a task or an actor of a run now."""
+        found = []
+        for node in self._nodes:
+            for raylet in node.all_processes["raylet"]:
+                for process in psutil.Process(raylet.process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.Error):
+                        title = " ".join(process.cmdline())
+                        if any(name in title for name in TITLES):
+                            found.append(process)
+        return found
 
     def shutdown(self) -> None:
         self._cluster.shutdown()
@@ -106,6 +126,10 @@ class RayDriver:
         self.start(*words)
         return self.wait()
 
+    def used_store_bytes(self) -> int:
+        """What is in the object stores of the cluster."""
+        return self.run("used-store-bytes")[0]
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -116,14 +140,3 @@ class RayDriver:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
-
-
-def workers_of_nodes() -> list[psutil.Process]:
-    """Ray's processes on this machine that do, or have done, tasks of ours."""
-    names = ("ray::encode_batches", "ray::do_errand", "ray::Board", "fineweb-shards")
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if any(name in word for word in words[:1] for name in names):
-            found.append(process)
-    return found

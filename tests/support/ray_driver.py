@@ -1,7 +1,7 @@
 """Runs commands of this program in one process that stays connected to a Ray cluster.
 
-python ray_driver.py ADDRESS; each line of standard input is a JSON list of words, each line of standard output
-the exit code and what was written to standard error.
+python ray_driver.py ADDRESS; each line of standard input is a JSON list of words, each line of standard
+output the exit code and what was written to standard error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import ray
 from fineweb_shards.commands.main import main
 
 
+def used_store_bytes() -> int:
+    name = "object_store_memory"
+    return int(ray.cluster_resources()[name] - ray.available_resources().get(name, 0))
+
+
 def run(words: list[str]) -> tuple[int, str]:
+    if words == ["used-store-bytes"]:
+        return used_store_bytes(), ""
     errors = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
         code = main(words)

@@ -52,15 +52,15 @@ class Cluster:
         self._store_bytes = max(_SMALLEST_STORE_BYTES, store_bytes)
         self._observer = observer
         self._folder: str | None = None  # of a cluster that was started here
-        self._connected = False  # by us: a connection that this process has already is used as it is
+        self.is_shared = False  # the process was connected before, and stays so
 
     def connect(self) -> None:
         """Connect, or start the cluster; UsageError if there is none at the address."""
         ray = load_ray()
         self._redirect_messages()
-        if ray.is_initialized():
+        self.is_shared = ray.is_initialized()
+        if self.is_shared:
             return
-        self._connected = True
         with _handlers_kept(), _environment(_ENVIRONMENT), _standard_error_dropped():
             try:
                 ray.init(**self._arguments(), log_to_driver=False, configure_logging=False)
@@ -107,7 +107,7 @@ class Cluster:
     def close(self) -> None:
         """Disconnect. The tasks and objects of the run go with the connection, and a cluster that was started
         here goes as well."""
-        if self._connected:
+        if not self.is_shared:
             with _handlers_kept():
                 load_ray().shutdown()
         if self._folder is not None:

@@ -174,6 +174,11 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         return mark
 
     def __exit__(self, *exception: object) -> None:
+        if self._cluster.is_shared:  # otherwise all of it goes with the connection
+            for attempt in self._running.values():
+                load_ray().cancel(attempt.tokens, force=True)
+            if self._board is not None:
+                load_ray().kill(self._board)
         self._cluster.close()
         (self._spec.folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
 
