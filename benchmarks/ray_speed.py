@@ -1,9 +1,9 @@
 """`make bench-ray`: the same files with processes on this machine, and with Ray on this machine, in turn.
 
 Measured from outside, from a third of the tokens on to the last shard in the manifest, so that the start of
-Ray and of its processes does not count: tokens a second, and processor time a token of the driver (the parent), of the workers, and
-of Ray's own processes. On a machine that has other work, processor time is what can be compared: `share by
-processor time` is what the speed would be if all cores were ours.
+Ray and of its processes does not count: tokens a second, and processor time a token of the driver (the
+parent), of the workers, and of Ray's own processes. On a machine that has other work, processor time is what
+can be compared: the share by processor time is what the speed would be if all cores were ours.
 
     python benchmarks/ray_speed.py [--files FILE.parquet …] [--rounds 3]
 """
@@ -125,6 +125,11 @@ def measure(executor: str, files: list[str], out: Path) -> Speed:
     return Watched(words, out).run()
 
 
+def describe(speed: Speed) -> str:
+    parts = f"driver {speed.driver_ns:.2f}, workers {speed.worker_ns:.1f}, others {speed.other_ns:.1f}"
+    return f"{show_count(speed.tokens_per_second):>7} tokens/s; ns a token: {parts}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--files", nargs="*", help="parquet files with a text column")
@@ -137,11 +142,7 @@ def main() -> None:
             for executor in EXECUTORS:
                 speed = measure(executor, files, Path(folder) / "out")
                 speeds[executor].append(speed)
-                print(
-                    f"{executor:6} {show_count(speed.tokens_per_second):>7} tokens/s, ns a token: "
-                    f"driver {speed.driver_ns:.2f}, workers {speed.worker_ns:.1f}, others {speed.other_ns:.1f}",
-                    flush=True,
-                )
+                print(f"{executor:6} {describe(speed)}", flush=True)
     local, ray = (speeds[executor] for executor in EXECUTORS)
     pairs = list(zip(local, ray, strict=True))
     share = median(two.tokens_per_second / one.tokens_per_second for one, two in pairs)

@@ -15,10 +15,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import layout_reference
+import numpy as np
 import psutil
 import pytest
 import reference
 import runs
+import vocabularies
 from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_parquet, write_text
 from layout_reference import Wanted
@@ -101,7 +103,10 @@ def has_finished(out: Path, shards: int) -> Callable[[], bool]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def build_many(many: Path, out: Path) -> list[str]:
@@ -156,6 +161,21 @@ def test_other_inputs_are_the_reference(
     code, errors = driver.run(*words, *on(cluster))
     assert code == 0, errors
     assert runs.outputs_in(out) == layout_reference.files(TEXTS, wanted)
+
+
+@pytest.mark.promise(34)
+def test_another_tokenizer_is_its_own_reference(
+    tmp_path: Path, driver: RayDriver, cluster: RayCluster
+) -> None:
+    """Its files are brought to the nodes, which don't see the folder where the driver keeps them."""
+    tokenizer = vocabularies.MAKERS[0](tmp_path)
+    path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    out = tmp_path / "out"
+    words = ["build", "--input", str(path), "--out", str(out), *map(str, tokenizer.flags)]
+    code, errors = driver.run(*words, "--val-tokens", "0", *on(cluster))
+    assert code == 0, errors
+    (shard,) = out.glob("*.npy")
+    assert np.load(shard).tolist() == tokenizer.stream(DOCUMENTS)
 
 
 @pytest.mark.promise(34)

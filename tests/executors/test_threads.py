@@ -42,6 +42,7 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # actions, `write_blocks` and `do_errands` are in test_unwritten.py.
 INVENTORY = {
     "executors/producer.py": 1,
+    "executors/ray/one_by_one_process.py": 1,
     "executors/local/watchdog.py": 1,
     "executors/local/worker.py": 1,
     "reading/token_stream.py": 1,
