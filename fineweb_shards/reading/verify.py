@@ -117,22 +117,25 @@ def check_segment(
         found = store.find(file.name)
         if found is None:
             return f"{file.name}: missing"
+        header = store.read_range(file.name, 0, shard_format.header_bytes) if found.named else b""
+        damage = _check_size(shard_format, file, found, header, may_grow=may_grow or not found.named)
+        if damage or sealed:
+            return damage
         with store.open(file.name) as data:
-            damage = _check_size(shard_format, file, data, found, may_grow=may_grow or not found.named)
-            return damage if damage or sealed else _check_tokens(shard_format, record, data)
+            return _check_tokens(shard_format, record, data)
     except OSError as error:
         return f"{file.name}: {error.strerror}"
 
 
 def _check_size(
-    shard_format: ShardFormat, file: OutputFile, data: BinaryIO, found: FoundFile, *, may_grow: bool
+    shard_format: ShardFormat, file: OutputFile, found: FoundFile, header: bytes, *, may_grow: bool
 ) -> str | None:
     """Return what is wrong with a file's length or, if it has its final name, its header; or None."""
     size = found.size_bytes
     if size < file.end_bytes or (size > file.end_bytes and not may_grow):
         return f"{file.name}: {size:,} bytes long, should be {file.end_bytes:,}"
     tokens, _ = shard_format.tokens_in(size)
-    if found.named and data.read(shard_format.header_bytes) != shard_format.header(tokens):
+    if found.named and header != shard_format.header(tokens):
         return f"{file.name}: the header is damaged"
     return None
 

@@ -30,6 +30,7 @@ class FolderStore(Store):
 
     path: Path
     grows_in_place: ClassVar[bool] = True
+    is_remote: ClassVar[bool] = False
 
     @property
     def folder(self) -> Path:
@@ -43,12 +44,20 @@ class FolderStore(Store):
     def name(self) -> str:
         return self.path.resolve().name
 
+    def is_same(self, other: Store) -> bool:
+        return isinstance(other, FolderStore) and other.path.resolve() == self.path.resolve()
+
     def find(self, name: str) -> FoundFile | None:
         path = find_file(self.path, name)
         return FoundFile(path.stat().st_size, path == self.path / name) if path else None
 
     def open(self, name: str) -> BinaryIO:
         return open(find_file(self.path, name) or self.path / name, "rb")
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        with self.open(name) as file:
+            file.seek(begin)
+            return file.read(end - begin)
 
     def list_names(self, below: str = "") -> list[str]:
         folder = self.path / below
@@ -98,6 +107,9 @@ class FolderStore(Store):
             final.parent.mkdir()
             sync_folder(self.path)
         publish(temporary, final)
+
+    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
+        return total_bytes
 
     def leftovers(self, names: Iterable[str]) -> list[Path]:
         needed = {growing_path(self.path / name) for name in names}

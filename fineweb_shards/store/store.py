@@ -40,6 +40,7 @@ class Store(ABC):
     """The finished files of an output, by their names. Can be sent to other processes."""
 
     grows_in_place: ClassVar[bool]  # all segments of a file are written into the same file
+    is_remote: ClassVar[bool]  # finished files are not in a folder
 
     @property
     @abstractmethod
@@ -56,11 +57,24 @@ class Store(ABC):
     def name(self) -> str:
         """The last word of the location."""
 
+    @abstractmethod
+    def is_same(self, other: Store) -> bool:
+        """Return whether another store has the same files."""
+
     # For readers
 
     @abstractmethod
     def find(self, name: str) -> FoundFile | None:
         """Look for a file, whether it grows or is finished; None if it is missing."""
+
+    def find_all(self, names: Iterable[str]) -> dict[str, FoundFile]:
+        """Look for many files at once; missing ones are left out."""
+        return {name: found for name in names if (found := self.find(name)) is not None}
+
+    @abstractmethod
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        """Read the bytes from `begin` to `end` of a file; fewer if it is shorter. Raises OSError or a
+        ShardError."""
 
     @abstractmethod
     def open(self, name: str) -> BinaryIO:
@@ -113,6 +127,11 @@ class Store(ABC):
     @abstractmethod
     def leftovers(self, names: Iterable[str]) -> list[Path]:
         """Return the unfinished files in the work folder that are not of these names."""
+
+    @abstractmethod
+    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
+        """Return how much space on this machine an output of so many bytes needs, if so many shards are being
+        made at once."""
 
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
         """Remove what is kept elsewhere of unfinished files, except for the recorded bytes of each name."""
