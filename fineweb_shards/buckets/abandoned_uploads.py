@@ -1,0 +1,35 @@
+"""Give up uploads that a killed run has left unfinished. obstore can't list them, so this is for boto3."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from fineweb_shards.buckets.address import BucketAddress
+from fineweb_shards.errors import ShardError
+
+
+def abort_abandoned_uploads(address: BucketAddress, folder: str, refusal: type[ShardError]) -> int | None:
+    """Give up all unfinished uploads into a folder of an S3 bucket; return their number. None if it is no S3
+    bucket, or boto3 is not installed."""
+    if address.scheme != "s3" or importlib.util.find_spec("boto3") is None:
+        return None
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    aborted = 0
+    try:
+        client = boto3.client("s3")
+        pages = client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=address.bucket, Prefix=f"{folder}/" if folder else ""
+        )
+        for upload in [found for page in pages for found in page.get("Uploads", [])]:
+            client.abort_multipart_upload(
+                Bucket=address.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+            )
+            aborted += 1
+    except (BotoCoreError, ClientError) as error:
+        raise refusal(
+            f"{address}: unfinished uploads can't be given up ({type(error).__name__}).",
+            "Let the bucket do it, by a lifecycle rule (AbortIncompleteMultipartUpload).",
+        ) from None
+    return aborted

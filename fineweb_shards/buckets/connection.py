@@ -1,0 +1,57 @@
+"""Send requests to a bucket: with retries for what may pass, and our own errors for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from fineweb_shards.buckets.address import BucketAddress
+from fineweb_shards.buckets.errors import MissingError, translate
+from fineweb_shards.buckets.stores import get_store, note_answer
+from fineweb_shards.errors import ShardError
+from fineweb_shards.system.retry import Retrier
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+Result = TypeVar("Result")
+
+
+class Connection:
+    """A folder in a bucket, and how requests about it are sent. Threads may share it."""
+
+    def __init__(self, address: BucketAddress, retrier: Retrier, refusal: type[ShardError]) -> None:
+        self.address = address
+        self.retrier = retrier
+        self.refusal = refusal
+
+    def call(
+        self, name: str, action: Callable[[ObjectStore, str], Result], *, for_upload: bool = False
+    ) -> Result:
+        """Return what `action` returns for the store and an object's full name in it. Besides errors for a
+        user it may raise MissingError, PreconditionError and UnconditionalError, for the caller."""
+        key = self.address.key(name)
+
+        def attempt() -> Result:
+            store = get_store(self.address, for_upload=for_upload)
+            from obstore.exceptions import BaseError
+
+            try:
+                result = action(store, key)
+            except (BaseError, FileNotFoundError) as error:  # the second one is a missing object
+                raise translate(error, self.address, name, self.refusal) from None
+            note_answer(self.address)
+            return result
+
+        return self.retrier.call(attempt)
+
+    def find(self, name: str, action: Callable[[ObjectStore, str], Result]) -> Result:
+        """Do the same for an object that must be there."""
+        try:
+            return self.call(name, action)
+        except MissingError:
+            raise self.missing(name) from None
+
+    def missing(self, name: str) -> ShardError:
+        """Make the error for an object that is not there."""
+        return self.refusal(f"{self.address.child(name)}: there is no such object.", "Check the address.")
