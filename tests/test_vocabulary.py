@@ -184,7 +184,7 @@ def write(
 ) -> Manifest:
     """Make the shards, or the rest of them; `kill_after` so many slices."""
     config = Config(out=str(out), layout=layout, shard_tokens=SHARD_TOKENS, **more)  # type: ignore[arg-type]
-    spec = output_spec(config, WIDE)
+    spec = output_spec(config, FolderStore(out), WIDE)
     new = Manifest(
         config.fingerprint(),
         [{"name": "made up", "size_bytes": 1, "content_hash": ""}],

@@ -186,8 +186,11 @@ class Bucket:
         """Write a local file of any size as an object, in parts if it is large. It is visible when all of it
         is there. If anything goes wrong on the way, the parts are given up."""
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            version = self._connection.call(name, partial(_send, file, size), for_upload=True)
+            return self.upload_file(file, os.fstat(file.fileno()).st_size, name)
+
+    def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:
+        """Write an open file of so many bytes as an object, like `upload`."""
+        version = self._connection.call(name, partial(_send, file, size), for_upload=True)
         found = self._find(name)
         if found.size_bytes != size:
             raise self._refusal(

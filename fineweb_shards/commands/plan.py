@@ -18,7 +18,7 @@ from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.run.separator_preview import document_rows
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
-from fineweb_shards.system.durable import is_locked
+from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
 from fineweb_shards.watching.screen import LineScreen
 
@@ -31,8 +31,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the plan; if a build would be refused, raise the same error after it."""
     config = dataclasses.replace(read_config(options), download=False)  # a plan needs no whole file
-    begun = load_manifest(config.folder) if config.out else None
-    job = make_job(config, begun=begun, observer=WaitsOnScreen(LineScreen()))
+    config.check()
+    observer = WaitsOnScreen(LineScreen())
+    store = open_store_to_read(config.out, observer, config.max_outage)
+    begun = load_manifest(store.folder)
+    job = make_job(config, store, begun=begun, observer=observer)
     manifest, refusal = None, None
     try:
         manifest = open_manifest(job, same_source=False)
@@ -44,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
             plan = make_plan(tried, trial_seconds=1.0)
         else:
             plan = make_plan(tried, trial_seconds=1.0, start=manifest.end, done_tokens=manifest.tokens)
-    held = is_locked(job.folder)
+    held = store.is_locked()
     print_result(*plan_lines(plan, verdict_on(manifest, held=held)))
     if refusal is not None and not held:
         raise refusal

@@ -24,6 +24,7 @@ from fineweb_shards.run.separator_preview import SeparatorPreview
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.store.output import shards_at_once
 from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.types import Cursor
@@ -71,6 +72,15 @@ class Plan:
         """The size of the shards that are still to be written."""
         left = self.tokens_left
         return None if left is None else self.job.output.shard_format.size_bytes(left)
+
+    @property
+    def scratch_bytes(self) -> int | None:
+        """The space on this machine that the shards need, all of them or those that are being made."""
+        output, total = self.job.output, self.output_bytes
+        if total is None:
+            return None
+        shard_bytes = output.shard_format.size_bytes(output.shard_tokens)
+        return output.store.scratch_bytes(total, shard_bytes, shards_at_once(self.job.budget.workers))
 
     @property
     def read_bytes(self) -> int:
@@ -148,7 +158,7 @@ class _Trial:
 
 def check_disk(plan: Plan) -> None:
     """Raise DiskFullError if the disk can't hold the shards. An estimated size is first reduced by 10 %."""
-    needed, free = plan.output_bytes, plan.free_bytes
+    needed, free = plan.scratch_bytes, plan.free_bytes
     if needed is None:
         return
     about, remark = ("", "") if plan.extent.exact else ("about ", " (an estimate)")

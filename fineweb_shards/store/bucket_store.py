@@ -13,7 +13,6 @@ import contextlib
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -135,8 +134,8 @@ class BucketStore(Store):
         with FolderLock(self._scratch):
             bucket = self._bucket.reopened(observer)
             if not bucket.has_conditional_writes:
-                observer.tell(Event("note", f"note: {self.location}: this store does not check conditions of "
-                                    "writes, so two runs at the same moment may not notice each other"))  # fmt: skip
+                text = "this store does not check conditions, so two runs may not notice each other"
+                observer.tell(Event("note", f"note: {self.location}: {text}"))
             with BucketLock(bucket, self._scratch, self._mirror.push, observer):
                 self.fetch()
                 yield self
@@ -181,7 +180,7 @@ class BucketStore(Store):
         sources: list[FileSource] = [
             (len(header), lambda: io.BytesIO(header)),
             *(_source_of(piece, bucket, max(0, len(header) - piece.begin)) for piece in pieces),
-            (segment.end - segment.begin, partial(open, segment.path, "rb")),
+            (segment.end - segment.begin, lambda: segment.path.open("rb")),
         ]
         with io.BufferedReader(JoinedFile(sources)) as whole:
             bucket.upload_file(whole, segment.end, segment.name)

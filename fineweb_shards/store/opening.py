@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fineweb_shards.buckets.address import BucketAddress, is_bucket_url, is_url
+from fineweb_shards.buckets.address import BucketAddress, is_url
 from fineweb_shards.errors import OutputError
 from fineweb_shards.events import Observer
 from fineweb_shards.store.folder_store import FolderStore
@@ -57,6 +57,3 @@ def _open_bucket(location: str, max_outage_seconds: float, observer: Observer) -
     from fineweb_shards.buckets.bucket import Bucket
 
     return Bucket(location, max_outage_seconds, observer, refusal=OutputError)
-
-
-__all__ = ["is_bucket_url", "open_store", "open_store_to_read", "scratch_folder"]

@@ -61,6 +61,11 @@ def begin_output(store: Store, manifest: Manifest) -> None:
     save_manifest(manifest, store)
 
 
+def shards_at_once(workers: int) -> int:
+    """Return how many files may be there that are not recorded: both splits', and those being sealed."""
+    return len(SPLITS) + 1 + min(workers, _MOST_CHECKPOINTS)
+
+
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
     """Segments to record together, once the first `after` placements are written and the segments sealed."""

@@ -60,7 +60,8 @@ def encoder_of(job: Job) -> Encoder | TokenJoiner:
 
 
 def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
-    return make_job(Config(input=tuple(map(str, inputs)), out=str(out), **settings))
+    config = Config(input=tuple(map(str, inputs)), out=str(out), **settings)
+    return make_job(config, config.open_store(Observer()))
 
 
 def spec_of(source: Source, engine: str = "tiktoken") -> WorkerSpec:
