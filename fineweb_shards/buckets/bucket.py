@@ -19,7 +19,7 @@ from fineweb_shards.buckets.abandoned_uploads import abort_abandoned_uploads
 from fineweb_shards.buckets.address import BucketAddress
 from fineweb_shards.buckets.conditional_writes import knows_conditions, put
 from fineweb_shards.buckets.connection import Connection
-from fineweb_shards.buckets.errors import ConflictError, MissingError, PreconditionError
+from fineweb_shards.buckets.errors import ConflictError, MissingError, PreconditionError, is_without_reason
 from fineweb_shards.buckets.object_file import ObjectFile
 from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
 from fineweb_shards.buckets.ranges import Ranges
@@ -30,7 +30,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.system.retry import Retrier
 
 if TYPE_CHECKING:
-    from obstore import PutMode
+    from obstore import ObjectMeta, PutMode
     from obstore.store import ObjectStore
 
 _LISTED_AT_ONCE = 1000
@@ -104,10 +104,8 @@ class Bucket:
 
     def head(self, name: str) -> ObjectInfo | None:
         """Return what is known of an object; None if there is none."""
-        import obstore
-
         try:
-            return self._describe(self._connection.call(name, obstore.head))
+            return self._describe(self._connection.call(name, _head))
         except MissingError:
             return None
 
@@ -262,6 +260,17 @@ def _copy(
     bucket = Bucket(url, max_outage_seconds, observer, refusal=refusal)
     bucket._conditional = conditional
     return bucket
+
+
+def _head(store: ObjectStore, key: str) -> ObjectMeta:
+    import obstore
+
+    try:
+        return obstore.head(store, key)
+    except obstore.exceptions.BaseError as error:
+        if not is_without_reason(error):
+            raise
+        return obstore.get(store, key).meta  # the answer to a GET has a body, which says why
 
 
 def _send(file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:
