@@ -227,7 +227,7 @@ def _source_of(piece: Piece, bucket: Bucket, skip: int = 0) -> FileSource:
 
 
 def _abort_uploads(bucket: Bucket, observer: Observer) -> None:
-    """Give up the uploads of a killed run, of which nothing is visible but the bill. Nothing depends on it."""
+    """Give up the uploads of a killed run, which nobody sees but on the bill. Nothing depends on it."""
     try:
         aborted = bucket.abort_uploads()
     except OutputError as error:
