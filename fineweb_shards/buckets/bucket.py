@@ -118,18 +118,17 @@ class Bucket:
 
     def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes:
         """Return the bytes of a range, all of them. ChangedError if the object has another `etag` by now."""
-        return bytes(self.ranges(name, etag).fetch(begin, end))
+        return bytes(Ranges(self._connection, name, etag).fetch(begin, end))
 
-    def ranges(self, name: str, etag: str | None = None) -> Ranges:
-        """Return an object as something that is read by ranges."""
-        return Ranges(self._connection, name, etag)
+    def ranges(self, info: ObjectInfo) -> Ranges:
+        """Return an object as something that is read by ranges, all of this version of it."""
+        return Ranges(self._connection, info.name, info.etag, info.size_bytes)
 
     def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
         """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is
         what is known of it, if so; all reads are of that version of it, or raise ChangedError."""
         info = info or self._find(name)
-        fetch = self.ranges(name, info.etag).fetch
-        return io.BufferedReader(ObjectFile(fetch, info.size_bytes), _READ_BUFFER_BYTES)
+        return io.BufferedReader(ObjectFile(self.ranges(info).fetch, info.size_bytes), _READ_BUFFER_BYTES)
 
     def download(self, name: str, path: Path) -> None:
         """Copy an object into a local file, which has its name when all of it is there."""

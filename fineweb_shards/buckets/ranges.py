@@ -25,9 +25,12 @@ _CHUNK_BYTES = 2**20
 
 class Ranges:
     """An object that is read by ranges. Threads may share it. With an `etag`, every range is of the object
-    with that ETag, or ChangedError is raised."""
+    with that ETag, or ChangedError is raised. `size_bytes` is what is known of its size."""
 
-    def __init__(self, connection: Connection, name: str, etag: str | None = None) -> None:
+    def __init__(
+        self, connection: Connection, name: str, etag: str | None = None, size_bytes: int = 0
+    ) -> None:
+        self.size_bytes = size_bytes
         self._connection = connection
         self._name = name
         self._etag = etag
