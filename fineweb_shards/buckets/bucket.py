@@ -88,7 +88,7 @@ class Bucket:
                 pages = None
                 raise
 
-        while page := self._connection.call(prefix, next_page):
+        while page := self._connection.require(prefix, next_page):
             for found in page:
                 last = found["path"]
                 yield self._describe(found)
@@ -97,7 +97,7 @@ class Bucket:
         """Return the objects directly in the folder, or in that of `prefix`, not those in folders below."""
         import obstore
 
-        found = self._connection.call(
+        found = self._connection.require(
             prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None)
         )
         return [self._describe(one) for one in found["objects"]]
@@ -127,7 +127,7 @@ class Bucket:
     def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
         """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is
         what is known of it, if so; all reads are of that version of it, or raise ChangedError."""
-        info = info or self._find(name)
+        info = info or self._describe(self._connection.require(name, _head))
         return io.BufferedReader(ObjectFile(self.ranges(info).fetch, info.size_bytes), _READ_BUFFER_BYTES)
 
     def download(self, name: str, path: Path) -> None:
@@ -177,15 +177,15 @@ class Bucket:
 
     def overwrite(self, name: str, data: bytes) -> Version:
         """Write a small object, whatever is there."""
-        return self._connection.call(name, partial(put, data, "overwrite"))
+        return self._connection.require(name, partial(put, data, "overwrite"))
 
     def upload(self, path: Path, name: str) -> Version:
         """Write a local file of any size as an object, in parts if it is large. It is visible when all of it
         is there. If anything goes wrong on the way, the parts are given up."""
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            version = self._connection.call(name, partial(_send, file, size), for_upload=True)
-        found = self._find(name)
+            version = self._connection.require(name, partial(_send, file, size), for_upload=True)
+        found = self._describe(self._connection.require(name, _head))
         if found.size_bytes != size:
             raise self._refusal(
                 f"{self.address.child(name)} has {found.size_bytes:,} bytes after an upload of {size:,}.",
@@ -227,12 +227,6 @@ class Bucket:
             plain_etag(found["e_tag"]),
             found["last_modified"].timestamp(),
         )
-
-    def _find(self, name: str) -> ObjectInfo:
-        info = self.head(name)
-        if info is None:
-            raise self._connection.missing(name)
-        return info
 
     def _conflict(self, name: str) -> ConflictError:
         return ConflictError(f"{self.address.child(name)}: somebody else has written it meanwhile.")
