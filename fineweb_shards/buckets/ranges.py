@@ -5,7 +5,6 @@ A store gives one connection 50 to 100 MB/s, and many give less.
 
 from __future__ import annotations
 
-import mmap
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from fineweb_shards.buckets.errors import AnswerError, PreconditionError
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import TransientError
+from fineweb_shards.system.returned_memory import returned_memory
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -39,9 +39,7 @@ class Ranges:
         """Return the bytes of a range, all of them."""
         if begin >= end:
             return memoryview(b"")
-        # Memory that goes back to the system when nobody needs it: many threads fetch, and malloc would keep
-        # a heap for each of them.
-        buffer = memoryview(mmap.mmap(-1, end - begin))
+        buffer = returned_memory(end - begin)
         starts = range(begin, end, _PART_BYTES)
         parts = [
             partial(self._fetch_part, start, min(start + _PART_BYTES, end), buffer[start - begin :])
