@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from fineweb_shards.buckets.address import BucketAddress
-from fineweb_shards.buckets.errors import MissingError, translate
+from fineweb_shards.buckets.errors import AnswerError, translate
 from fineweb_shards.buckets.stores import get_store, note_answer
 from fineweb_shards.errors import ShardError
 from fineweb_shards.system.retry import Retrier
@@ -29,7 +29,7 @@ class Connection:
         self, name: str, action: Callable[[ObjectStore, str], Result], *, for_upload: bool = False
     ) -> Result:
         """Return what `action` returns for the store and an object's full name in it. Besides errors for a
-        user it may raise MissingError, PreconditionError and UnconditionalError, for the caller."""
+        user, AnswerError may be raised, for a caller to whom it is an answer."""
         key = self.address.key(name)
 
         def attempt() -> Result:
@@ -45,13 +45,11 @@ class Connection:
 
         return self.retrier.call(attempt)
 
-    def find(self, name: str, action: Callable[[ObjectStore, str], Result]) -> Result:
-        """Do the same for an object that must be there."""
+    def require(
+        self, name: str, action: Callable[[ObjectStore, str], Result], *, for_upload: bool = False
+    ) -> Result:
+        """Do the same for a request of which every refusal is an error."""
         try:
-            return self.call(name, action)
-        except MissingError:
-            raise self.missing(name) from None
-
-    def missing(self, name: str) -> ShardError:
-        """Make the error for an object that is not there."""
-        return self.refusal(f"{self.address.child(name)}: there is no such object.", "Check the address.")
+            return self.call(name, action, for_upload=for_upload)
+        except AnswerError as answer:
+            raise answer.refusal from None
