@@ -45,7 +45,7 @@ def verify_folder(
     `sealed` are records that this run has made: those segments were read back when they were sealed
     (store/segment.py), so that only lengths and headers are left to check.
     """
-    manifest = require_manifest(store.folder)
+    manifest = require_manifest(store)
     shard_format = manifest.shard_format
     files = {file.name: file for file in list_files(manifest.shards)}
 
