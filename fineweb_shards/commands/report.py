@@ -1,4 +1,8 @@
-"""`report`: write the HTML report about a folder again."""
+"""`report`: write the HTML report about a folder again.
+
+The report about a folder in a bucket is written where a build on this machine has it, in the scratch folder
+of that address. Nothing in the bucket is changed, so that the right to read is enough.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import webbrowser
 
 from fineweb_shards.commands.targets import add_folder, read_named_store
 from fineweb_shards.report.page import write_report
+from fineweb_shards.report.path import report_path
+from fineweb_shards.store.opening import scratch_folder
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.watching.screen import LineScreen
@@ -21,7 +27,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Write the report and print its path."""
     ignore_closed_output()
-    path = write_report(read_named_store(options))
+    store = read_named_store(options)
+    path = report_path(scratch_folder(store.location, "")) if store.is_remote else None
+    path = write_report(store, path=path)
     print(printable(str(path)))
     if options.open and not webbrowser.open(path.resolve().as_uri()):
         LineScreen().warn("No browser was found here: open the file named above.")

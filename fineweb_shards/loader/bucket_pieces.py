@@ -55,13 +55,14 @@ def open_bucket_files(
 ) -> Iterator[tuple[TokenFile, BucketPieces]]:
     """Open files. What the manifest says of them need not be asked: with thousands of shards that would take
     minutes."""
-    manifest, found = folder.manifest, folder.store.find_all(names)
+    manifest = folder.manifest
     known = {file.name: file for file in list_files(manifest.shards)} if manifest else {}
+    found = folder.store.find_all(names) if manifest else {}
     other = [name for name in names if name not in known or not _is_whole(known[name], found.get(name))]
     opened = dict(zip(other, open_files_in(folder, other, dtype), strict=True))
     for name in names:
         if name in opened or manifest is None:
-            yield opened[name], BucketPieces(tuple(_cut(opened[name], found[name])), cache)
+            yield opened[name], BucketPieces(tuple(_cut(opened[name])), cache)
         else:
             file, shard_format = known[name], manifest.shard_format
             whole = token_file(folder, shard_format, name, 0, file.tokens)
@@ -90,9 +91,10 @@ def _is_whole(file: OutputFile, found: FoundFile | None) -> bool:
     return found is not None and found.named and found.size_bytes == file.end_bytes
 
 
-def _cut(file: TokenFile, found: FoundFile) -> Iterator[Piece]:
+def _cut(file: TokenFile) -> Iterator[Piece]:
     """Yield pieces of a file that no manifest knows."""
     store = cast(ForkableStore, file.folder.store)
+    found = store.find(file.name)
     for begin in range(file.header_bytes, file.end_bytes, _PIECE_BYTES):
         end = min(begin + _PIECE_BYTES, file.end_bytes)
-        yield Piece(store, file.name, begin, end, etag=found.etag)
+        yield Piece(store, file.name, begin, end, etag=found.etag if found else "")

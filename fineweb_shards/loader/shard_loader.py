@@ -126,6 +126,8 @@ class ShardLoader:
         else:
             width = DTYPES.get(dtype or "")
             self._shards = open_shards(shards, split, documents=documents, eot=eot, dtype=width, cache=cache)
+        if seed is not None:
+            self._check_fits(cache_bytes)
         self._order: Order
         if align is None and seed is None:
             self._order = SequentialOrder(self._shards, batch_size * length, rank, ranks)
@@ -237,6 +239,17 @@ class ShardLoader:
         """Return a hash of the names and lengths of the first shards."""
         labels = "\n".join(shard.label for shard in self._shards.known[:shards])
         return hashlib.sha256(labels.encode()).hexdigest()
+
+    def _check_fits(self, cache_bytes: int) -> None:
+        """Raise InputError if a shard in a bucket that is shuffled does not fit into the cache: its pieces
+        would be fetched again and again."""
+        for shard in self._shards.known:
+            if shard.bucket is not None and shard.size_bytes > cache_bytes:
+                raise InputError(
+                    f"{shard.file.address}: with a seed all of its {shard.size_bytes:,} bytes are read in "
+                    f"any order, and cache_bytes is {cache_bytes:,}.",
+                    "Set cache_bytes higher, or export it into a layout with smaller files.",
+                )
 
     def _check_not_empty(self, epoch: int) -> None:
         """Raise InputError for an epoch without any batch, instead of looking for one for ever."""

@@ -48,6 +48,10 @@ class Shard:
         return self.file.tokens
 
     @property
+    def size_bytes(self) -> int:
+        return self.tokens * self.file.dtype.itemsize
+
+    @property
     def label(self) -> str:
         """What a checkpoint says about it."""
         return f"{self.file.name} {self.tokens}"
