@@ -27,6 +27,7 @@ _PART_RETRIES = 6
 _stores: dict[tuple[str, str, bool], ObjectStore] = {}
 _answered: set[tuple[str, str]] = set()  # buckets that have answered, so that credentials were found
 _lock = threading.Lock()
+_process: int | None = None  # that has used obstore first, also in those that were forked from it
 
 
 def require_obstore(address: BucketAddress) -> None:
@@ -40,11 +41,24 @@ def require_obstore(address: BucketAddress) -> None:
 
 def get_store(address: BucketAddress, *, for_upload: bool = False) -> ObjectStore:
     """Return this process's store for a bucket."""
+    global _process
+    if was_forked():
+        raise UsageError(
+            f"{address}: this process was forked from one that has used an object store, and would hang.",
+            "Start processes with the method spawn.",
+        )
     key = (address.scheme, address.bucket, for_upload)
     with _lock:
+        _process = os.getpid()
         if key not in _stores:
             _stores[key] = _open(address, for_upload)
         return _stores[key]
+
+
+def was_forked() -> bool:
+    """Tell whether this process was forked from one that has used obstore. Its threads are not here, so that
+    every request would wait for them for ever."""
+    return _process not in (None, os.getpid())
 
 
 def forget_stores(address: BucketAddress) -> None:

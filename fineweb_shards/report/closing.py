@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fineweb_shards.report.path import report_path
 from fineweb_shards.store.store import Store
+from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.units import show_bytes
 from fineweb_shards.watching.run_record import RunRecord
 
@@ -21,4 +22,6 @@ def closing_lines(store: Store, run: RunRecord) -> list[str]:
         rows.append(("waited", waits))
     if (page := report_path(store.folder)).is_file():
         rows.append(("report", str(page)))
+        if store.is_remote:
+            rows.append(("", f"a copy: {store.location}/{WORK_FOLDER}/{page.name}"))
     return [f"{name:<10} {text}" for name, text in rows]

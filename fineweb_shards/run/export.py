@@ -33,7 +33,7 @@ from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
 from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest, missing_manifest_error
+from fineweb_shards.store.manifest_file import find_manifest, load_manifest, missing_manifest_error
 from fineweb_shards.store.output import Output, begin_output, shards_at_once
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.store import Store
@@ -109,9 +109,9 @@ class Exported:
 
 def open_export_source(store: Store) -> ExportSource:
     """Open a folder to export from; InputError if it is not complete or can't be exported."""
-    manifest = load_manifest(store.folder)
+    manifest = find_manifest(store)
     if manifest is None:
-        nothing = missing_manifest_error(store.folder)
+        nothing = missing_manifest_error(store)
         raise InputError(nothing.message, nothing.hint)
     if not manifest.complete:
         raise InputError(

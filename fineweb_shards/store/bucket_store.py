@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from fineweb_shards.buckets.bucket import Bucket
-from fineweb_shards.buckets.objects import ObjectInfo, Version
+from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
 from fineweb_shards.errors import OutputError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.store.bucket_lock import BucketLock, is_bucket_locked
@@ -127,6 +127,21 @@ class BucketStore(Store):
 
     def is_locked(self) -> bool:
         return is_bucket_locked(self._bucket)
+
+    def manifest_version(self) -> object:
+        found = self._bucket.head(FILE_NAME)
+        return None if found is None else (found.etag, found.size_bytes)
+
+    def read_manifest(self) -> bytes | None:
+        found = self._bucket.read(FILE_NAME)
+        return None if found is None else found[0]
+
+    def refresh(self) -> None:
+        found = self._bucket.head(FILE_NAME)
+        if found is None or self._version is None or found.etag != plain_etag(self._version.etag):
+            self.fetch()
+        else:
+            self._mirror.pull()
 
     # For one run
 
@@ -249,6 +264,7 @@ def _judge(named: ObjectInfo | None, parts: list[Part]) -> FoundFile | None:
     """Say how long a file is, and whether it has its name: parts that reach further mean that it grows."""
     pieces = cover(named, parts)
     if not pieces:
-        return FoundFile(0, named=True) if named is not None else None
+        return FoundFile(0, True, named.etag) if named is not None else None
     end = pieces[-1].end
-    return FoundFile(end, named is not None and named.size_bytes >= end)
+    etag = named.etag if named is not None and not parts else ""
+    return FoundFile(end, named is not None and named.size_bytes >= end, etag)

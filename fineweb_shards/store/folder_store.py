@@ -19,6 +19,7 @@ from fineweb_shards.system.durable import (
     FolderLock,
     is_locked,
     publish,
+    read_file,
     sync_folder,
     write_file,
 )
@@ -69,6 +70,19 @@ class FolderStore(Store):
 
     def is_locked(self) -> bool:
         return is_locked(self.path)
+
+    def manifest_version(self) -> object:
+        try:
+            state = (self.path / FILE_NAME).stat()
+        except OSError:
+            return None
+        return state.st_mtime_ns, state.st_size, state.st_ino
+
+    def read_manifest(self) -> bytes | None:
+        try:
+            return read_file(self.path / FILE_NAME)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def lock(self, observer: Observer) -> contextlib.AbstractContextManager[object]:
         return FolderLock(self.path)

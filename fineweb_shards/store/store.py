@@ -26,6 +26,7 @@ class FoundFile:
 
     size_bytes: int
     named: bool
+    etag: str = ""  # another one for other content, where the store has such a thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,18 @@ class Store(ABC):
     @abstractmethod
     def is_locked(self) -> bool:
         """Return whether a run is active here now."""
+
+    @abstractmethod
+    def manifest_version(self) -> object:
+        """Tell which manifest is there now: another value after it was replaced; None if there is none."""
+
+    @abstractmethod
+    def read_manifest(self) -> bytes | None:
+        """Read the manifest that is there now; None if there is none. Raises OSError or a ShardError."""
+
+    def refresh(self) -> None:
+        """Bring the copies of the manifest and of the other small files in the folder up to date, if they are
+        copies."""
 
     # For one run
 
