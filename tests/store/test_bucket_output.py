@@ -58,7 +58,15 @@ def view(bucket_environment: str, out: str) -> BucketView:
 def build(out: str, source: Path, scratch: Path) -> Callable[..., object]:
     def call(wanted: Wanted, scratch: Path = scratch, **settings: object) -> object:
         return runs.build_inline(
-            out, source, **{"engine": "tiktoken", "max_outage": 20, **wanted.settings(), "scratch": str(scratch), **settings}
+            out,
+            source,
+            **{
+                "engine": "tiktoken",
+                "max_outage": 20,
+                **wanted.settings(),
+                "scratch": str(scratch),
+                **settings,
+            },
         )
 
     return call

@@ -59,8 +59,9 @@ def bucket_endpoint() -> Iterator[str]:
 
 @pytest.fixture(scope="session", params=["ministack", "s3rver"])
 def second_endpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
-    """Another program that speaks S3: MiniStack (PyPI), which knows conditional writes, and s3rver (npm), which
-    does not. MiniStack needs a botocore of its own, so neither is among our packages: name them on PATH."""
+    """Another program that speaks S3: MiniStack (PyPI), which knows conditional writes, and s3rver (npm),
+    which does not. MiniStack needs a botocore of its own, so neither is among our packages: put them on PATH
+    from elsewhere."""
     program = shutil.which(request.param)
     if program is None:
         pytest.skip(f"{request.param} is not on PATH: pip or npm install {request.param}, anywhere")

@@ -66,8 +66,8 @@ def is_output(name: str) -> bool:
 
 
 class Watcher:
-    """Looks at what a request has changed, every time, before anybody hears of it. An object with a final name
-    must be one of `allowed`: all of it, from its first moment to its last."""
+    """Looks at what a request has changed, every time, before anybody hears of it. An object with a final
+    name must be one of `allowed`: all of it, from its first moment to its last."""
 
     def __init__(self, view: BucketView, door: Door, *allowed: Mapping[str, bytes]) -> None:
         self.torn: list[str] = []
