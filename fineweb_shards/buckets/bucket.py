@@ -19,7 +19,7 @@ from fineweb_shards.buckets.abandoned_uploads import abort_abandoned_uploads
 from fineweb_shards.buckets.address import BucketAddress
 from fineweb_shards.buckets.conditional_writes import knows_conditions, put
 from fineweb_shards.buckets.connection import Connection
-from fineweb_shards.buckets.errors import ConflictError, MissingError, PreconditionError
+from fineweb_shards.buckets.errors import ConflictError, MissingError, PreconditionError, is_without_reason
 from fineweb_shards.buckets.object_file import ObjectFile
 from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
 from fineweb_shards.buckets.ranges import Ranges
@@ -30,7 +30,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.system.retry import Retrier
 
 if TYPE_CHECKING:
-    from obstore import PutMode
+    from obstore import ObjectMeta, PutMode
     from obstore.store import ObjectStore
 
 _LISTED_AT_ONCE = 1000
@@ -87,7 +87,7 @@ class Bucket:
                 pages = None
                 raise
 
-        while page := self._connection.call(prefix, next_page):
+        while page := self._list(prefix, next_page):
             for found in page:
                 last = found["path"]
                 yield self._describe(found)
@@ -96,17 +96,13 @@ class Bucket:
         """Return the objects directly in the folder, or in that of `prefix`, not those in folders below."""
         import obstore
 
-        found = self._connection.call(
-            prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None)
-        )
+        found = self._list(prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None))
         return [self._describe(one) for one in found["objects"]]
 
     def head(self, name: str) -> ObjectInfo | None:
         """Return what is known of an object; None if there is none."""
-        import obstore
-
         try:
-            return self._describe(self._connection.call(name, obstore.head))
+            return self._describe(self._connection.call(name, _head))
         except MissingError:
             return None
 
@@ -225,6 +221,15 @@ class Bucket:
         self._connection.retrier.observer.add_fetched(len(data))
         return data, Version.of(answer.meta)
 
+    def _list(self, prefix: str, action: Callable[[ObjectStore, str], Any]) -> Any:
+        try:
+            return self._connection.call(prefix, action)
+        except MissingError:  # an empty folder is no error, so this is about the bucket
+            raise self._refusal(
+                f"{self.address}: nothing at this endpoint can be listed: status 404.",
+                "Check the name of the bucket, and AWS_ENDPOINT_URL if you have set it.",
+            ) from None
+
     def _describe(self, found: Any) -> ObjectInfo:
         return ObjectInfo(
             self.address.name_of(found["path"]),
@@ -261,6 +266,17 @@ def _copy(
     bucket = Bucket(url, max_outage_seconds, observer, refusal=refusal)
     bucket._conditional = conditional
     return bucket
+
+
+def _head(store: ObjectStore, key: str) -> ObjectMeta:
+    import obstore
+
+    try:
+        return obstore.head(store, key)
+    except obstore.exceptions.BaseError as error:
+        if not is_without_reason(error):
+            raise
+        return obstore.get(store, key).meta  # the answer to a GET has a body, which says why
 
 
 def _send(file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:

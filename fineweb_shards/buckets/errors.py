@@ -107,6 +107,12 @@ def _why_broken(text: str) -> str:
     return next((ours for theirs, ours in _BROKEN.items() if theirs in text), "the connection broke")
 
 
+def is_without_reason(error: Exception) -> bool:
+    """Tell whether a store refuses and does not say why, as in answers to HEAD."""
+    found = Refusal.of(error)
+    return found.status in (400, 403) and not found.code
+
+
 def translate(error: Exception, address: BucketAddress, name: str, kind: type[ShardError]) -> Exception:
     """Return what to raise instead of an exception of obstore; `kind` is the class for a final refusal."""
     found = Refusal.of(error)

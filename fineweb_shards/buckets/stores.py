@@ -7,6 +7,8 @@ upload are retried by obstore, because it can't go on with an upload after a fai
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +79,7 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
         "client_options": client,
         "retry_config": {"max_retries": _PART_RETRIES if for_upload else 0},
     }
+    _check_endpoint(options.get("endpoint"))
     kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     if address.scheme == "s3":
         options["disable_bulk_delete"] = True  # not every store that speaks S3 knows it
@@ -87,6 +90,21 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
             f"{address}: the settings in the environment can't be used.", SETTINGS[address.scheme]
         ) from None
     return store
+
+
+def _check_endpoint(of_profile: str | None) -> None:
+    """Raise UsageError for an endpoint that is no address of the web; obstore panics."""
+    names = (
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT",
+        "AZURE_STORAGE_ENDPOINT",
+        "AZURE_ENDPOINT",
+    )
+    values = {name: os.environ.get(name) for name in names} | {"endpoint_url of the AWS profile": of_profile}
+    for name, value in values.items():
+        if value and not re.match(r"https?://[^/@\s]+(/|$)", value):
+            raise UsageError(f"{name} is no address.", "It is like https://host or http://host:port.")
 
 
 # Where the settings of each store come from.

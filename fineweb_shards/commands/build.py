@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
         if options.json and isinstance(ending, ShardError):
             put_json({"event": "error", "exit_code": ending.exit_code, "message": ending.message})
         if config.on_finish and config.out:
-            failure = run_command(config.on_finish, config.folder, config.out, ending)
+            failure = run_command(config.on_finish, config.folder, ending, config.bucket_url)
             if failure:
                 screen.warn(failure)
 

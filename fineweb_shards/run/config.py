@@ -218,9 +218,14 @@ class Config:
     @property
     def folder(self) -> Path:
         """The output folder; for one in a bucket, the scratch folder on this machine."""
-        if is_url(self.out):
+        if self.bucket_url:
             return scratch_folder(self.out, self.scratch)
         return Path(os.path.expanduser(self.out))
+
+    @property
+    def bucket_url(self) -> str | None:
+        """The address of the output if it is in a bucket."""
+        return self.out if is_url(self.out) else None
 
     def open_store(self, observer: Observer) -> Store:
         """Return the store of the output."""
@@ -243,7 +248,7 @@ class Config:
             raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
         if not self.out:
             raise UsageError("There is no output folder.", "Name one with --out, such as --out shards.")
-        if self.scratch and not is_url(self.out):
+        if self.scratch and not self.bucket_url:
             raise UsageError(
                 f"--scratch {self.scratch}: it is for an --out in a bucket, and {self.out} is a folder.",
                 "Leave it out.",

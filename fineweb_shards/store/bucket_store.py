@@ -38,6 +38,7 @@ from fineweb_shards.store.mirrored_files import MirroredFiles
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.store import FoundFile, GrowingPart, Store
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, write_file
+from fineweb_shards.units import show_number_of
 
 
 class BucketStore(Store):
@@ -223,9 +224,15 @@ class BucketStore(Store):
         if is_new:  # nobody was here before, and the client for it takes a moment to load
             return
         try:
-            self._bucket.abort_uploads(lambda name: name.startswith(f"{PARTS_FOLDER}/") or is_ours(name))
+            aborted = self._bucket.abort_uploads(
+                lambda name: name.startswith(f"{PARTS_FOLDER}/") or is_ours(name)
+            )
         except OutputError as error:  # not every store can list them, and not everybody may
             self._observer.tell(Event("note", f"note: {error.message} {error.hint}", loud=False))
+            return
+        if aborted:
+            text = f"{show_number_of(aborted, 'unfinished upload')} of an earlier run given up"
+            self._observer.tell(Event("note", f"note: {text}", loud=False))
 
     def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
         return min(total_bytes, shards_at_once * shard_bytes)

@@ -8,9 +8,12 @@ import pickle
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
+import obstore
 import pytest
 from bucket_server import KEY, SECRET
 
@@ -64,12 +67,23 @@ def test_listings_are_relative_to_the_folder(bucket: Bucket, bucket_url: str) ->
     assert '"' not in listed.etag
 
 
-def test_a_long_listing_is_whole(bucket: Bucket, bucket_url: str) -> None:
-    """More objects than a page holds are all listed, once."""
-    client = boto3.client("s3")
-    for number in range(1100):
-        client.put_object(Bucket=bucket_url.removeprefix("s3://"), Key=f"some/folder/{number:04}", Body=b"")
-    assert [one.name for one in bucket.list()] == [f"{number:04}" for number in range(1100)]
+def test_a_long_listing_is_whole(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More objects than are taken at once are all listed, once, also if the listing is interrupted."""
+    really_list, breaks = obstore.list, [1, 2]
+
+    def list_and_break(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for pages, page in enumerate(really_list(*arguments, **options)):
+            if breaks and pages == breaks[0]:
+                del breaks[0]
+                raise obstore.exceptions.GenericError("HttpError: the connection broke")
+            yield page
+
+    monkeypatch.setattr(obstore, "list", list_and_break)
+    monkeypatch.setattr("fineweb_shards.buckets.bucket._LISTED_AT_ONCE", 4)
+    for number in range(22):
+        bucket.overwrite(f"{number:02}", b"")
+    assert [one.name for one in bucket.list()] == [f"{number:02}" for number in range(22)]
+    assert not breaks
 
 
 def test_ranges_are_exact(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,19 +32,18 @@ PASSING = [
 ]
 
 
-@pytest.mark.parametrize("fault", PASSING, ids=repr)
+@pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.status}{fault.code}")
 def test_what_passes_is_survived_by_every_method(
-    bucket: Bucket, door: Door, tmp_path: Path, fault: Fault
+    bucket: Bucket, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     """Each method gives the same as without the fault."""
+    monkeypatch.setattr(Clock, "sleep", lambda clock, seconds: None)
     data = random.Random(1).randbytes(9_000_000)
     (tmp_path / "file").write_bytes(data)
 
     def again() -> None:
-        door.faults.append(Fault(**vars(fault)))
+        door.faults[:] = [replace(fault)]
 
-    times = fault.times
-    fault = Fault(**{**vars(fault), "times": times})
     assert bucket.has_conditional_writes
     again()
     bucket.upload(tmp_path / "file", "file")
@@ -179,7 +179,7 @@ def test_an_unusable_endpoint_is_a_mistake(bucket_environment: str, monkeypatch:
     forget_everything(monkeypatch)
     with pytest.raises(ShardError) as caught:
         Bucket("s3://bucket", 60).read("x")
-    assert "AWS_ENDPOINT_URL" in caught.value.hint
+    assert "AWS_ENDPOINT_URL" in caught.value.message
 
 
 def test_no_credentials_are_said(bucket_url: str, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
