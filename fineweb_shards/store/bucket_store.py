@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -39,6 +40,8 @@ from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.store import FoundFile, GrowingPart, Store
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, write_file
 from fineweb_shards.units import show_number_of
+
+_PROBE_SECONDS = 60.0  # a probe that is older is left from a run that was killed; a newer one may be in use
 
 
 class BucketStore(Store):
@@ -213,8 +216,9 @@ class BucketStore(Store):
             # Once the file is whole, a run that was killed may not have come to deleting its parts.
             begin = 0 if named is not None and named.size_bytes == end else end
             self._bucket.delete([part.info.name for part in parts if part.begin >= begin])
-        names = [info.name for info in self._bucket.list_folder(WORK_FOLDER)]
-        self._bucket.delete([name for name in names if name.startswith(PROBE_PREFIX)])
+        probes = [one for one in self._bucket.list_folder(WORK_FOLDER) if one.name.startswith(PROBE_PREFIX)]
+        oldest = time.time() - _PROBE_SECONDS
+        self._bucket.delete([one.name for one in probes if one.modified_seconds <= oldest])
 
     def remove_work_copies(self) -> None:
         self._mirror.remove()

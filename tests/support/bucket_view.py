@@ -75,9 +75,9 @@ class Watcher:
         self._view = view
         self._allowed = [reference.digests(dict(files)) for files in allowed]
         self._lock = threading.Lock()
-        door.on_answer = self._look
+        door.on_answer = self.look
 
-    def _look(self, method: str, path: str) -> None:
+    def look(self, method: str, path: str) -> None:
         name = self._view.name_in(path)
         if method in ("GET", "HEAD") or name is None or not is_output(name):
             return

@@ -88,10 +88,10 @@ class Tries:
 
     def __init__(self, scores: list[Score], soak: bool) -> None:
         self._scores = scores
-        self._soak = soak
+        self.soak = soak
 
     def __call__(self, quick: int, full: int) -> Iterator[int]:
-        for number in range(full if self._soak else quick):
+        for number in range(full if self.soak else quick):
             for score in self._scores:
                 score.tries += 1
             yield number
