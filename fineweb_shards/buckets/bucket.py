@@ -65,11 +65,10 @@ class Bucket:
     def __repr__(self) -> str:
         return f"Bucket({str(self.address)!r})"
 
-    def reopened(self, observer: Observer | None) -> Bucket:
-        """Return the same with another observer."""
-        return _copy(
-            str(self.address), self._max_outage_seconds, self._refusal, self._conditional, observer=observer
-        )
+    def reopened(self, observer: Observer | None, max_outage_seconds: float | None = None) -> Bucket:
+        """Return the same with another observer, and perhaps another limit."""
+        limit = self._max_outage_seconds if max_outage_seconds is None else max_outage_seconds
+        return _copy(str(self.address), limit, self._refusal, self._conditional, observer=observer)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield all objects in the folder, and in those below it; with `prefix`, only those in that one."""
@@ -206,14 +205,14 @@ class Bucket:
             except MissingError:
                 continue
 
-    def abort_uploads(self, prefix: str = "") -> int | None:
-        """Give up the uploads below the folder that a killed run has left unfinished: their parts are
-        invisible, and cost money. Return their number; None if nobody here can tell, because obstore can't
-        list them: it needs S3 and boto3. Elsewhere a lifecycle rule of the bucket does it.
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> int | None:
+        """Give up the uploads in the folder that a killed run has left unfinished, if their names are ours:
+        their parts are invisible, and cost money. Return their number; None if nobody here can tell, because
+        obstore can't list them: it needs S3 and boto3. Elsewhere a lifecycle rule of the bucket does it.
 
         Nobody else may be writing there: a running upload is given up as well.
         """
-        return abort_abandoned_uploads(self.address, self.address.key(prefix), self._refusal)
+        return abort_abandoned_uploads(self.address, is_ours, self._refusal)
 
     def _get(self, store: ObjectStore, key: str) -> tuple[bytes, Version]:
         import obstore

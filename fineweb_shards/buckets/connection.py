@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from fineweb_shards.buckets.address import BucketAddress
 from fineweb_shards.buckets.errors import AnswerError, translate
 from fineweb_shards.buckets.stores import get_store, note_answer
 from fineweb_shards.errors import ShardError
+from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import Retrier
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ class Connection:
             from obstore.exceptions import BaseError
 
             try:
-                result = action(store, key)
+                result = _call_interruptibly(partial(action, store, key))
             except (BaseError, FileNotFoundError) as error:  # the second one is a missing object
                 raise translate(error, self.address, name, self.refusal) from None
             note_answer(self.address)
@@ -53,3 +56,11 @@ class Connection:
             return self.call(name, action, for_upload=for_upload)
         except AnswerError as answer:
             raise answer.refusal from None
+
+
+def _call_interruptibly(action: Callable[[], Result]) -> Result:
+    """Call a function of obstore. Signals are handled by the main thread, but not inside of obstore, where a
+    server that says nothing would keep Ctrl-C waiting; so there another thread calls it."""
+    if threading.current_thread() is threading.main_thread():
+        return in_background(action).result()
+    return action()
