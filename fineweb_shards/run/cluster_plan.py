@@ -1,0 +1,228 @@
+"""Compute what a build takes on machines that are not here: requests, bytes, hours, memory, and what binds.
+
+Pure arithmetic. A resource (cores, the line in, the line out, the driver, the hub's quota, where the shards
+are written) would need a time of its own for all of the work. They work at the same time, so the longest of
+these times is that of the build, and its resource is the one that binds.
+
+What is measured and what is assumed: docs/cluster.md. Not counted: start and end of a run, waits and retries,
+and lines that all nodes share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from fineweb_shards.buckets.upload_file import part_bytes_for
+
+# The time of the driver's processor, measured by benchmarks/control_plane.py: for each batch that it gives
+# out and orders, and for each record or file of a manifest that it saves.
+LOCAL_BATCH_SECONDS = 350e-6
+RAY_BATCH_SECONDS = 700e-6
+MANIFEST_ITEM_SECONDS = 3.5e-6
+MANIFEST_ITEM_BYTES = 490
+# How long a small object takes, and how fast a single connection is, as Amazon says for S3 (100 to 200 ms, 85
+# to 90 MB/s). The driver waits for each manifest: shards are recorded one after the other.
+BUCKET_WRITE_SECONDS = 0.15
+BUCKET_CONNECTION_BYTES_PER_SECOND = 85e6
+# Of what cores do with the local executor, the share that is left with Ray. Measured by benchmarks/ray.py.
+RAY_EFFICIENCY = 0.8
+# Measured: a worker reads and encodes 20M tokens a second, from a hub on the same two cores.
+CORE_TOKENS_PER_SECOND = 20e6
+
+QUOTA_WINDOW_SECONDS = 300
+ADDRESS_SECONDS = 3600  # a signed address holds for about an hour
+_FILES_A_LISTING = 500
+_API_REQUESTS = 7  # besides the listings
+_FOOTER_REQUESTS = 2
+_UPLOAD_REQUESTS = 3  # begin, complete, look at it
+_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Machines of one kind. Without Ray it is a single one."""
+
+    nodes: int
+    cores: int  # of a node
+    gbit: float  # of a node's line, a second, in each direction
+    has_ray: bool
+    write_bytes_per_second: float | None = None  # that a disk, shared folder or bucket takes; None: as many
+
+    @property
+    def workers(self) -> int:
+        return self.nodes * self.cores
+
+    @property
+    def line_bytes_per_second(self) -> float:
+        """What the lines of all nodes bring together."""
+        return self.nodes * self.gbit * 1e9 / _BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be read and written."""
+
+    tokens: int
+    input_bytes: int
+    files: int
+    batches: int
+    footer_bytes: int  # of one file; every worker that reads a file reads its footer
+    output_bytes: int
+    shard_tokens: int
+    shard_bytes: int
+    input_is_remote: bool  # it comes over the line
+    output_is_remote: bool  # it goes over the line
+    to_bucket: bool
+    address_quota: int | None  # requests that the hub allows in five minutes; None: it is not on the hub
+    batch_bytes: int  # of text
+
+    @property
+    def shards(self) -> int:
+        return -(-self.tokens // self.shard_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """What a run takes of the memory, as it is planned for one machine (budget.py, output.py)."""
+
+    worker_bytes: int
+    driver_bytes: int
+    batches_a_worker: int  # in flight
+    shards_at_once: int  # that are being made
+    copies: int  # of a batch, on its way
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """How often somebody is asked for something."""
+
+    api: int  # of the hub
+    addresses: int  # of the hub: where a file is
+    ranges: int  # of the hub's CDN, or of a bucket
+    bucket: int  # to write
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A resource, and the time that it needs for all of the work."""
+
+    resource: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a build takes."""
+
+    requests: Requests
+    fetched_bytes: int  # footers included
+    moved_bytes: int  # between nodes
+    written_bytes: int  # the manifests included
+    limits: tuple[Limit, ...]  # the longest first
+    memory_bytes: int  # of a node, the object store included
+    object_store_bytes: int  # of a node
+    scratch_bytes: int  # of a node
+
+    @property
+    def binding(self) -> Limit:
+        return self.limits[0]
+
+    @property
+    def seconds(self) -> float:
+        return self.binding.seconds
+
+
+def forecast(work: Work, cluster: Cluster, budgets: Budgets, core_tokens_per_second: float) -> Forecast:
+    """Return what a build takes. `core_tokens_per_second` is for a core with the local executor."""
+    footers = _footers_read(work, cluster)
+    fetched = work.input_bytes + footers * work.footer_bytes if work.input_is_remote else 0
+    moved = round(work.output_bytes * (1 - 1 / cluster.nodes)) if cluster.has_ray else 0
+    written = work.output_bytes + _manifest_items(work) * MANIFEST_ITEM_BYTES
+    outgoing = written if work.output_is_remote else 0
+    efficiency = RAY_EFFICIENCY if cluster.has_ray else 1.0
+    line = cluster.line_bytes_per_second
+    limits = [
+        Limit("the cores", work.tokens / (cluster.workers * efficiency * core_tokens_per_second)),
+        Limit("the network, in", (fetched + moved) / line),
+        Limit("the network, out", (outgoing + moved) / line),
+        Limit("the driver", _driver_seconds(work, cluster)),
+    ]
+    if cluster.write_bytes_per_second is not None:
+        limits.append(Limit("the writes", written / cluster.write_bytes_per_second))
+    addresses = 0
+    if work.address_quota is not None:
+        addresses = _address_requests(work, max(limit.seconds for limit in limits))
+        windows = ceil(addresses / work.address_quota)
+        limits.append(Limit("the hub's quota", (windows - 1) * QUOTA_WINDOW_SECONDS))
+    requests = Requests(
+        api=0 if work.address_quota is None else _API_REQUESTS + ceil(work.files / _FILES_A_LISTING),
+        addresses=addresses,
+        ranges=work.batches + _FOOTER_REQUESTS * footers if work.input_is_remote else 0,
+        bucket=work.shards * _requests_a_shard(work) if work.to_bucket else 0,
+    )
+    object_store = _object_store_bytes(work, cluster, budgets)
+    in_flight = cluster.cores * budgets.batches_a_worker * work.batch_bytes * budgets.copies
+    return Forecast(
+        requests,
+        fetched_bytes=fetched,
+        moved_bytes=moved,
+        written_bytes=written,
+        limits=tuple(sorted(limits, key=lambda limit: -limit.seconds)),
+        memory_bytes=budgets.driver_bytes + cluster.cores * budgets.worker_bytes + in_flight + object_store,
+        object_store_bytes=object_store,
+        scratch_bytes=_scratch_bytes(work, cluster, budgets),
+    )
+
+
+def _footers_read(work: Work, cluster: Cluster) -> int:
+    """Return how many footers are read: of each file by the driver, and by each worker that has a batch."""
+    if not work.footer_bytes:
+        return 0
+    batches_a_file = ceil(work.batches / max(1, work.files))
+    return work.files * (1 + min(cluster.workers, batches_a_file))
+
+
+def _manifest_items(work: Work) -> int:
+    """Return how many records and files all saved manifests have together: one is saved for each shard."""
+    return work.shards * work.files + work.shards * (work.shards + 1) // 2
+
+
+def _driver_seconds(work: Work, cluster: Cluster) -> float:
+    """Return how long the driver takes to order the batches and to save the manifests."""
+    items = _manifest_items(work)
+    seconds = work.batches * (RAY_BATCH_SECONDS if cluster.has_ray else LOCAL_BATCH_SECONDS)
+    seconds += items * MANIFEST_ITEM_SECONDS
+    if work.to_bucket:
+        bytes_sent = items * MANIFEST_ITEM_BYTES
+        seconds += work.shards * BUCKET_WRITE_SECONDS + bytes_sent / BUCKET_CONNECTION_BYTES_PER_SECOND
+    return seconds
+
+
+def _address_requests(work: Work, seconds: float) -> int:
+    """Return how often the hub is asked where a file is: once, and again when the address has expired."""
+    return work.files * max(1, ceil(seconds / max(1, work.files) / ADDRESS_SECONDS))
+
+
+def _requests_a_shard(work: Work) -> int:
+    """Return how many requests the upload of a shard takes, and its record in the manifest."""
+    parts = -(-work.shard_bytes // part_bytes_for(work.shard_bytes))
+    return (parts + _UPLOAD_REQUESTS if parts > 1 else 2) + 1
+
+
+def _object_store_bytes(work: Work, cluster: Cluster, budgets: Budgets) -> int:
+    """Return what a node's part of Ray's object store holds: the blocks in flight, and copies of those that
+    are being written."""
+    if not cluster.has_ray:
+        return 0
+    batch_tokens_bytes = work.output_bytes / max(1, work.batches)
+    blocks = cluster.workers * budgets.batches_a_worker * batch_tokens_bytes
+    shards = budgets.shards_at_once * work.shard_bytes
+    return round((blocks + 2 * shards) / cluster.nodes)
+
+
+def _scratch_bytes(work: Work, cluster: Cluster, budgets: Budgets) -> int:
+    """Return what the shards that are being made take of a node's disk; all of them, if they stay there."""
+    if work.to_bucket:
+        return min(work.output_bytes, budgets.shards_at_once * work.shard_bytes)
+    return 0 if cluster.has_ray else work.output_bytes
