@@ -16,24 +16,31 @@ from math import ceil
 from fineweb_shards.buckets.upload_file import part_bytes_for
 
 # The time of the driver's processor, measured by benchmarks/control_plane.py: for each batch that it gives
-# out and orders, and for each record or file of a manifest that it saves.
-LOCAL_BATCH_SECONDS = 350e-6
-RAY_BATCH_SECONDS = 700e-6
-MANIFEST_ITEM_SECONDS = 3.5e-6
+# out and orders, and for each record or file in a manifest that it saves.
+LOCAL_BATCH_SECONDS = 340e-6
+RAY_BATCH_SECONDS = 520e-6
+MANIFEST_ITEM_SECONDS = 3.2e-6
 MANIFEST_ITEM_BYTES = 490
 # How long a small object takes, and how fast a single connection is, as Amazon says for S3 (100 to 200 ms, 85
 # to 90 MB/s). The driver waits for each manifest: shards are recorded one after the other.
 BUCKET_WRITE_SECONDS = 0.15
 BUCKET_CONNECTION_BYTES_PER_SECOND = 85e6
-# Of what cores do with the local executor, the share that is left with Ray. Measured by benchmarks/ray.py.
+# What is left, with Ray, of the speed of the local executor on the same cores.
 RAY_EFFICIENCY = 0.8
-# Measured: a worker reads and encodes 20M tokens a second, from a hub on the same two cores.
+# The speed of a core, reading and encoding, from a hub on the same two cores (docs/architecture.md).
 CORE_TOKENS_PER_SECOND = 20e6
+
+# How the Ray executor divides the work (executors/ray/executor.py).
+RAY_REMOTE_TASKS_PER_CORE = 2
+RAY_BATCHES = 4  # in a task, where input is read from a disk
+RAY_REMOTE_BATCHES = 8
+_RAY_QUEUE = 2  # tasks that run or wait, for each that can run
 
 QUOTA_WINDOW_SECONDS = 300
 ADDRESS_SECONDS = 3600  # a signed address holds for about an hour
 _FILES_A_LISTING = 500
 _API_REQUESTS = 7  # besides the listings
+_CARD_REQUESTS = 5  # for the dataset's card, and what may stand beside it
 _FOOTER_REQUESTS = 2
 _UPLOAD_REQUESTS = 3  # begin, complete, look at it
 _BITS = 8
@@ -67,15 +74,14 @@ class Work:
     input_bytes: int
     files: int
     batches: int
-    footer_bytes: int  # of one file; every worker that reads a file reads its footer
+    footer_bytes: int  # of one file; every process that reads a file reads its footer
     output_bytes: int
     shard_tokens: int
     shard_bytes: int
-    input_is_remote: bool  # it comes over the line
-    output_is_remote: bool  # it goes over the line
+    from_network: bool  # the input is fetched
+    to_network: bool  # the output is sent
     to_bucket: bool
     address_quota: int | None  # requests that the hub allows in five minutes; None: it is not on the hub
-    batch_bytes: int  # of text
 
     @property
     def shards(self) -> int:
@@ -83,14 +89,13 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Budgets:
-    """What a run takes of the memory, as it is planned for one machine (budget.py, output.py)."""
+class Footprint:
+    """What processes take of a machine, as it is planned for a run (budget.py, output.py)."""
 
-    worker_bytes: int
+    process_bytes: int  # one that encodes, without the batches that it has
     driver_bytes: int
-    batches_a_worker: int  # in flight
+    batches_bytes: int  # of the batches in flight, on a machine of its own without Ray
     shards_at_once: int  # that are being made
-    copies: int  # of a batch, on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +138,18 @@ class Forecast:
         return self.binding.seconds
 
 
-def forecast(work: Work, cluster: Cluster, budgets: Budgets, core_tokens_per_second: float) -> Forecast:
+def forecast(work: Work, cluster: Cluster, footprint: Footprint, core_tokens_per_second: float) -> Forecast:
     """Return what a build takes. `core_tokens_per_second` is for a core with the local executor."""
     footers = _footers_read(work, cluster)
-    fetched = work.input_bytes + footers * work.footer_bytes if work.input_is_remote else 0
-    moved = round(work.output_bytes * (1 - 1 / cluster.nodes)) if cluster.has_ray else 0
+    fetched = work.input_bytes + footers * work.footer_bytes if work.from_network else 0
+    moved = round(work.output_bytes * (1 - 1 / cluster.nodes))  # few blocks are on the node that writes them
     written = work.output_bytes + _manifest_items(work) * MANIFEST_ITEM_BYTES
-    outgoing = written if work.output_is_remote else 0
     efficiency = RAY_EFFICIENCY if cluster.has_ray else 1.0
     line = cluster.line_bytes_per_second
     limits = [
         Limit("the cores", work.tokens / (cluster.workers * efficiency * core_tokens_per_second)),
         Limit("the network, in", (fetched + moved) / line),
-        Limit("the network, out", (outgoing + moved) / line),
+        Limit("the network, out", ((written if work.to_network else 0) + moved) / line),
         Limit("the driver", _driver_seconds(work, cluster)),
     ]
     if cluster.write_bytes_per_second is not None:
@@ -153,34 +157,43 @@ def forecast(work: Work, cluster: Cluster, budgets: Budgets, core_tokens_per_sec
     addresses = 0
     if work.address_quota is not None:
         addresses = _address_requests(work, max(limit.seconds for limit in limits))
-        windows = ceil(addresses / work.address_quota)
-        limits.append(Limit("the hub's quota", (windows - 1) * QUOTA_WINDOW_SECONDS))
-    requests = Requests(
-        api=0 if work.address_quota is None else _API_REQUESTS + ceil(work.files / _FILES_A_LISTING),
-        addresses=addresses,
-        ranges=work.batches + _FOOTER_REQUESTS * footers if work.input_is_remote else 0,
-        bucket=work.shards * _requests_a_shard(work) if work.to_bucket else 0,
-    )
-    object_store = _object_store_bytes(work, cluster, budgets)
-    in_flight = cluster.cores * budgets.batches_a_worker * work.batch_bytes * budgets.copies
+        limits.append(Limit("the hub's quota", _quota_seconds(addresses, work.address_quota)))
+    object_store_bytes = _object_store_bytes(work, cluster, footprint)
     return Forecast(
-        requests,
+        Requests(
+            api=0 if work.address_quota is None else _API_REQUESTS + ceil(work.files / _FILES_A_LISTING),
+            addresses=addresses,
+            ranges=work.batches + _FOOTER_REQUESTS * footers if work.from_network else 0,
+            bucket=work.shards * _requests_a_shard(work) if work.to_bucket else 0,
+        ),
         fetched_bytes=fetched,
         moved_bytes=moved,
         written_bytes=written,
         limits=tuple(sorted(limits, key=lambda limit: -limit.seconds)),
-        memory_bytes=budgets.driver_bytes + cluster.cores * budgets.worker_bytes + in_flight + object_store,
-        object_store_bytes=object_store,
-        scratch_bytes=_scratch_bytes(work, cluster, budgets),
+        memory_bytes=_processes_bytes(work, cluster, footprint) + object_store_bytes,
+        object_store_bytes=object_store_bytes,
+        scratch_bytes=_scratch_bytes(work, cluster, footprint),
     )
 
 
+def _processes_a_core(work: Work, cluster: Cluster) -> int:
+    return RAY_REMOTE_TASKS_PER_CORE if cluster.has_ray and work.from_network else 1
+
+
+def _batches_a_task(work: Work, cluster: Cluster) -> int:
+    """Return how many neighbouring batches a process does."""
+    if not cluster.has_ray:
+        return 1
+    return RAY_REMOTE_BATCHES if work.from_network else RAY_BATCHES
+
+
 def _footers_read(work: Work, cluster: Cluster) -> int:
-    """Return how many footers are read: of each file by the driver, and by each worker that has a batch."""
+    """Return how many footers are read: of each file by the driver, and by each process that has a part."""
     if not work.footer_bytes:
         return 0
-    batches_a_file = ceil(work.batches / max(1, work.files))
-    return work.files * (1 + min(cluster.workers, batches_a_file))
+    parts_a_file = ceil(work.batches / work.files / _batches_a_task(work, cluster))
+    processes = cluster.workers * _processes_a_core(work, cluster)
+    return work.files * (1 + min(processes, parts_a_file))
 
 
 def _manifest_items(work: Work) -> int:
@@ -194,35 +207,52 @@ def _driver_seconds(work: Work, cluster: Cluster) -> float:
     seconds = work.batches * (RAY_BATCH_SECONDS if cluster.has_ray else LOCAL_BATCH_SECONDS)
     seconds += items * MANIFEST_ITEM_SECONDS
     if work.to_bucket:
-        bytes_sent = items * MANIFEST_ITEM_BYTES
-        seconds += work.shards * BUCKET_WRITE_SECONDS + bytes_sent / BUCKET_CONNECTION_BYTES_PER_SECOND
+        manifests_bytes = items * MANIFEST_ITEM_BYTES
+        seconds += work.shards * BUCKET_WRITE_SECONDS + manifests_bytes / BUCKET_CONNECTION_BYTES_PER_SECOND
     return seconds
 
 
 def _address_requests(work: Work, seconds: float) -> int:
     """Return how often the hub is asked where a file is: once, and again when the address has expired."""
-    return work.files * max(1, ceil(seconds / max(1, work.files) / ADDRESS_SECONDS))
+    renewals = int(seconds / max(1, work.files) / ADDRESS_SECONDS)
+    return _CARD_REQUESTS + work.files * (1 + renewals)
+
+
+def _quota_seconds(requests: int, quota: int) -> float:
+    """Return how long the hub makes one wait: until the window begins that allows the last request."""
+    return (ceil(requests / quota) - 1) * QUOTA_WINDOW_SECONDS
 
 
 def _requests_a_shard(work: Work) -> int:
     """Return how many requests the upload of a shard takes, and its record in the manifest."""
     parts = -(-work.shard_bytes // part_bytes_for(work.shard_bytes))
-    return (parts + _UPLOAD_REQUESTS if parts > 1 else 2) + 1
+    upload = parts + _UPLOAD_REQUESTS if parts > 1 else 2
+    return upload + 1
 
 
-def _object_store_bytes(work: Work, cluster: Cluster, budgets: Budgets) -> int:
-    """Return what a node's part of Ray's object store holds: the blocks in flight, and copies of those that
-    are being written."""
+def _processes_bytes(work: Work, cluster: Cluster, footprint: Footprint) -> int:
+    """Return what the processes of a node take, if the driver is there, too."""
+    processes = cluster.cores * _processes_a_core(work, cluster)
+    in_flight = footprint.batches_bytes
+    if cluster.has_ray:  # a task fetches all its batches at once
+        in_flight = processes * _batches_a_task(work, cluster) * work.input_bytes // max(1, work.batches)
+    return footprint.driver_bytes + processes * footprint.process_bytes + in_flight
+
+
+def _object_store_bytes(work: Work, cluster: Cluster, footprint: Footprint) -> int:
+    """Return what a node's part of Ray's object store holds at the most: the tokens of all tasks that may be
+    done before the first one is, and those of the shards that are being written, there and where they were
+    made. If half of the store is less than that, the executor waits instead."""
     if not cluster.has_ray:
         return 0
-    batch_tokens_bytes = work.output_bytes / max(1, work.batches)
-    blocks = cluster.workers * budgets.batches_a_worker * batch_tokens_bytes
-    shards = budgets.shards_at_once * work.shard_bytes
-    return round((blocks + 2 * shards) / cluster.nodes)
+    tasks = _RAY_QUEUE * cluster.cores * _processes_a_core(work, cluster)
+    blocks_bytes = tasks * _batches_a_task(work, cluster) * work.output_bytes // max(1, work.batches)
+    shards_bytes = 2 * footprint.shards_at_once * work.shard_bytes // cluster.nodes
+    return min(blocks_bytes, work.output_bytes) + min(shards_bytes, work.output_bytes)
 
 
-def _scratch_bytes(work: Work, cluster: Cluster, budgets: Budgets) -> int:
-    """Return what the shards that are being made take of a node's disk; all of them, if they stay there."""
+def _scratch_bytes(work: Work, cluster: Cluster, footprint: Footprint) -> int:
+    """Return what shards take of a node's disk: those that are being made, or all if they stay there."""
     if work.to_bucket:
-        return min(work.output_bytes, budgets.shards_at_once * work.shard_bytes)
-    return 0 if cluster.has_ray else work.output_bytes
+        return min(work.output_bytes, footprint.shards_at_once * work.shard_bytes)
+    return 0 if work.to_network else work.output_bytes
