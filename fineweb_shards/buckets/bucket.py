@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -88,7 +88,7 @@ class Bucket:
                 pages = None
                 raise
 
-        while page := self._connection.call(prefix, next_page):
+        while page := self._list(prefix, next_page):
             for found in page:
                 last = found["path"]
                 yield self._describe(found)
@@ -97,9 +97,7 @@ class Bucket:
         """Return the objects directly in the folder, or in that of `prefix`, not those in folders below."""
         import obstore
 
-        found = self._connection.call(
-            prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None)
-        )
+        found = self._list(prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None))
         return [self._describe(one) for one in found["objects"]]
 
     def head(self, name: str) -> ObjectInfo | None:
@@ -223,6 +221,15 @@ class Bucket:
         data = bytes(answer.bytes())
         self._connection.retrier.observer.add_fetched(len(data))
         return data, Version.of(answer.meta)
+
+    def _list(self, prefix: str, action: Callable[[ObjectStore, str], Any]) -> Any:
+        try:
+            return self._connection.call(prefix, action)
+        except MissingError:  # an empty folder is no error, so this is about the bucket
+            raise self._refusal(
+                f"{self.address}: nothing at this endpoint can be listed: status 404.",
+                "Check the name of the bucket, and AWS_ENDPOINT_URL if you have set it.",
+            ) from None
 
     def _describe(self, found: Any) -> ObjectInfo:
         return ObjectInfo(

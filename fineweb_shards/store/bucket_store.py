@@ -37,6 +37,7 @@ from fineweb_shards.store.mirrored_files import MirroredFiles
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.store import FoundFile, GrowingPart, Store
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, write_file
+from fineweb_shards.units import show_number_of
 
 
 class BucketStore(Store):
@@ -137,6 +138,7 @@ class BucketStore(Store):
                 text = "this store does not check conditions, so two runs may not notice each other"
                 observer.tell(Event("note", f"note: {self.location}: {text}"))
             with BucketLock(bucket, self._scratch, self._mirror.push, observer):
+                _abort_uploads(bucket, observer)
                 self.fetch()
                 yield self
 
@@ -222,6 +224,18 @@ def _source_of(piece: Piece, bucket: Bucket, skip: int = 0) -> FileSource:
         return file
 
     return piece.end - piece.begin - skip, opened
+
+
+def _abort_uploads(bucket: Bucket, observer: Observer) -> None:
+    """Give up the uploads of a killed run, which nobody sees but on the bill. Nothing depends on it."""
+    try:
+        aborted = bucket.abort_uploads()
+    except OutputError as error:
+        observer.tell(Event("note", f"note: {error.message} {error.hint}", loud=False))
+        return
+    if aborted:
+        text = f"{show_number_of(aborted, 'unfinished upload')} of an earlier run given up"
+        observer.tell(Event("note", f"note: {text}", loud=False))
 
 
 def _by_file(parts: Iterable[Part]) -> dict[str, list[Part]]:

@@ -161,6 +161,7 @@ class Output:
         if self._files:
             self._begin_checkpoint(self._placed, set(SPLITS))
         self._settle(0)
+        assert not self._checkpoints, "a complete manifest has everything"
         self._write_sidecars()
         manifest = self.manifest
         totals = {
@@ -240,15 +241,20 @@ class Output:
         while self._writes and self._writes[0].done():
             self._writes[0].result()
             self._writes.popleft()
+        self._begin_seals()
+        while self._checkpoints and self._is_sealed(self._checkpoints[0]):
+            self._record(self._checkpoints[0])
+            self._checkpoints.popleft()
+            self._begin_seals()
+
+    def _begin_seals(self) -> None:
+        """Have segments sealed that are written."""
         for checkpoint in self._checkpoints:
             if not checkpoint.seals and checkpoint.after <= self._written:
                 joins_parts = any(segment.whole and segment.begin for segment in checkpoint.segments)
                 if joins_parts and checkpoint is not self._checkpoints[0]:
-                    break  # the parts before must have been sealed
+                    return  # a store that puts parts together needs those before it
                 checkpoint.seals.extend(map(self._seal, checkpoint.segments))
-        while self._checkpoints and self._is_sealed(self._checkpoints[0]):
-            self._record(self._checkpoints[0])
-            self._checkpoints.popleft()
 
     def _seal(self, segment: Segment) -> Future[str]:
         spec, longest = self._spec, self._max_wait_seconds
