@@ -10,7 +10,8 @@ by the processes that simulate.
     python benchmarks/control_plane.py --executor ray --nodes 10 --cores 16 --sample default
 
 With --sample it orders all tokens of a sample of FineWeb-Edu: its files are in the manifest, which is saved
-with each of its shards, and batches are those from the hub.
+with each of its shards, and batches are those from the hub. With --done it is a resume after so many shards,
+which shows what the last ones cost without ordering all of them.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fineweb_edu import SAMPLES, SHARD_TOKENS, Sample
-from simulated_workers import TEXT_BYTES_A_TOKEN, simulated_local
+from simulated_workers import DOCUMENT_TOKENS, TEXT_BYTES_A_TOKEN, simulated_local
 
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import Executor
@@ -45,7 +46,7 @@ from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.types import Batch, Cursor
+from fineweb_shards.types import Batch, Counts, Cursor, ShardRecord
 from fineweb_shards.units import show_bytes, show_count
 from fineweb_shards.vocabulary import GPT2
 
@@ -60,6 +61,7 @@ class Stream:
     files: int
     batches_a_file: int
     batch_tokens: int
+    done_shards: int = 0
 
     @classmethod
     def of_shards(cls, shards: int) -> Stream:
@@ -84,10 +86,42 @@ class Stream:
     def batch_bytes(self) -> int:
         return round(self.batch_tokens * TEXT_BYTES_A_TOKEN)
 
+    @property
+    def start(self) -> Cursor:
+        """Where the first token is that is not done."""
+        batch, skip_tokens = divmod(self.done_shards * SHARD_TOKENS, self.batch_tokens)
+        file, position = divmod(batch, self.batches_a_file)
+        return Cursor(file, position, skip_tokens)
+
+    @property
+    def batches_left(self) -> int:
+        return self.batches - self.start.file * self.batches_a_file - self.start.position
+
+    @property
+    def tokens_left(self) -> int:
+        return self.tokens - self.done_shards * SHARD_TOKENS
+
     def list_batches(self) -> Iterator[Batch]:
-        for file in range(self.files):
-            for number in range(self.batches_a_file):
-                yield Batch(file, number, number + 1, self.batch_bytes)
+        for batch in range(self.batches - self.batches_left, self.batches):
+            file, number = divmod(batch, self.batches_a_file)
+            yield Batch(file, number, number + 1, self.batch_bytes)
+
+    def list_done(self) -> tuple[ShardRecord, ...]:
+        """The shards that are done, as a manifest has them; all end where the last one does."""
+        return tuple(
+            ShardRecord(
+                f"edufineweb_{'train' if shard else 'val'}_{shard:06d}.npy",
+                "train" if shard else "val",
+                0,
+                SHARD_TOKENS,
+                SHARD_TOKENS // DOCUMENT_TOKENS,
+                2 * SHARD_TOKENS,
+                f"{shard:064x}",
+                self.start,
+                Counts(),
+            )
+            for shard in range(self.done_shards)
+        )
 
     def list_files(self) -> list[dict[str, object]]:
         """The files as a manifest has them."""
@@ -173,7 +207,8 @@ def order_stream(folder: Path, workers: Workers, stream: Stream) -> Ordered:
     settings = ReadSettings("text", "auto", BATCH_BYTES, False, GPT2)
     spec = WorkerSpec(open_source((), settings), "tiktoken", 0, output.shard_format, folder, 0)
     fingerprint = Config(out=str(folder), input=("x",)).fingerprint()
-    manifest = Manifest(fingerprint, stream.list_files(), {}, vocabulary=GPT2, digits=6)
+    files, done = stream.list_files(), stream.list_done()
+    manifest = Manifest(fingerprint, files, {}, shards=done, vocabulary=GPT2, digits=6)
     (folder / ".fineweb-shards").mkdir(parents=True)
     begin_output(FolderStore(folder), manifest)
     with workers.open(spec, stream) as executor:
@@ -181,18 +216,21 @@ def order_stream(folder: Path, workers: Workers, stream: Stream) -> Ordered:
 
 
 def _order(stream: Stream, output: OutputSpec, manifest: Manifest, executor: Executor) -> Ordered:
-    packer = Packer(SHARD_TOKENS, split_rule=SPLIT_RULE)
+    start = stream.start
+    packer = Packer(SHARD_TOKENS, split_rule=SPLIT_RULE, done=manifest.done, skip_tokens=start.skip_tokens)
     disk = Disk(output.folder, 0, Observer())
     begin, used = time.monotonic(), time.process_time()
     with TimedOutput(output, manifest, executor, disk) as sink:
-        for block in stitch(executor.encode(stream.list_batches()), _no_seam, Cursor(0, 0)):
+        for block in stitch(executor.encode(stream.list_batches()), _no_seam, start):
             sink.add(block.tokens, packer.pack(block))
         finished = sink.finish()
     seconds, used = time.monotonic() - begin, time.process_time() - used
     assert finished.tokens == stream.tokens
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    shards = finished.shard_count
-    return Ordered(stream.tokens, stream.batches, shards, used, sink.save_seconds, seconds, peak_bytes)
+    shards = finished.shard_count - stream.done_shards
+    return Ordered(
+        stream.tokens_left, stream.batches_left, shards, used, sink.save_seconds, seconds, peak_bytes
+    )
 
 
 def _no_seam() -> None:
@@ -211,12 +249,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[2, 16, 64, 128, 160])
     parser.add_argument("--shards", type=int, default=40, help="of 100M tokens each")
     parser.add_argument("--sample", choices=SAMPLES, help="order all of this instead of --shards")
+    parser.add_argument("--done", type=int, default=0, help="shards that an earlier run has finished")
     parser.add_argument("--executor", choices=("local", "ray"), default="local")
     parser.add_argument("--nodes", type=int, default=10, help="of Ray, that the driver believes in")
     parser.add_argument("--cores", type=int, default=16, help="of such a node")
     options = parser.parse_args()
     sample = SAMPLES.get(options.sample)
     stream = Stream.of_sample(sample) if sample else Stream.of_shards(options.shards)
+    stream = replace(stream, done_shards=options.done)
     choices = [Workers(0, count) for count in options.workers]
     if options.executor == "ray":
         choices = [Workers(options.nodes, options.cores)]

@@ -47,7 +47,7 @@ _BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Machines:
     """Machines of one kind. Without Ray it is a single one."""
 
     nodes: int
@@ -78,14 +78,22 @@ class Work:
     output_bytes: int
     shard_tokens: int
     shard_bytes: int
-    from_network: bool  # the input is fetched
-    to_network: bool  # the output is sent
+    by_requests: bool  # the input is fetched from the hub or a bucket
     to_bucket: bool
+    shares_folders: bool  # all nodes see folders that are on another machine
     address_quota: int | None  # requests that the hub allows in five minutes; None: it is not on the hub
 
     @property
     def shards(self) -> int:
         return -(-self.tokens // self.shard_tokens)
+
+    @property
+    def from_network(self) -> bool:
+        return self.by_requests or self.shares_folders
+
+    @property
+    def to_network(self) -> bool:
+        return self.to_bucket or self.shares_folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,7 @@ class Forecast:
     limits: tuple[Limit, ...]  # the longest first
     memory_bytes: int  # of a node, the object store included
     object_store_bytes: int  # of a node
-    scratch_bytes: int  # of a node
+    scratch_bytes: int  # of a node: for the shards that are being made for a bucket
 
     @property
     def binding(self) -> Limit:
@@ -138,61 +146,61 @@ class Forecast:
         return self.binding.seconds
 
 
-def forecast(work: Work, cluster: Cluster, footprint: Footprint, core_tokens_per_second: float) -> Forecast:
+def forecast(work: Work, machines: Machines, footprint: Footprint, core_tokens_per_second: float) -> Forecast:
     """Return what a build takes. `core_tokens_per_second` is for a core with the local executor."""
-    footers = _footers_read(work, cluster)
+    footers = _footers_read(work, machines)
     fetched = work.input_bytes + footers * work.footer_bytes if work.from_network else 0
-    moved = round(work.output_bytes * (1 - 1 / cluster.nodes))  # few blocks are on the node that writes them
+    moved = round(work.output_bytes * (1 - 1 / machines.nodes))  # few blocks are on the node that writes them
     written = work.output_bytes + _manifest_items(work) * MANIFEST_ITEM_BYTES
-    efficiency = RAY_EFFICIENCY if cluster.has_ray else 1.0
-    line = cluster.line_bytes_per_second
+    efficiency = RAY_EFFICIENCY if machines.has_ray else 1.0
+    line = machines.line_bytes_per_second
     limits = [
-        Limit("the cores", work.tokens / (cluster.workers * efficiency * core_tokens_per_second)),
-        Limit("the network, in", (fetched + moved) / line),
-        Limit("the network, out", ((written if work.to_network else 0) + moved) / line),
-        Limit("the driver", _driver_seconds(work, cluster)),
+        Limit("the cores", work.tokens / (machines.workers * efficiency * core_tokens_per_second)),
+        Limit("the network in", (fetched + moved) / line),
+        Limit("the network out", ((written if work.to_network else 0) + moved) / line),
+        Limit("the driver", _driver_seconds(work, machines)),
     ]
-    if cluster.write_bytes_per_second is not None:
-        limits.append(Limit("the writes", written / cluster.write_bytes_per_second))
+    if machines.write_bytes_per_second is not None:
+        limits.append(Limit("the writes", written / machines.write_bytes_per_second))
     addresses = 0
     if work.address_quota is not None:
         addresses = _address_requests(work, max(limit.seconds for limit in limits))
         limits.append(Limit("the hub's quota", _quota_seconds(addresses, work.address_quota)))
-    object_store_bytes = _object_store_bytes(work, cluster, footprint)
+    object_store_bytes = _object_store_bytes(work, machines, footprint)
     return Forecast(
         Requests(
             api=0 if work.address_quota is None else _API_REQUESTS + ceil(work.files / _FILES_A_LISTING),
             addresses=addresses,
-            ranges=work.batches + _FOOTER_REQUESTS * footers if work.from_network else 0,
+            ranges=work.batches + _FOOTER_REQUESTS * footers if work.by_requests else 0,
             bucket=work.shards * _requests_a_shard(work) if work.to_bucket else 0,
         ),
         fetched_bytes=fetched,
         moved_bytes=moved,
         written_bytes=written,
         limits=tuple(sorted(limits, key=lambda limit: -limit.seconds)),
-        memory_bytes=_processes_bytes(work, cluster, footprint) + object_store_bytes,
+        memory_bytes=_processes_bytes(work, machines, footprint) + object_store_bytes,
         object_store_bytes=object_store_bytes,
-        scratch_bytes=_scratch_bytes(work, cluster, footprint),
+        scratch_bytes=footprint.shards_at_once * work.shard_bytes if work.to_bucket else 0,
     )
 
 
-def _processes_a_core(work: Work, cluster: Cluster) -> int:
-    return RAY_REMOTE_TASKS_PER_CORE if cluster.has_ray and work.from_network else 1
+def _processes_a_core(work: Work, machines: Machines) -> int:
+    return RAY_REMOTE_TASKS_PER_CORE if machines.has_ray and work.by_requests else 1
 
 
-def _batches_a_task(work: Work, cluster: Cluster) -> int:
+def _batches_a_task(work: Work, machines: Machines) -> int:
     """Return how many neighbouring batches a process does."""
-    if not cluster.has_ray:
+    if not machines.has_ray:
         return 1
-    return RAY_REMOTE_BATCHES if work.from_network else RAY_BATCHES
+    return RAY_REMOTE_BATCHES if work.by_requests else RAY_BATCHES
 
 
-def _footers_read(work: Work, cluster: Cluster) -> int:
+def _footers_read(work: Work, machines: Machines) -> int:
     """Return how many footers are read: of each file by the driver, and by each process that has a part."""
     if not work.footer_bytes:
         return 0
-    parts_a_file = ceil(work.batches / work.files / _batches_a_task(work, cluster))
-    processes = cluster.workers * _processes_a_core(work, cluster)
+    parts_a_file = ceil(work.batches / work.files / _batches_a_task(work, machines))
+    processes = machines.workers * _processes_a_core(work, machines)
     return work.files * (1 + min(processes, parts_a_file))
 
 
@@ -201,10 +209,10 @@ def _manifest_items(work: Work) -> int:
     return work.shards * work.files + work.shards * (work.shards + 1) // 2
 
 
-def _driver_seconds(work: Work, cluster: Cluster) -> float:
+def _driver_seconds(work: Work, machines: Machines) -> float:
     """Return how long the driver takes to order the batches and to save the manifests."""
     items = _manifest_items(work)
-    seconds = work.batches * (RAY_BATCH_SECONDS if cluster.has_ray else LOCAL_BATCH_SECONDS)
+    seconds = work.batches * (RAY_BATCH_SECONDS if machines.has_ray else LOCAL_BATCH_SECONDS)
     seconds += items * MANIFEST_ITEM_SECONDS
     if work.to_bucket:
         manifests_bytes = items * MANIFEST_ITEM_BYTES
@@ -230,29 +238,22 @@ def _requests_a_shard(work: Work) -> int:
     return upload + 1
 
 
-def _processes_bytes(work: Work, cluster: Cluster, footprint: Footprint) -> int:
+def _processes_bytes(work: Work, machines: Machines, footprint: Footprint) -> int:
     """Return what the processes of a node take, if the driver is there, too."""
-    processes = cluster.cores * _processes_a_core(work, cluster)
+    processes = machines.cores * _processes_a_core(work, machines)
     in_flight = footprint.batches_bytes
-    if cluster.has_ray:  # a task fetches all its batches at once
-        in_flight = processes * _batches_a_task(work, cluster) * work.input_bytes // max(1, work.batches)
+    if machines.has_ray:  # a task fetches all its batches at once
+        in_flight = processes * _batches_a_task(work, machines) * work.input_bytes // max(1, work.batches)
     return footprint.driver_bytes + processes * footprint.process_bytes + in_flight
 
 
-def _object_store_bytes(work: Work, cluster: Cluster, footprint: Footprint) -> int:
+def _object_store_bytes(work: Work, machines: Machines, footprint: Footprint) -> int:
     """Return what a node's part of Ray's object store holds at the most: the tokens of all tasks that may be
     done before the first one is, and those of the shards that are being written, there and where they were
     made. If half of the store is less than that, the executor waits instead."""
-    if not cluster.has_ray:
+    if not machines.has_ray:
         return 0
-    tasks = _RAY_QUEUE * cluster.cores * _processes_a_core(work, cluster)
-    blocks_bytes = tasks * _batches_a_task(work, cluster) * work.output_bytes // max(1, work.batches)
-    shards_bytes = 2 * footprint.shards_at_once * work.shard_bytes // cluster.nodes
+    tasks = _RAY_QUEUE * machines.cores * _processes_a_core(work, machines)
+    blocks_bytes = tasks * _batches_a_task(work, machines) * work.output_bytes // max(1, work.batches)
+    shards_bytes = 2 * footprint.shards_at_once * work.shard_bytes // machines.nodes
     return min(blocks_bytes, work.output_bytes) + min(shards_bytes, work.output_bytes)
-
-
-def _scratch_bytes(work: Work, cluster: Cluster, footprint: Footprint) -> int:
-    """Return what shards take of a node's disk: those that are being made, or all if they stay there."""
-    if work.to_bucket:
-        return min(work.output_bytes, footprint.shards_at_once * work.shard_bytes)
-    return 0 if work.to_network else work.output_bytes
