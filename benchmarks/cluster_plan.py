@@ -1,7 +1,7 @@
 """Print the tables of docs/cluster.md: what FineWeb-Edu's samples take on machines that are not here.
 
-It is what `plan` computes, with the sizes of the samples in fineweb_edu.py, for shards in a bucket and with a
-Hugging Face token of a free account.
+It is what `plan` computes, with the sizes of the samples in fineweb_edu.py and a Hugging Face token of a free
+account: into a folder on one machine, into a bucket or a shared folder on several.
 
     python benchmarks/cluster_plan.py
 """
@@ -21,29 +21,30 @@ from fineweb_shards.run.cluster_plan import (
     Work,
     forecast,
 )
-from fineweb_shards.run.cluster_text import describe_memory
+from fineweb_shards.run.cluster_text import forecast_rows, machine_row
 from fineweb_shards.run.config import Config
 from fineweb_shards.sources.hub.rate_limit import address_quota
 from fineweb_shards.store.output import shards_at_once
-from fineweb_shards.units import show_bytes, show_seconds
+from fineweb_shards.units import show_bytes, show_count, show_seconds
 from fineweb_shards.vocabulary import GPT2
 
 FORMAT = ShardFormat(get_layout("build-nanogpt"), GPT2)
 MACHINES = {
     "1 machine, 16 cores, 1 Gbit/s": Machines(1, 16, 1, has_ray=False),
     "1 machine, 64 cores, 10 Gbit/s": Machines(1, 64, 10, has_ray=False),
-    "4 nodes × 16 cores, 10 Gbit/s": Machines(4, 16, 10, has_ray=True),
-    "10 nodes × 16 cores, 1 Gbit/s": Machines(10, 16, 1, has_ray=True),
-    "10 nodes × 16 cores, 10 Gbit/s": Machines(10, 16, 10, has_ray=True),
-    "30 nodes × 16 cores, 10 Gbit/s": Machines(30, 16, 10, has_ray=True),
-    "100 nodes × 16 cores, 10 Gbit/s": Machines(100, 16, 10, has_ray=True),
-    "1,000 nodes × 16 cores, 10 Gbit/s": Machines(1000, 16, 10, has_ray=True),
+    "4 nodes, 16 cores, 10 Gbit/s": Machines(4, 16, 10, has_ray=True),
+    "10 nodes, 16 cores, 1 Gbit/s": Machines(10, 16, 1, has_ray=True),
+    "10 nodes, 16 cores, 10 Gbit/s": Machines(10, 16, 10, has_ray=True),
+    "100 nodes, 16 cores, 10 Gbit/s": Machines(100, 16, 10, has_ray=True),
+    "10 nodes, shared folder": Machines(10, 16, 10, has_ray=True),
+    "100 nodes, shared folder": Machines(100, 16, 10, has_ray=True),
 }
-TEN_NODES = MACHINES["10 nodes × 16 cores, 10 Gbit/s"]
+TEN_NODES = "10 nodes, 16 cores, 10 Gbit/s"
 
 
-def work_of(sample: Sample) -> Work:
-    """From the hub into a bucket."""
+def work_of(sample: Sample, name: str, shard_tokens: int = SHARD_TOKENS) -> Work:
+    """What the machines of this name have to do."""
+    shares_folders = name.endswith("shared folder")
     return Work(
         tokens=sample.tokens,
         input_bytes=sample.size_bytes,
@@ -51,54 +52,54 @@ def work_of(sample: Sample) -> Work:
         batches=sample.batches,
         footer_bytes=FOOTER_BYTES,
         output_bytes=FORMAT.size_bytes(sample.tokens),
-        shard_tokens=SHARD_TOKENS,
-        shard_bytes=FORMAT.size_bytes(SHARD_TOKENS),
+        shard_tokens=shard_tokens,
+        shard_bytes=FORMAT.size_bytes(shard_tokens),
         by_requests=True,
-        to_bucket=True,
-        shares_folders=False,
+        to_bucket=MACHINES[name].has_ray and not shares_folders,
+        shares_folders=shares_folders,
         address_quota=address_quota(has_token=True),
     )
 
 
-def forecast_of(sample: Sample, machines: Machines) -> Forecast:
+def forecast_of(sample: Sample, name: str, shard_tokens: int = SHARD_TOKENS) -> Forecast:
+    machines = MACHINES[name]
     footprint = Footprint(
         process_bytes=process_bytes(GPT2),
         driver_bytes=PARENT_BYTES,
         batches_bytes=COPIES * useful_window_bytes(machines.cores, Config.batch_bytes),
         shards_at_once=shards_at_once(machines.workers),
     )
-    return forecast(work_of(sample), machines, footprint, CORE_TOKENS_PER_SECOND)
+    return forecast(work_of(sample, name, shard_tokens), machines, footprint, CORE_TOKENS_PER_SECOND)
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+    lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def times_table() -> str:
     """How long, and what sets the time."""
     rows = []
-    for name, machines in MACHINES.items():
-        results = [forecast_of(sample, machines) for sample in SAMPLES.values()]
+    for name in MACHINES:
+        results = [forecast_of(sample, name) for sample in SAMPLES.values()]
         rows.append([name, *(f"{show_seconds(one.seconds)}, {one.binding.resource}" for one in results)])
     return table(["", *SAMPLES], rows)
 
 
 def limits_table() -> str:
     """How long each resource of ten nodes would take alone."""
-    results = [
-        {limit.resource: limit.seconds for limit in forecast_of(sample, TEN_NODES).limits}
-        for sample in SAMPLES.values()
-    ]
+    results = [forecast_of(sample, TEN_NODES).limits for sample in SAMPLES.values()]
+    seconds = [{limit.resource: limit.seconds for limit in limits} for limits in results]
     rows = [
-        [name, *(show_seconds(one[name]) if one[name] else "0 s" for one in results)]
-        for name in sorted(results[-1], key=lambda name: -results[-1][name])
+        [limit.resource, *(show_seconds(one[limit.resource]) if limit.seconds else "0 s" for one in seconds)]
+        for limit in results[-1]
     ]
     return table(["", *SAMPLES], rows)
 
 
 def needs_table() -> str:
     """What ten nodes ask for, move and hold."""
-    results = [(work_of(sample), forecast_of(sample, TEN_NODES)) for sample in SAMPLES.values()]
+    results = [(work_of(sample, TEN_NODES), forecast_of(sample, TEN_NODES)) for sample in SAMPLES.values()]
     rows = [
         ["shards", *(f"{work.shards:,}" for work, _ in results)],
         ["requests of the hub's API", *(f"{one.requests.api:,}" for _, one in results)],
@@ -108,14 +109,30 @@ def needs_table() -> str:
         ["bytes in", *(show_bytes(one.fetched_bytes) for _, one in results)],
         ["bytes out", *(show_bytes(one.written_bytes) for _, one in results)],
         ["bytes between nodes", *(show_bytes(one.moved_bytes) for _, one in results)],
-        ["memory", *(describe_memory(one, TEN_NODES) for _, one in results)],
-        ["scratch a node", *(show_bytes(one.scratch_bytes) for _, one in results)],
+        ["memory of a node", *(show_bytes(one.memory_bytes) for _, one in results)],
+        ["of it the object store", *(show_bytes(one.object_store_bytes) for _, one in results)],
+        ["scratch of a node", *(show_bytes(one.scratch_bytes) for _, one in results)],
     ]
     return table(["", *SAMPLES], rows)
 
 
+def example() -> str:
+    """What `plan` says of sample-350BT on ten nodes, where it can't try how fast a core is."""
+    machines, sample = MACHINES[TEN_NODES], SAMPLES["sample-350BT"]
+    speed = f"{show_count(CORE_TOKENS_PER_SECOND)} a core, measured before"
+    result = forecast_of(sample, TEN_NODES)
+    rows = [machine_row(machines, ()), *forecast_rows(result, machines, sample.tokens, speed)]
+    return "\n".join(f"    {name:<10} {text}" for name, text in rows)
+
+
+def larger_shards() -> str:
+    """What larger shards bring, as a part of a sentence."""
+    result = forecast_of(SAMPLES["default"], TEN_NODES, 5 * SHARD_TOKENS)
+    return f"with `--shard-tokens 500M`, `default` takes {show_seconds(result.seconds)} on ten nodes"
+
+
 def tables() -> list[str]:
-    return [times_table(), limits_table(), needs_table()]
+    return [example(), times_table(), limits_table(), needs_table()]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,6 +145,7 @@ class Ordered:
     processor_seconds: float  # of the parent
     save_seconds: float  # of these, what the manifest took
     wall_seconds: float
+    answers: int  # that the parent received: messages of processes, or ends of tasks
     peak_bytes: int  # of the parent
 
     def row(self, workers: int) -> str:
@@ -157,6 +158,7 @@ class Ordered:
             f"{(self.processor_seconds - self.save_seconds) / self.batches * 1e6:.0f}",
             f"{self.save_seconds / self.shards * 1e3:.1f}",
             show_count(self.tokens / self.wall_seconds),
+            f"{self.answers:,}",
             show_bytes(self.peak_bytes),
         ]
         return f"| {' | '.join(cells)} |"
@@ -164,8 +166,8 @@ class Ordered:
 
 HEAD = """\
 | simulated workers | tokens | shards | tokens ordered per second of the parent | ns a token | µs a batch | \
-ms a save | tokens per second of wall time | peak memory of the parent |
-|---|---|---|---|---|---|---|---|---|"""
+ms a save | tokens per second of wall time | answers | peak memory of the parent |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
 class TimedOutput(Output):
@@ -190,7 +192,10 @@ class Workers:
     def count(self) -> int:
         return max(1, self.nodes) * self.cores
 
-    def open(self, spec: WorkerSpec, stream: Stream) -> contextlib.AbstractContextManager[Executor]:
+    def open(
+        self, spec: WorkerSpec, stream: Stream
+    ) -> contextlib.AbstractContextManager[tuple[Executor, Callable[[], int]]]:
+        """The executor, and a function that says how many answers it has received."""
         if self.nodes:
             from simulated_ray import simulated_ray  # Ray is an extra
 
@@ -211,11 +216,17 @@ def order_stream(folder: Path, workers: Workers, stream: Stream) -> Ordered:
     manifest = Manifest(fingerprint, files, {}, shards=done, vocabulary=GPT2, digits=6)
     (folder / ".fineweb-shards").mkdir(parents=True)
     begin_output(FolderStore(folder), manifest)
-    with workers.open(spec, stream) as executor:
-        return _order(stream, output, manifest, executor)
+    with workers.open(spec, stream) as (executor, count_answers):
+        return _order(stream, output, manifest, executor, count_answers)
 
 
-def _order(stream: Stream, output: OutputSpec, manifest: Manifest, executor: Executor) -> Ordered:
+def _order(
+    stream: Stream,
+    output: OutputSpec,
+    manifest: Manifest,
+    executor: Executor,
+    count_answers: Callable[[], int],
+) -> Ordered:
     start = stream.start
     packer = Packer(SHARD_TOKENS, split_rule=SPLIT_RULE, done=manifest.done, skip_tokens=start.skip_tokens)
     disk = Disk(output.folder, 0, Observer())
@@ -229,7 +240,14 @@ def _order(stream: Stream, output: OutputSpec, manifest: Manifest, executor: Exe
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     shards = finished.shard_count - stream.done_shards
     return Ordered(
-        stream.tokens_left, stream.batches_left, shards, used, sink.save_seconds, seconds, peak_bytes
+        stream.tokens_left,
+        stream.batches_left,
+        shards,
+        used,
+        sink.save_seconds,
+        seconds,
+        count_answers(),
+        peak_bytes,
     )
 
 

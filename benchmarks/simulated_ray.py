@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,16 @@ class SimulatedCluster(Cluster):
 
 
 @contextlib.contextmanager
-def simulated_ray(spec: WorkerSpec, nodes: int, cores: int) -> Iterator[RayExecutor]:
-    """A RayExecutor whose tasks take no time."""
+def simulated_ray(
+    spec: WorkerSpec, nodes: int, cores: int
+) -> Iterator[tuple[RayExecutor, Callable[[], int]]]:
+    """A RayExecutor whose tasks take no time, and a function that counts them."""
     here = str(Path(__file__).parent)  # Ray's processes have to find this file, too
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     ray_executor.encode_batches = encode_at_once
     ray_executor.do_errand = do_at_once
     with RayExecutor(spec, SimulatedCluster(nodes, cores), shared_folder=True) as executor:
-        yield executor
+        yield executor, lambda: executor._numbers
 
 
 def encode_at_once(run: str, task: int, orders: bytes) -> tuple[bytes, list[Any]]:

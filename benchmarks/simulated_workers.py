@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import connection
 
 import numpy as np
@@ -50,8 +50,10 @@ class SimulatedWorker:
 
 
 @contextlib.contextmanager
-def simulated_local(spec: WorkerSpec, workers: int, window_bytes: int) -> Iterator[LocalExecutor]:
-    """A LocalExecutor whose workers take no time."""
+def simulated_local(
+    spec: WorkerSpec, workers: int, window_bytes: int
+) -> Iterator[tuple[LocalExecutor, Callable[[], int]]]:
+    """A LocalExecutor whose workers take no time, and a function that counts their messages."""
     pairs = [multiprocessing.Pipe() for _ in range(workers)]
     context = multiprocessing.get_context("fork")  # so that all pipes are inherited
     ends = [theirs for _, theirs in pairs]
@@ -63,7 +65,7 @@ def simulated_local(spec: WorkerSpec, workers: int, window_bytes: int) -> Iterat
     SimulatedWorker.simulation = simulation.pid or 0
     pool.WorkerProcess = SimulatedWorker  # type: ignore[misc, assignment]
     with LocalExecutor(spec, workers, window_bytes, MemoryGuard(2**40)) as executor:
-        yield executor
+        yield executor, lambda: sum(worker.messages for worker in executor._workers)
         simulation.terminate()
     simulation.join()
 

@@ -17,15 +17,16 @@ from fineweb_shards.buckets.upload_file import part_bytes_for
 
 # The time of the driver's processor, measured by benchmarks/control_plane.py: for each batch that it gives
 # out and orders, and for each record or file in a manifest that it saves.
-LOCAL_BATCH_SECONDS = 340e-6
-RAY_BATCH_SECONDS = 520e-6
-MANIFEST_ITEM_SECONDS = 3.2e-6
+LOCAL_BATCH_SECONDS = 330e-6
+RAY_BATCH_SECONDS = 570e-6
+MANIFEST_ITEM_SECONDS = 3.3e-6
 MANIFEST_ITEM_BYTES = 490
 # How long a small object takes, and how fast a single connection is, as Amazon says for S3 (100 to 200 ms, 85
 # to 90 MB/s). The driver waits for each manifest: shards are recorded one after the other.
 BUCKET_WRITE_SECONDS = 0.15
 BUCKET_CONNECTION_BYTES_PER_SECOND = 85e6
-# What is left, with Ray, of the speed of the local executor on the same cores.
+# What is left, with Ray, of the speed of the local executor on the same cores: assumed, the least that the
+# Ray executor has to reach.
 RAY_EFFICIENCY = 0.8
 # The speed of a core, reading and encoding, from a hub on the same two cores (docs/architecture.md).
 CORE_TOKENS_PER_SECOND = 20e6
@@ -158,7 +159,7 @@ def forecast(work: Work, machines: Machines, footprint: Footprint, core_tokens_p
         Limit("the cores", work.tokens / (machines.workers * efficiency * core_tokens_per_second)),
         Limit("the network in", (fetched + moved) / line),
         Limit("the network out", ((written if work.to_network else 0) + moved) / line),
-        Limit("the driver", _driver_seconds(work, machines)),
+        _driver_limit(work, machines),
     ]
     if machines.write_bytes_per_second is not None:
         limits.append(Limit("the writes", written / machines.write_bytes_per_second))
@@ -209,15 +210,17 @@ def _manifest_items(work: Work) -> int:
     return work.shards * work.files + work.shards * (work.shards + 1) // 2
 
 
-def _driver_seconds(work: Work, machines: Machines) -> float:
-    """Return how long the driver takes to order the batches and to save the manifests."""
+def _driver_limit(work: Work, machines: Machines) -> Limit:
+    """Return how long the driver takes, named after what it does for longer: it orders the batches, and it
+    saves a manifest for each shard, one thing after the other."""
+    order_seconds = work.batches * (RAY_BATCH_SECONDS if machines.has_ray else LOCAL_BATCH_SECONDS)
     items = _manifest_items(work)
-    seconds = work.batches * (RAY_BATCH_SECONDS if machines.has_ray else LOCAL_BATCH_SECONDS)
-    seconds += items * MANIFEST_ITEM_SECONDS
+    save_seconds = items * MANIFEST_ITEM_SECONDS
     if work.to_bucket:
-        manifests_bytes = items * MANIFEST_ITEM_BYTES
-        seconds += work.shards * BUCKET_WRITE_SECONDS + manifests_bytes / BUCKET_CONNECTION_BYTES_PER_SECOND
-    return seconds
+        save_seconds += work.shards * BUCKET_WRITE_SECONDS
+        save_seconds += items * MANIFEST_ITEM_BYTES / BUCKET_CONNECTION_BYTES_PER_SECOND
+    name = "the driver's saves" if save_seconds > order_seconds else "the driver"
+    return Limit(name, order_seconds + save_seconds)
 
 
 def _address_requests(work: Work, seconds: float) -> int:
