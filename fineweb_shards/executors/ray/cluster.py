@@ -52,11 +52,15 @@ class Cluster:
         self._store_bytes = max(_SMALLEST_STORE_BYTES, store_bytes)
         self._observer = observer
         self._folder: str | None = None  # of a cluster that was started here
+        self.is_shared = False  # the process was connected before, and stays so
 
     def connect(self) -> None:
         """Connect, or start the cluster; UsageError if there is none at the address."""
         ray = load_ray()
         self._redirect_messages()
+        self.is_shared = ray.is_initialized()
+        if self.is_shared:
+            return
         with _handlers_kept(), _environment(_ENVIRONMENT), _standard_error_dropped():
             try:
                 ray.init(**self._arguments(), log_to_driver=False, configure_logging=False)
@@ -103,8 +107,9 @@ class Cluster:
     def close(self) -> None:
         """Disconnect. The tasks and objects of the run go with the connection, and a cluster that was started
         here goes as well."""
-        with _handlers_kept():
-            load_ray().shutdown()
+        if not self.is_shared:
+            with _handlers_kept():
+                load_ray().shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

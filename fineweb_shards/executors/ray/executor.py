@@ -48,6 +48,7 @@ from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.board import Board
 from fineweb_shards.executors.ray.cluster import Cluster, Node
 from fineweb_shards.executors.ray.deaths import LOST, explain_failure
+from fineweb_shards.executors.ray.environment import pack_environment
 from fineweb_shards.executors.ray.memory import ClusterMemory
 from fineweb_shards.executors.ray.messages import Encoded, Errand, News, Piece, Returned, Shipment, Waiting
 from fineweb_shards.executors.ray.unwritten import Attempt, Block, Key, Share, Unwritten
@@ -149,7 +150,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._look_at_nodes()
         mark = self._leave_mark() if self._shared_folder else None
         files = pack_vocabulary(self._spec.vocabulary)
-        shipment = Shipment(pickle.dumps(self._spec), os.getcwd(), files, mark)
+        environment = pack_environment(self._spec.source)
+        shipment = Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
         strategies = ray.util.scheduling_strategies
         here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor = ray.remote(Board).options(
@@ -172,6 +174,11 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         return mark
 
     def __exit__(self, *exception: object) -> None:
+        if self._cluster.is_shared:  # otherwise all of it goes with the connection
+            for attempt in self._running.values():
+                load_ray().cancel(attempt.tokens, force=True)
+            if self._board is not None:
+                load_ray().kill(self._board)
         self._cluster.close()
         (self._spec.folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
 

@@ -23,6 +23,7 @@ class Shipment:
     spec: bytes  # a pickled WorkerSpec
     current_folder: str  # of the driver: relative paths start there
     vocabulary_files: dict[str, bytes] = field(repr=False)  # by name; GPT-2 has none
+    environment: dict[str, str] = field(repr=False)  # variables; some are secrets
     mark: str | None  # stands in a file of the output folder, if all nodes have to see that folder
 
 

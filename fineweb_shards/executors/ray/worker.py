@@ -25,6 +25,7 @@ from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
 from fineweb_shards.executors.exit_cause import Death, DeathKind
 from fineweb_shards.executors.local.worker import describe_error
 from fineweb_shards.executors.ray.api import load_ray
+from fineweb_shards.executors.ray.environment import apply_environment
 from fineweb_shards.executors.ray.messages import (
     Encoded,
     EncodedBatch,
@@ -128,6 +129,7 @@ class RunProcess:
         self._observer = TaskObserver(board.tell.remote)
         if os.path.isdir(shipment.current_folder):
             os.chdir(shipment.current_folder)
+        apply_environment(shipment.environment)  # before the hub's clients are imported
         spec: WorkerSpec = pickle.loads(shipment.spec)
         _check_folder(spec.folder, shipment.mark)
         self._spec = unpack_vocabulary(spec, shipment.vocabulary_files)
