@@ -18,11 +18,11 @@ from fineweb_shards.buckets.upload_file import part_bytes_for
 # The time of the driver's processor, measured by benchmarks/control_plane.py: for each batch that it gives
 # out and orders, and for each record or file in a manifest that it saves.
 LOCAL_BATCH_SECONDS = 330e-6
-RAY_BATCH_SECONDS = 570e-6
-MANIFEST_ITEM_SECONDS = 3.3e-6
+RAY_BATCH_SECONDS = 660e-6
+MANIFEST_ITEM_SECONDS = 3.5e-6
 MANIFEST_ITEM_BYTES = 490
-# How long a small object takes, and how fast a single connection is, as Amazon says for S3 (100 to 200 ms, 85
-# to 90 MB/s). The driver waits for each manifest: shards are recorded one after the other.
+# How long a small object takes, and how fast a single connection is: assumed, as it is usual for S3. The
+# driver waits for each manifest: shards are recorded one after the other.
 BUCKET_WRITE_SECONDS = 0.15
 BUCKET_CONNECTION_BYTES_PER_SECOND = 85e6
 # What is left, with Ray, of the speed of the local executor on the same cores: assumed, the least that the
