@@ -261,7 +261,9 @@ class Output:
 
     def _seal(self, segment: Segment) -> Future[str]:
         spec, longest = self._spec, self._max_wait_seconds
-        return self._plane.seal(segment.path, seal_segment, segment, spec.shard_format, spec.store, longest)
+        end = segment.end - segment.begin
+        arguments = segment, spec.shard_format, spec.store, longest
+        return self._plane.seal(segment.path, end, seal_segment, *arguments)
 
     @property
     def _written(self) -> int:

@@ -41,7 +41,7 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # tests/watching/test_monitor.py, for what is read ahead in tests/sources/test_read_ahead.py. Of a worker's
 # actions, `write_blocks` and `do_errands` are in test_unwritten.py.
 INVENTORY = {
-    "executors/local/producer.py": 1,
+    "executors/producer.py": 1,
     "executors/local/watchdog.py": 1,
     "executors/local/worker.py": 1,
     "reading/token_stream.py": 1,
@@ -67,7 +67,7 @@ def test_every_action_of_a_workers_threads_is_known() -> None:
     """They are all started in one place, which ends the worker if one fails."""
     text = Path(worker.__file__).read_text("utf-8")
     started = re.findall(r"_start_thread\(outbox, (\w+)\)", text)
-    assert started == ["_die_with_parent", "action"]
+    assert started == ["die_with_parent", "action"]
     (actions,) = re.findall(r"for action in \((.*)\):\n        _start_thread", text)
     assert actions == "worker.receive_orders, worker.write_blocks, worker.do_errands"
 
@@ -143,7 +143,7 @@ def test_a_listing_that_ends_without_a_word_ends_the_run(
     def refuse(self: object, item: object) -> None:
         raise SystemExit  # threads pass over it in silence
 
-    monkeypatch.setattr("fineweb_shards.executors.local.producer.Producer._put", refuse)
+    monkeypatch.setattr("fineweb_shards.executors.producer.Producer._put", refuse)
     with pytest.raises(ShardError, match="listing"):
         encode(source, source.batches(runs.START))
 
