@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from fineweb_shards.buckets.upload_file import part_bytes_for
+from fineweb_shards.store.output import checkpoints_at_once
 
 # The time of the driver's processor, measured by benchmarks/control_plane.py: for each batch that it gives
 # out and orders, and for each record or file in a manifest that it saves.
@@ -22,7 +23,7 @@ RAY_BATCH_SECONDS = 660e-6
 MANIFEST_ITEM_SECONDS = 3.5e-6
 MANIFEST_ITEM_BYTES = 490
 # How long a small object takes, and how fast a single connection is: assumed, as it is usual for S3. The
-# driver waits for each manifest: shards are recorded one after the other.
+# driver waits for each manifest.
 BUCKET_WRITE_SECONDS = 0.15
 BUCKET_CONNECTION_BYTES_PER_SECOND = 85e6
 # What is left, with Ray, of the speed of the local executor on the same cores: assumed, the least that the
@@ -152,7 +153,7 @@ def forecast(work: Work, machines: Machines, footprint: Footprint, core_tokens_p
     footers = _footers_read(work, machines)
     fetched = work.input_bytes + footers * work.footer_bytes if work.from_network else 0
     moved = round(work.output_bytes * (1 - 1 / machines.nodes))  # few blocks are on the node that writes them
-    written = work.output_bytes + _manifest_items(work) * MANIFEST_ITEM_BYTES
+    written = work.output_bytes + sum(_save_sizes(work, machines)) * MANIFEST_ITEM_BYTES
     efficiency = RAY_EFFICIENCY if machines.has_ray else 1.0
     line = machines.line_bytes_per_second
     limits = [
@@ -205,19 +206,22 @@ def _footers_read(work: Work, machines: Machines) -> int:
     return work.files * (1 + min(processes, parts_a_file))
 
 
-def _manifest_items(work: Work) -> int:
-    """Return how many records and files all saved manifests have together: one is saved for each shard."""
-    return work.shards * work.files + work.shards * (work.shards + 1) // 2
+def _save_sizes(work: Work, machines: Machines) -> list[int]:
+    """Return how many records and files each saved manifest has. Shards that are finished while one is being
+    saved are recorded together by the next, so if saving is what takes long, there are few."""
+    step = checkpoints_at_once(machines.workers)
+    return [work.files + min(work.shards, first + step) for first in range(0, work.shards, step)]
 
 
 def _driver_limit(work: Work, machines: Machines) -> Limit:
     """Return how long the driver takes, named after what it does for longer: it orders the batches, and it
-    saves a manifest for each shard, one thing after the other."""
+    saves manifests, one thing after the other."""
     order_seconds = work.batches * (RAY_BATCH_SECONDS if machines.has_ray else LOCAL_BATCH_SECONDS)
-    items = _manifest_items(work)
+    saves = _save_sizes(work, machines)
+    items = sum(saves)
     save_seconds = items * MANIFEST_ITEM_SECONDS
     if work.to_bucket:
-        save_seconds += work.shards * BUCKET_WRITE_SECONDS
+        save_seconds += len(saves) * BUCKET_WRITE_SECONDS
         save_seconds += items * MANIFEST_ITEM_BYTES / BUCKET_CONNECTION_BYTES_PER_SECOND
     name = "the driver's saves" if save_seconds > order_seconds else "the driver"
     return Limit(name, order_seconds + save_seconds)

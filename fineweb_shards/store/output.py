@@ -65,9 +65,14 @@ def begin_output(store: Store, manifest: Manifest) -> None:
     save_manifest(manifest, store)
 
 
+def checkpoints_at_once(workers: int) -> int:
+    """Return how many checkpoints may be there that are not recorded."""
+    return 1 + min(workers, _MOST_CHECKPOINTS)
+
+
 def shards_at_once(workers: int) -> int:
     """Return how many files may be there that are not recorded: both splits', and those being sealed."""
-    return len(SPLITS) + 1 + min(workers, _MOST_CHECKPOINTS)
+    return len(SPLITS) + checkpoints_at_once(workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,7 @@ class Output:
         finally:  # what is placed may have filled a shard, even if there is no room for the next one
             self._writes.extend(self._plane.place(tokens, placements))
             self._placed += len(placements)
-        self._settle(1 + min(self._plane.workers, _MOST_CHECKPOINTS))
+        self._settle(checkpoints_at_once(self._plane.workers))
 
     def finish(self) -> Manifest:
         """Give every file its final name, and save the manifest as complete."""
