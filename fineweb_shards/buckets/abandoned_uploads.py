@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 
 from fineweb_shards.buckets.address import BucketAddress
 from fineweb_shards.errors import ShardError
 
 
-def abort_abandoned_uploads(address: BucketAddress, folder: str, refusal: type[ShardError]) -> int | None:
-    """Give up all unfinished uploads into a folder of an S3 bucket; return their number. None if it is no S3
-    bucket, or boto3 is not installed."""
+def abort_abandoned_uploads(
+    address: BucketAddress, is_ours: Callable[[str], bool], refusal: type[ShardError]
+) -> int | None:
+    """Give up the unfinished uploads into a folder of an S3 bucket whose names are ours; return their number.
+    None if it is no S3 bucket, or boto3 is not installed."""
     if address.scheme != "s3" or importlib.util.find_spec("boto3") is None:
         return None
     import boto3
@@ -20,9 +23,10 @@ def abort_abandoned_uploads(address: BucketAddress, folder: str, refusal: type[S
     try:
         client = boto3.client("s3")
         pages = client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=address.bucket, Prefix=f"{folder}/" if folder else ""
+            Bucket=address.bucket, Prefix=f"{address.prefix}/" if address.prefix else ""
         )
-        for upload in [found for page in pages for found in page.get("Uploads", [])]:
+        found = [upload for page in pages for upload in page.get("Uploads", [])]
+        for upload in [one for one in found if is_ours(address.name_of(one["Key"]))]:
             client.abort_multipart_upload(
                 Bucket=address.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
             )

@@ -5,6 +5,7 @@ An address holds no credentials. One that does is refused, and never shown.
 
 from __future__ import annotations
 
+import glob
 import re
 from dataclasses import dataclass, replace
 
@@ -55,9 +56,8 @@ class BucketAddress:
         found = _URL.match(url)
         scheme = found[1].lower() if found else ""
         if scheme not in SCHEMES:
-            raise UsageError(
-                f"{scheme or 'An address without a scheme'}: no known object store.", _hint(scheme)
-            )
+            shown = f"{scheme}://" if scheme else "An address without a scheme"
+            raise UsageError(f"{shown}: no known object store.", _hint(scheme))
         rest = url[len(scheme) + len("://") :]
         bucket, _, path = rest.partition("/")
         _refuse_secrets(scheme, bucket, rest)
@@ -88,6 +88,18 @@ class BucketAddress:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{'/'.join(part for part in (self.bucket, self.prefix) if part)}"
+
+
+def split_glob(url: str) -> tuple[BucketAddress, tuple[str, ...]]:
+    """Divide an address into the folder before the first part that is a pattern, and the parts from there on,
+    which may be none."""
+    found = _URL.match(url)
+    rest = url[found.end() :] if found else ""
+    bucket, *parts = rest.split("/")
+    _refuse_secrets(found[1] if found else "", bucket, rest)
+    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    folder = BucketAddress.parse(url[: len(url) - len(rest)] + "/".join([bucket, *parts[:fixed]]))
+    return folder, tuple(parts[fixed:])
 
 
 def _hint(scheme: str) -> str:

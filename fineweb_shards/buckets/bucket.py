@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -65,11 +65,10 @@ class Bucket:
     def __repr__(self) -> str:
         return f"Bucket({str(self.address)!r})"
 
-    def reopened(self, observer: Observer | None) -> Bucket:
-        """Return the same with another observer."""
-        return _copy(
-            str(self.address), self._max_outage_seconds, self._refusal, self._conditional, observer=observer
-        )
+    def reopened(self, observer: Observer | None, max_outage_seconds: float | None = None) -> Bucket:
+        """Return the same with another observer, and perhaps another limit."""
+        limit = self._max_outage_seconds if max_outage_seconds is None else max_outage_seconds
+        return _copy(str(self.address), limit, self._refusal, self._conditional, observer=observer)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield all objects in the folder, and in those below it; with `prefix`, only those in that one."""
@@ -88,7 +87,7 @@ class Bucket:
                 pages = None
                 raise
 
-        while page := self._list(prefix, next_page):
+        while page := self._connection.require(prefix, next_page):
             for found in page:
                 last = found["path"]
                 yield self._describe(found)
@@ -97,7 +96,9 @@ class Bucket:
         """Return the objects directly in the folder, or in that of `prefix`, not those in folders below."""
         import obstore
 
-        found = self._list(prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None))
+        found = self._connection.require(
+            prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None)
+        )
         return [self._describe(one) for one in found["objects"]]
 
     def head(self, name: str) -> ObjectInfo | None:
@@ -116,18 +117,17 @@ class Bucket:
 
     def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes:
         """Return the bytes of a range, all of them. ChangedError if the object has another `etag` by now."""
-        return bytes(self.ranges(name, etag).fetch(begin, end))
+        return bytes(Ranges(self._connection, name, etag).fetch(begin, end))
 
-    def ranges(self, name: str, etag: str | None = None) -> Ranges:
-        """Return an object as something that is read by ranges."""
-        return Ranges(self._connection, name, etag)
+    def ranges(self, info: ObjectInfo) -> Ranges:
+        """Return an object as something that is read by ranges, all of this version of it."""
+        return Ranges(self._connection, info.name, info.etag, info.size_bytes)
 
     def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
         """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is
         what is known of it, if so; all reads are of that version of it, or raise ChangedError."""
-        info = info or self._find(name)
-        fetch = self.ranges(name, info.etag).fetch
-        return io.BufferedReader(ObjectFile(fetch, info.size_bytes), _READ_BUFFER_BYTES)
+        info = info or self._describe(self._connection.require(name, _head))
+        return io.BufferedReader(ObjectFile(self.ranges(info).fetch, info.size_bytes), _READ_BUFFER_BYTES)
 
     def download(self, name: str, path: Path) -> None:
         """Copy an object into a local file, which has its name when all of it is there."""
@@ -176,7 +176,7 @@ class Bucket:
 
     def overwrite(self, name: str, data: bytes) -> Version:
         """Write a small object, whatever is there."""
-        return self._connection.call(name, partial(put, data, "overwrite"))
+        return self._connection.require(name, partial(put, data, "overwrite"))
 
     def upload(self, path: Path, name: str) -> Version:
         """Write a local file of any size as an object, in parts if it is large. It is visible when all of it
@@ -186,8 +186,8 @@ class Bucket:
 
     def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:
         """Write an open file of so many bytes as an object, like `upload`."""
-        version = self._connection.call(name, partial(_send, file, size), for_upload=True)
-        found = self._find(name)
+        version = self._connection.require(name, partial(_send, file, size), for_upload=True)
+        found = self._describe(self._connection.require(name, _head))
         if found.size_bytes != size:
             raise self._refusal(
                 f"{self.address.child(name)} has {found.size_bytes:,} bytes after an upload of {size:,}.",
@@ -205,14 +205,14 @@ class Bucket:
             except MissingError:
                 continue
 
-    def abort_uploads(self, prefix: str = "") -> int | None:
-        """Give up the uploads below the folder that a killed run has left unfinished: their parts are
-        invisible, and cost money. Return their number; None if nobody here can tell, because obstore can't
-        list them: it needs S3 and boto3. Elsewhere a lifecycle rule of the bucket does it.
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> int | None:
+        """Give up the uploads in the folder that a killed run has left unfinished, if their names are ours:
+        their parts are invisible, and cost money. Return their number; None if nobody here can tell, because
+        obstore can't list them: it needs S3 and boto3. Elsewhere a lifecycle rule of the bucket does it.
 
         Nobody else may be writing there: a running upload is given up as well.
         """
-        return abort_abandoned_uploads(self.address, self.address.key(prefix), self._refusal)
+        return abort_abandoned_uploads(self.address, is_ours, self._refusal)
 
     def _get(self, store: ObjectStore, key: str) -> tuple[bytes, Version]:
         import obstore
@@ -222,15 +222,6 @@ class Bucket:
         self._connection.retrier.observer.add_fetched(len(data))
         return data, Version.of(answer.meta)
 
-    def _list(self, prefix: str, action: Callable[[ObjectStore, str], Any]) -> Any:
-        try:
-            return self._connection.call(prefix, action)
-        except MissingError:  # an empty folder is no error, so this is about the bucket
-            raise self._refusal(
-                f"{self.address}: nothing at this endpoint can be listed: status 404.",
-                "Check the name of the bucket, and AWS_ENDPOINT_URL if you have set it.",
-            ) from None
-
     def _describe(self, found: Any) -> ObjectInfo:
         return ObjectInfo(
             self.address.name_of(found["path"]),
@@ -238,12 +229,6 @@ class Bucket:
             plain_etag(found["e_tag"]),
             found["last_modified"].timestamp(),
         )
-
-    def _find(self, name: str) -> ObjectInfo:
-        info = self.head(name)
-        if info is None:
-            raise self._connection.missing(name)
-        return info
 
     def _conflict(self, name: str) -> ConflictError:
         return ConflictError(f"{self.address.child(name)}: somebody else has written it meanwhile.")

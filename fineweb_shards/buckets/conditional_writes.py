@@ -14,10 +14,15 @@ from fineweb_shards.buckets.connection import Connection
 from fineweb_shards.buckets.errors import MissingError, PreconditionError, UnconditionalError
 from fineweb_shards.buckets.objects import Version
 from fineweb_shards.events import Event
+from fineweb_shards.system.durable import WORK_FOLDER
 
 if TYPE_CHECKING:
     from obstore import PutMode
     from obstore.store import ObjectStore
+
+
+# In the work folder, so that one that a killed run has left is known to be ours.
+PROBE_PREFIX = f"{WORK_FOLDER}/probe-"
 
 
 def put(data: bytes, mode: PutMode, store: ObjectStore, key: str) -> Version:
@@ -30,7 +35,7 @@ def put(data: bytes, mode: PutMode, store: ObjectStore, key: str) -> Version:
 def knows_conditions(connection: Connection) -> bool:
     """Write an object of our own twice more, under conditions that don't hold; tell whether both writes are
     refused. The object is deleted afterwards."""
-    name = f".fineweb-shards-probe-{secrets.token_hex(8)}"
+    name = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
     impossible = Version('"00000000000000000000000000000000"', None).condition()
     try:
         connection.call(name, partial(put, b"probe", "create"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from fineweb_shards.buckets.address import BucketAddress
-from fineweb_shards.buckets.errors import MissingError, translate
+from fineweb_shards.buckets.errors import AnswerError, translate
 from fineweb_shards.buckets.stores import get_store, note_answer
 from fineweb_shards.errors import ShardError
+from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import Retrier
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ class Connection:
         self, name: str, action: Callable[[ObjectStore, str], Result], *, for_upload: bool = False
     ) -> Result:
         """Return what `action` returns for the store and an object's full name in it. Besides errors for a
-        user it may raise MissingError, PreconditionError and UnconditionalError, for the caller."""
+        user, AnswerError may be raised, for a caller to whom it is an answer."""
         key = self.address.key(name)
 
         def attempt() -> Result:
@@ -37,7 +40,7 @@ class Connection:
             from obstore.exceptions import BaseError
 
             try:
-                result = action(store, key)
+                result = _call_interruptibly(partial(action, store, key))
             except (BaseError, FileNotFoundError) as error:  # the second one is a missing object
                 raise translate(error, self.address, name, self.refusal) from None
             note_answer(self.address)
@@ -45,13 +48,19 @@ class Connection:
 
         return self.retrier.call(attempt)
 
-    def find(self, name: str, action: Callable[[ObjectStore, str], Result]) -> Result:
-        """Do the same for an object that must be there."""
+    def require(
+        self, name: str, action: Callable[[ObjectStore, str], Result], *, for_upload: bool = False
+    ) -> Result:
+        """Do the same for a request of which every refusal is an error."""
         try:
-            return self.call(name, action)
-        except MissingError:
-            raise self.missing(name) from None
+            return self.call(name, action, for_upload=for_upload)
+        except AnswerError as answer:
+            raise answer.refusal from None
 
-    def missing(self, name: str) -> ShardError:
-        """Make the error for an object that is not there."""
-        return self.refusal(f"{self.address.child(name)}: there is no such object.", "Check the address.")
+
+def _call_interruptibly(action: Callable[[], Result]) -> Result:
+    """Call a function of obstore. Signals are handled by the main thread, but not inside of obstore, where a
+    server that says nothing would keep Ctrl-C waiting; so there another thread calls it."""
+    if threading.current_thread() is threading.main_thread():
+        return in_background(action).result()
+    return action()

@@ -58,15 +58,23 @@ class ConflictError(LockedError):
     hint = "Another run writes to the same place. Wait for it, or choose another."
 
 
-class MissingError(Exception):
+class AnswerError(Exception):
+    """A refusal that is an answer, and no error, for some methods; `refusal` is the error for the others."""
+
+    def __init__(self, refusal: ShardError) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class MissingError(AnswerError):
     """There is no such object."""
 
 
-class UnconditionalError(Exception):
-    """The store does not know conditional writes."""
+class UnconditionalError(AnswerError):
+    """The store does not know such a request: it has no conditional writes."""
 
 
-class PreconditionError(Exception):
+class PreconditionError(AnswerError):
     """The object is not what the request says it must be."""
 
 
@@ -119,9 +127,8 @@ def translate(error: Exception, address: BucketAddress, name: str, kind: type[Sh
     url = address.child(name) if name else address
     return (
         _transient(found, address)
-        or _special(found)
         or _about_credentials(found, address, kind)
-        or _final(found, address, f"{url}", kind)
+        or _as_answer(found, _final(found, address, f"{url}", kind))
     )
 
 
@@ -138,17 +145,17 @@ def _transient(found: Refusal, address: BucketAddress) -> Exception | None:
     return None
 
 
-def _special(found: Refusal) -> Exception | None:
-    """Return what is an answer, and no error, for some methods."""
+def _as_answer(found: Refusal, refusal: ShardError) -> Exception:
+    """Return a refusal as what it may be instead of an error."""
     if found.code in _NO_BUCKET_CODES:
-        return None
+        return refusal
     if found.status == 404:
-        return MissingError()
+        return MissingError(refusal)
     if found.status in (409, 412) or found.kind in ("AlreadyExistsError", "PreconditionError"):
-        return PreconditionError()
+        return PreconditionError(refusal)
     if found.status == 501 or found.kind == "NotSupportedError":
-        return UnconditionalError()
-    return None
+        return UnconditionalError(refusal)
+    return refusal
 
 
 def _about_credentials(found: Refusal, address: BucketAddress, kind: type[ShardError]) -> Exception | None:
@@ -199,6 +206,8 @@ def _final(found: Refusal, address: BucketAddress, url: str, kind: type[ShardErr
         return kind(
             f"{url}: an object below has a name that no folder could hold (//, . or ..).", "Rename it."
         )
+    if found.status == 404:
+        return kind(f"{url}: there is no such object.", "Check the address.")
     if not found.status:
         return kind(f"{place}: the request can't be sent ({found.kind}).", settings)
     return kind(f"{url}: the store refuses{_show(found)}.", settings)

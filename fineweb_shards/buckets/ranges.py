@@ -5,15 +5,15 @@ A store gives one connection 50 to 100 MB/s, and many give less.
 
 from __future__ import annotations
 
-import mmap
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fineweb_shards.buckets.connection import Connection
-from fineweb_shards.buckets.errors import PreconditionError
+from fineweb_shards.buckets.errors import AnswerError, PreconditionError
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import TransientError
+from fineweb_shards.system.returned_memory import returned_memory
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -25,9 +25,12 @@ _CHUNK_BYTES = 2**20
 
 class Ranges:
     """An object that is read by ranges. Threads may share it. With an `etag`, every range is of the object
-    with that ETag, or ChangedError is raised."""
+    with that ETag, or ChangedError is raised. `size_bytes` is what is known of its size."""
 
-    def __init__(self, connection: Connection, name: str, etag: str | None = None) -> None:
+    def __init__(
+        self, connection: Connection, name: str, etag: str | None = None, size_bytes: int = 0
+    ) -> None:
+        self.size_bytes = size_bytes
         self._connection = connection
         self._name = name
         self._etag = etag
@@ -36,9 +39,7 @@ class Ranges:
         """Return the bytes of a range, all of them."""
         if begin >= end:
             return memoryview(b"")
-        # Memory that goes back to the system when nobody needs it: many threads fetch, and malloc would keep
-        # a heap for each of them.
-        buffer = memoryview(mmap.mmap(-1, end - begin))
+        buffer = returned_memory(end - begin)
         starts = range(begin, end, _PART_BYTES)
         parts = [
             partial(self._fetch_part, start, min(start + _PART_BYTES, end), buffer[start - begin :])
@@ -52,13 +53,15 @@ class Ranges:
 
     def _fetch_part(self, begin: int, end: int, target: memoryview) -> None:
         try:
-            self._connection.find(self._name, partial(self._get, begin, end, target))
+            self._connection.call(self._name, partial(self._get, begin, end, target))
         except PreconditionError:
             raise ChangedError(
                 f"{self._connection.address.child(self._name)}: the object was replaced while it was being "
                 "read.",
                 "Restore the old one, or start over with what is there now: another --out, or --fresh.",
             ) from None
+        except AnswerError as answer:
+            raise answer.refusal from None
 
     def _get(self, begin: int, end: int, target: memoryview, store: ObjectStore, key: str) -> None:
         """Read one answer into `target`."""

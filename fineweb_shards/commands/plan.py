@@ -95,5 +95,5 @@ def _documents_are_exact(plan: Plan) -> bool:
         return plan.extent.exact and plan.job.config.max_tokens is None
     limited = plan.job.config.max_tokens is not None
     files = plan.job.source.files
-    seen = len(files) <= REMOTE_FOOTERS or not plan.job.commit
+    seen = len(files) <= REMOTE_FOOTERS or not plan.job.is_remote
     return all(file.format.endswith("parquet") for file in files) and seen and not limited

@@ -21,8 +21,8 @@ from fineweb_shards.watching.screen import LineScreen
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the folder, and the flag to open the report."""
     parser.description = (
-        "Writes DIR/.fineweb-shards/report.html and prints the path. About a folder in a bucket it is written "
-        "into the user's cache folder on this machine; nothing in the bucket is changed."
+        "Writes DIR/.fineweb-shards/report.html and prints the path. About a folder in a bucket it is "
+        "written into the user's cache folder on this machine; nothing in the bucket is changed."
     )
     add_folder(parser)
     parser.add_argument("--open", action="store_true", help="show it in the browser")

@@ -130,7 +130,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
         partial(closing_lines, job.output.store),
         partial(prepare_report, job.vocabulary),
     )
-    invocation, is_remote = current_invocation(command), job.commit is not None
+    invocation, is_remote = current_invocation(command), job.is_remote
     with Monitor(job.output, progress, executor, invocation, page, is_remote=is_remote):
         with executor:
             # Workers take a second or two to start; meanwhile the plan is made.

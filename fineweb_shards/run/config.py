@@ -77,7 +77,8 @@ class Config:
     """The settings of a run."""
 
     input: tuple[str, ...] = _setting(
-        (), "file, folder or glob; repeatable; - is standard input; {stdlib} is Python's own library",
+        (), "file, folder or glob, also in a bucket (s3://, gs://, az://); repeatable; - is standard input; "
+        "{stdlib} is Python's own library",
         metavar="PATH",
     )  # fmt: skip
     format: str = _setting(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import fineweb_shards
+from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.errors import UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import get_layout
@@ -65,6 +67,11 @@ class Job:
         return self.output.vocabulary
 
     @property
+    def is_remote(self) -> bool:
+        """Whether the input comes over the network, so that every look at it takes requests."""
+        return self.commit is not None or self.source.is_remote
+
+    @property
     def length_limits(self) -> LengthLimits:
         return LengthLimits(self.config.min_tokens, self.config.max_document_tokens)
 
@@ -115,6 +122,7 @@ def make_job(
         skip_bad=config.on_bad_file == "skip",
         vocabulary=output.vocabulary,
         where=None if config.where is None else parse_where(config.where),
+        max_outage_seconds=config.max_outage,
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes, output.vocabulary)
     notes: list[str] = []
@@ -122,7 +130,7 @@ def make_job(
     if config.dataset:
         commit, source = _open_hub(config, settings, store, begun, observer or Observer())
     else:
-        source = _open_local(config, settings, output, notes)
+        source = _open_files(config, settings, output, notes, observer or Observer())
     if config.val_input:
         val_files = sum(file.for_validation for file in source.files)
         output = replace(output, split_rule=SplitRule(val_files=val_files))
@@ -179,7 +187,9 @@ def _are_same(config: Config, begun: Manifest, *names: str) -> bool:
     return all(begun.settings.get(name) == getattr(config, name) for name in names)
 
 
-def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, notes: list[str]) -> Source:
+def _open_files(
+    config: Config, settings: ReadSettings, output: OutputSpec, notes: list[str], observer: Observer
+) -> Source:
     def is_output(path: Path) -> bool:
         ours = path.name == FILE_NAME or output.layout.owns(path.name)
         return ours and path.parent.resolve() == output.folder.resolve()
@@ -191,8 +201,9 @@ def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, note
         val_inputs=config.val_input,
         skip_bad=settings.skip_bad,
         note=notes.append,
+        open_bucket=partial(Bucket, max_outage_seconds=config.max_outage, observer=observer),
     )
-    return open_source(files, settings)
+    return open_source(files, settings, observer)
 
 
 def _refuse_files_without_columns(config: Config, source: Source) -> None:
@@ -224,7 +235,6 @@ def _open_hub(
         name=config.name,
         hub_split=config.split,
         commit=listing.commit,
-        max_outage_seconds=config.max_outage,
         work_folder=str(work_folder),
         keep_downloads=config.keep_downloads,
     )

@@ -21,9 +21,10 @@ from fineweb_shards.run.input_sample import (
 )
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.separator_preview import SeparatorPreview
-from fineweb_shards.sources.base import InputFile
+from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.sources.text import TextFormat
 from fineweb_shards.store.output import shards_at_once
 from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.tokenizers.decoder import decode
@@ -128,7 +129,7 @@ class _Trial:
     def __init__(self, job: Job, seconds: float, start: Cursor) -> None:
         self._job = job
         self._seconds = seconds
-        self._start = start if job.commit else _BEGINNING
+        self._start = start if job.is_remote else _BEGINNING
 
     @cached_property
     def sample(self) -> InputSample:
@@ -189,7 +190,7 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     sample, measured = trial.sample, trial.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
-    total_bytes = _unpacked_bytes(files)
+    total_bytes = _unpacked_bytes(job.source, files)
     scale = total_bytes / sample.read_bytes
     sampled = sample.documents
     # The sample keeps only a part of what was read, and the trial may have encoded only a part of that.
@@ -199,12 +200,19 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     return _within_limits(Extent(documents, round(tokens * scale), exact=False), measured)
 
 
-def _unpacked_bytes(files: tuple[InputFile, ...]) -> float:
+def _unpacked_bytes(source: Source, files: tuple[InputFile, ...]) -> float:
     """Return the size of all files after decompression; those that are not on the disk yet, because they come
-    from the hub, as if they were like those that are."""
-    sizes = [(file.size_bytes, file.size_bytes * expansion_of(file)) for file in files if not file.is_missing]
+    from the hub, as if they were like those that are, and those in a bucket like the first few."""
+    chosen = [file for file in files if not file.is_missing]
+    chosen = [file for file in chosen if not file.is_remote] or chosen[:REMOTE_FOOTERS]
+    sizes = [(file.size_bytes, file.size_bytes * _expansion(source, file)) for file in chosen]
     ratio = sum(unpacked for _, unpacked in sizes) / max(1, sum(size for size, _ in sizes))
     return ratio * sum(file.size_bytes for file in files)
+
+
+def _expansion(source: Source, file: InputFile) -> float:
+    reader = source.formats[file.format]
+    return expansion_of(file, reader.open_packed) if isinstance(reader, TextFormat) else 1.0
 
 
 def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
@@ -212,7 +220,7 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     files = tuple(file for file in job.source.files if file.problem is None)
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]
-    if job.commit:
+    if job.is_remote:
         chosen = files[start.file :][: REMOTE_FOOTERS if every_footer else 1] or files[-1:]
     limits = job.length_limits
     rows = documents = text_bytes = counted = 0
@@ -223,7 +231,7 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
         try:
             footer = parquet.footer(file)
             few = len(footer.group_rows) <= _CHEAP_ROW_GROUPS and parquet.row_filter is None
-            cheap = not job.commit or (every_footer and few)
+            cheap = not job.is_remote or (every_footer and few)
             stated = parquet.stated_extent(file, limits.least_tokens, limits.most_tokens) if cheap else None
         except BadFileError:
             if not job.source.settings.skip_bad:

@@ -10,6 +10,7 @@ manifest is refused, because it is not the one that it has read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -25,7 +26,8 @@ from fineweb_shards.buckets.errors import ConflictError
 from fineweb_shards.buckets.objects import Version
 from fineweb_shards.errors import LockedError, ShardError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.background import in_background
+from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, write_quickly
 from fineweb_shards.system.json_values import get, parse_object
 from fineweb_shards.units import show_seconds
 
@@ -33,22 +35,29 @@ OBJECT_NAME = f"{WORK_FOLDER}/lock.json"
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 60.0  # without a beat: the run is dead
 _LOOK_SECONDS = 2.0
-_LONGEST_JOIN_SECONDS = 10.0
+# An outage is not waited for by a beat, which would come too late, but by the next one.
+_LONGEST_BEAT_OUTAGE_SECONDS = 5.0
+_LONGEST_END_SECONDS = 60.0
+_LONGEST_END_AFTER_ERROR_SECONDS = 4.0  # a Ctrl-C is not kept waiting for a network that is gone
+_SCRATCH_ID_NAME = f"{LOCK_NAME}.id"
 
 
 class BucketLock:
     """The lock of one run, a context manager. `on_beat` is called with every beat, and at the end."""
 
     def __init__(
-        self, bucket: Bucket, scratch: Path, on_beat: Callable[[], None], observer: Observer
+        self, bucket: Bucket, scratch: Path, on_beat: Callable[[Bucket], None], observer: Observer
     ) -> None:
+        self.run_id = secrets.token_hex(8)
+        self.follows_dead_run = False  # which has not come to removing its lock
         self._bucket = bucket
+        self._hasty_bucket = bucket.reopened(None, _LONGEST_BEAT_OUTAGE_SECONDS)
         self._on_beat = on_beat
         self._observer = observer
         self._holder = {
-            "run": secrets.token_hex(8),
+            "run": self.run_id,
             "machine": socket.gethostname(),
-            "scratch": str(scratch.resolve()),
+            "scratch": _read_scratch_id(scratch),
             "process": os.getpid(),
         }
         self._beats = 0
@@ -57,46 +66,64 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self) -> Self:
-        seen: Version | None = None
-        since = 0.0
-        while self._version is None:
-            found = self._bucket.read(OBJECT_NAME)
-            version = found[1] if found else None
-            if found is not None and not self._was_ours(found[0]):
-                if seen is None:
-                    seen, since = version, time.monotonic()
-                    self._observer.set_wait("lock", f"looking whether {_describe(found[0])} is still at work")
-                if version != seen:
-                    self._observer.set_wait("lock", None)
-                    raise LockedError(
-                        f"{self._bucket.address}: another run is writing here ({_describe(found[0])})."
-                    )
-                if time.monotonic() - since < STALE_SECONDS:
-                    time.sleep(_LOOK_SECONDS)
-                    continue
-            try:
-                self._version = self._bucket.write(OBJECT_NAME, self._content(), replaces=version)
-            except ConflictError:
-                continue  # another run was quicker: look again
-        if seen is not None:
+        try:
+            while self._version is None:
+                self._version = self._try_to_take()
+        finally:
             self._observer.set_wait("lock", None)
         self._thread.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._ended.set()
-        self._thread.join(_LONGEST_JOIN_SECONDS)
-        self._attempt(self._on_beat)
-        self._attempt(self._release)
+        ended = in_background(self._end)
+        with contextlib.suppress(TimeoutError):
+            ended.result(_LONGEST_END_SECONDS if kind is None else _LONGEST_END_AFTER_ERROR_SECONDS)
 
-    def _was_ours(self, content: bytes) -> bool:
+    def _try_to_take(self) -> Version | None:
+        """Take the lock if it is free, or that of a dead run; LockedError if its run is alive. None if
+        another run was quicker."""
+        found = self._bucket.read(OBJECT_NAME)
+        if found is not None:
+            self.follows_dead_run = True
+            if not self._is_of_this_scratch(found[0]):
+                found = self._wait_for_sign(*found)
+        try:
+            version = self._bucket.write(
+                OBJECT_NAME, self._content(), replaces=found[1] if found is not None else None
+            )
+        except ConflictError:
+            return None
+        if self._bucket.has_conditional_writes:
+            return version
+        time.sleep(_LOOK_SECONDS)  # another run may have looked before this one wrote, and written after it
+        return self._find_own_version()
+
+    def _wait_for_sign(self, content: bytes, version: Version) -> tuple[bytes, Version] | None:
+        """Wait until a lock has not been renewed for so long that its run must be dead, and return it; None
+        if it was removed meanwhile. LockedError if it was renewed."""
+        end = time.monotonic() + STALE_SECONDS
+        self._observer.set_wait("lock", f"looking whether {_describe(content)} is still at work")
+        while time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+            found = self._bucket.read(OBJECT_NAME)
+            if found is None:
+                return None
+            if found[1] != version:
+                raise LockedError(
+                    f"{self._bucket.address}: another run is writing here ({_describe(found[0])})."
+                )
+        return content, version
+
+    def _is_of_this_scratch(self, content: bytes) -> bool:
         """Return whether a lock is that of a run with the same scratch folder, which is dead: that folder is
         locked by this run."""
-        try:
-            holder = parse_object(content)
-            return all(holder.get(name) == self._holder[name] for name in ("machine", "scratch"))
-        except ValueError:
-            return False
+        return _read_field(content, "scratch") == self._holder["scratch"]
+
+    def _find_own_version(self) -> Version | None:
+        """Return the version of the lock if it is this run's; None if it is another's, or gone."""
+        found = self._bucket.read(OBJECT_NAME)
+        return found[1] if found is not None and _read_field(found[0], "run") == self.run_id else None
 
     def _content(self) -> bytes:
         self._beats += 1
@@ -105,26 +132,60 @@ class BucketLock:
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             try:
-                self._version = self._bucket.write(OBJECT_NAME, self._content(), replaces=self._version)
-            except ConflictError:
-                text = f"{self._bucket.address}: another run has taken over; the next shard will be refused"
-                self._observer.tell(Event("lock", text))
-                return
+                if not self._renew():
+                    text = f"{self._bucket.address}: another run has taken over; the next shard is refused"
+                    self._observer.tell(Event("lock", text))
+                    return
             except ShardError as error:
-                self._observer.tell(Event("lock", f"the lock could not be renewed: {error.message}"))
-            self._attempt(self._on_beat)
+                text = f"the lock could not be renewed: {error.message}"
+                self._observer.tell(Event("lock", text, loud=False))
+            else:
+                self._attempt(lambda: self._on_beat(self._hasty_bucket))
+
+    def _renew(self) -> bool:
+        """Replace the lock; return False if it is another run's by now."""
+        try:
+            self._version = self._hasty_bucket.write(OBJECT_NAME, self._content(), replaces=self._version)
+        except ConflictError:  # or a beat was written, and its answer was lost
+            self._version = self._find_own_version()
+        return self._version is not None
+
+    def _end(self) -> None:
+        """Copy the small files for the last time, and remove the lock."""
+        self._thread.join()
+        self._attempt(lambda: self._on_beat(self._hasty_bucket))
+        self._attempt(self._release)
 
     def _release(self) -> None:
-        found = self._bucket.read(OBJECT_NAME)
-        if found is not None and parse_object(found[0]).get("run") == self._holder["run"]:
-            self._bucket.delete([OBJECT_NAME])
+        if self._find_own_version() is not None:
+            self._hasty_bucket.delete([OBJECT_NAME])
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Do what the run does not depend on; report a failure instead of raising it."""
         try:
             action()
-        except (ShardError, OSError, ValueError) as error:
+        except (ShardError, OSError) as error:
             self._observer.tell(Event("lock", f"{self._bucket.address}: {error}", loud=False))
+
+
+def _read_scratch_id(scratch: Path) -> str:
+    """Return what tells this scratch folder from all others, also from one of the same name on a machine of
+    the same name: a random number that is kept in it. The caller must have the folder locked."""
+    path = scratch / WORK_FOLDER / _SCRATCH_ID_NAME
+    try:
+        return path.read_text(encoding="ascii")
+    except (FileNotFoundError, ValueError):
+        number = secrets.token_hex(16)
+        write_quickly(path, number.encode())
+        return number
+
+
+def _read_field(content: bytes, name: str) -> object:
+    """Return a value of a lock's content; None if it is damaged."""
+    try:
+        return parse_object(content).get(name)
+    except ValueError:
+        return None
 
 
 def is_bucket_locked(bucket: Bucket) -> bool:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.buckets.conditional_writes import PROBE_PREFIX
 from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
 from fineweb_shards.errors import OutputError
 from fineweb_shards.events import Event, Observer
@@ -39,6 +41,8 @@ from fineweb_shards.store.store import FoundFile, GrowingPart, Store
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, write_file
 from fineweb_shards.units import show_number_of
 
+_PROBE_SECONDS = 60.0  # a probe that is older is left from a run that was killed; a newer one may be in use
+
 
 class BucketStore(Store):
     """A folder of a bucket, and the scratch folder that belongs to it on this machine."""
@@ -51,6 +55,8 @@ class BucketStore(Store):
         self._scratch = scratch
         self._mirror = MirroredFiles(bucket, scratch / WORK_FOLDER)
         self._version: Version | None = None  # of the manifest that this run has read or written
+        self._lock: BucketLock | None = None  # of this run
+        self._observer = Observer()  # of this run
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BucketStore, (self._bucket, self._scratch)
@@ -147,15 +153,19 @@ class BucketStore(Store):
 
     @contextlib.contextmanager
     def lock(self, observer: Observer) -> Iterator[object]:
+        self._observer = observer
         with FolderLock(self._scratch):
-            bucket = self._bucket.reopened(observer)
-            if not bucket.has_conditional_writes:
+            if not self._bucket.has_conditional_writes:
                 text = "this store does not check conditions, so two runs may not notice each other"
                 observer.tell(Event("note", f"note: {self.location}: {text}"))
-            with BucketLock(bucket, self._scratch, self._mirror.push, observer):
-                _abort_uploads(bucket, observer)
+            bucket = self._bucket.reopened(observer)
+            with BucketLock(bucket, self._scratch, self._mirror.push, observer) as self._lock:
                 self.fetch()
                 yield self
+
+    @property
+    def run_id(self) -> str:
+        return self._lock.run_id if self._lock is not None else ""
 
     def save_manifest(self, data: bytes) -> None:
         self._version = self._bucket.write(FILE_NAME, data, replaces=self._version)
@@ -221,6 +231,27 @@ class BucketStore(Store):
             # Once the file is whole, a run that was killed may not have come to deleting its parts.
             begin = 0 if named is not None and named.size_bytes == end else end
             self._bucket.delete([part.info.name for part in parts if part.begin >= begin])
+        probes = [one for one in self._bucket.list_folder(WORK_FOLDER) if one.name.startswith(PROBE_PREFIX)]
+        oldest = time.time() - _PROBE_SECONDS
+        self._bucket.delete([one.name for one in probes if one.modified_seconds <= oldest])
+
+    def remove_work_copies(self) -> None:
+        self._mirror.remove()
+
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
+        is_new = self._version is None and not (self._lock and self._lock.follows_dead_run)
+        if is_new:  # nobody was here before, and the client for it takes a moment to load
+            return
+        try:
+            aborted = self._bucket.abort_uploads(
+                lambda name: name.startswith(f"{PARTS_FOLDER}/") or is_ours(name)
+            )
+        except OutputError as error:  # not every store can list them, and not everybody may
+            self._observer.tell(Event("note", f"note: {error.message} {error.hint}", loud=False))
+            return
+        if aborted:
+            text = f"{show_number_of(aborted, 'unfinished upload')} of an earlier run given up"
+            self._observer.tell(Event("note", f"note: {text}", loud=False))
 
     def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
         return min(total_bytes, shards_at_once * shard_bytes)
@@ -239,18 +270,6 @@ def _source_of(piece: Piece, bucket: Bucket, skip: int = 0) -> FileSource:
         return file
 
     return piece.end - piece.begin - skip, opened
-
-
-def _abort_uploads(bucket: Bucket, observer: Observer) -> None:
-    """Give up the uploads of a killed run, which nobody sees but on the bill. Nothing depends on it."""
-    try:
-        aborted = bucket.abort_uploads()
-    except OutputError as error:
-        observer.tell(Event("note", f"note: {error.message} {error.hint}", loud=False))
-        return
-    if aborted:
-        text = f"{show_number_of(aborted, 'unfinished upload')} of an earlier run given up"
-        observer.tell(Event("note", f"note: {text}", loud=False))
 
 
 def _by_file(parts: Iterable[Part]) -> dict[str, list[Part]]:

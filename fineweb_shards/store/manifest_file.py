@@ -35,7 +35,7 @@ class ManifestFile:
 
     def save(self, manifest: Manifest) -> None:
         """Replace the store's manifest durably."""
-        self._store.save_manifest(self._text.make(manifest))
+        self._store.save_manifest(self._text.make(manifest, self._store.run_id))
 
 
 def save_manifest(manifest: Manifest, store: Store) -> None:

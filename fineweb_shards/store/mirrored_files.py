@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.buckets.conditional_writes import PROBE_PREFIX
 from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, write_quickly
 
 _LARGEST_BYTES = 64 * 2**20  # a tokenizer's file has 20 MB at most
@@ -38,19 +39,26 @@ class MirroredFiles:
                 os.utime(path, (info.modified_seconds, info.modified_seconds))
                 self._known[path.name] = _state_of(path)
 
-    def push(self) -> None:
-        """Copy files that have changed into the bucket."""
+    def remove(self) -> None:
+        """Remove the copies in the bucket."""
+        names = [info.name for info in self._bucket.list_folder(WORK_FOLDER)]
+        self._bucket.delete([name for name in names if _is_mirrored(name.rpartition("/")[2])])
+        self._known.clear()
+
+    def push(self, bucket: Bucket) -> None:
+        """Copy files that have changed into the bucket, which may wait less long for it than ours."""
         for path in sorted(self._folder.iterdir()):
             if not _is_mirrored(path.name) or not path.is_file():
                 continue
             state = _state_of(path)
             if self._known.get(path.name) != state and state[1] <= _LARGEST_BYTES:
-                self._bucket.overwrite(f"{WORK_FOLDER}/{path.name}", path.read_bytes())
+                bucket.overwrite(f"{WORK_FOLDER}/{path.name}", path.read_bytes())
                 self._known[path.name] = state
 
 
 def _is_mirrored(name: str) -> bool:
-    return name != LOCK_NAME and not name.startswith(f"{LOCK_NAME}.") and not name.endswith(".tmp")
+    is_probe = f"{WORK_FOLDER}/{name}".startswith(PROBE_PREFIX)
+    return not (is_probe or name == LOCK_NAME or name.startswith(f"{LOCK_NAME}.") or name.endswith(".tmp"))
 
 
 def _state_of(path: Path) -> _State:

@@ -23,6 +23,7 @@ from functools import partial
 from fineweb_shards.errors import DiskFullError, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.layouts.base import tokens_of
+from fineweb_shards.layouts.document_index import is_index_of
 from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.growing_file import GrowingFile
@@ -56,6 +57,8 @@ _LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when 
 
 def begin_output(store: Store, manifest: Manifest) -> None:
     """Remove files that `manifest` does not continue, then save it: the first step of every run."""
+    layout = manifest.layout
+    store.abort_uploads(lambda name: layout.owns(name) or is_index_of(layout, name))
     remove_leftovers(store, manifest)
     remove_outdated_files(store, manifest)
     save_manifest(manifest, store)
@@ -323,9 +326,12 @@ class Output:
 
     def _reopen_growing(self) -> None:
         """Open files that still grow, so that they are finished even if this run has added nothing."""
-        for file in list_files(self.manifest.shards):
-            found = self._spec.store.find(file.name)
-            if found is not None and not found.named:
+        files = list_files(self.manifest.shards)
+        everything = self._spec.store.find_all(file.name for file in files)
+        for file in files:
+            found = everything.get(file.name)
+            # One that is longer was named by a run that was killed before it recorded the rest.
+            if found is not None and (not found.named or found.size_bytes > file.end_bytes):
                 self._file(file.split)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -111,6 +111,12 @@ class Store(ABC):
     def lock(self, observer: Observer) -> contextlib.AbstractContextManager[object]:
         """Lock the store for one run; LockedError if another one is active."""
 
+    @property
+    def run_id(self) -> str:
+        """What tells this run's manifests from those of others, where a manifest is only replaced if it is
+        still the one that was read; else nothing."""
+        return ""
+
     @abstractmethod
     def save_manifest(self, data: bytes) -> None:
         """Replace the manifest durably."""
@@ -148,3 +154,9 @@ class Store(ABC):
 
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
         """Remove what is kept elsewhere of unfinished files, except for the recorded bytes of each name."""
+
+    def remove_work_copies(self) -> None:
+        """Remove what is kept elsewhere of the work folder's files."""
+
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
+        """Give up uploads that earlier runs have left unfinished, of files whose names are ours."""

@@ -1,13 +1,16 @@
 """An S3 server on this machine: moto's, in a process of its own, and a door to it where things go wrong.
 
-moto does not look at signatures, so the door can pass requests on as they are.
+moto does not look at signatures, so the door can pass requests on as they are. There are two other servers,
+which are not installed by themselves: `second_endpoint`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -16,7 +19,7 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -48,15 +51,44 @@ def bucket_endpoint() -> Iterator[str]:
         [sys.executable, "-W", "ignore", "-c", _SERVER, str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "S3_UPLOAD_PART_MIN_SIZE": "1"},  # S3 has 5 MiB; tests have small files in parts
     )
-    endpoint = f"http://127.0.0.1:{port}"
+    with _served(server, port) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session", params=["ministack", "s3rver"])
+def second_endpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
+    """Another program that speaks S3: MiniStack (PyPI), which knows conditional writes, and s3rver (npm),
+    which does not. MiniStack needs a botocore of its own, so neither is among our packages: put them on PATH
+    from elsewhere."""
+    program = shutil.which(request.param)
+    if program is None:
+        pytest.skip(f"{request.param} is not on PATH: pip or npm install {request.param}, anywhere")
+    port, folder = free_port(), tmp_path_factory.mktemp(request.param)
+    words = [program]
+    if request.param == "s3rver":
+        words += ["-a", "127.0.0.1", "-p", str(port), "-d", str(folder)]
+    server = subprocess.Popen(
+        words,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "GATEWAY_PORT": str(port), "BIND_HOST": "127.0.0.1", "TMPDIR": str(folder)},
+    )
+    with _served(server, port) as endpoint:
+        yield endpoint
+
+
+@contextlib.contextmanager
+def _served(server: subprocess.Popen[bytes], port: int) -> Iterator[str]:
+    """Wait for a server, and end it afterwards."""
     try:
         while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{endpoint}/moto-api/data.json"):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
             assert server.poll() is None, "the server has ended"
             time.sleep(0.05)
-        yield endpoint
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.kill()
         server.wait()
@@ -82,9 +114,13 @@ def bucket_environment(bucket_endpoint: str, monkeypatch: pytest.MonkeyPatch, tm
 @pytest.fixture
 def bucket_url(bucket_environment: str) -> str:
     """The address of a new bucket."""
+    return make_bucket(bucket_environment)
+
+
+def make_bucket(endpoint: str) -> str:
+    """Make a bucket, and return its address."""
     name = f"bucket-{uuid.uuid4().hex[:12]}"
-    request = urllib.request.Request(f"{bucket_environment}/{name}", method="PUT")
-    with urllib.request.urlopen(request):
+    with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT")):
         return f"s3://{name}"
 
 
@@ -106,9 +142,14 @@ class Fault:
     resets: bool = False  # the connection breaks off
     after: bool = False  # the server has done what was asked, and the answer is lost
     cut: bool = False  # the connection breaks off in the middle of the answer's body
+    stall_seconds: float = 0.0  # of silence, before what is described above
+    skip: int = 0  # so many requests that match are left alone first
 
     def matches(self, method: str, path: str) -> bool:
-        return bool(self.times and re.fullmatch(self.method, method) and re.search(self.path, path))
+        if not self.times or not re.fullmatch(self.method, method) or not re.search(self.path, path):
+            return False
+        self.skip -= 1
+        return self.skip < 0
 
 
 @dataclass
@@ -121,13 +162,17 @@ class Door:
     requests: list[str] = field(default_factory=list)  # method and path of each
     authorizations: list[str] = field(default_factory=list)  # the header of each
     ignored_headers: tuple[str, ...] = ()  # not passed on
+    on_request: Callable[[str, str], None] = lambda method, path: None  # before a request is passed on
+    on_answer: Callable[[str, str], None] = lambda method, path: None  # before its answer is passed on
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def choose(self, method: str, path: str) -> Fault | None:
-        self.requests.append(f"{method} {path}")
-        for fault in self.faults:
-            if fault.matches(method, path):
-                fault.times -= 1
-                return fault
+        with self._lock:
+            self.requests.append(f"{method} {path}")
+            for fault in self.faults:
+                if fault.matches(method, path):
+                    fault.times -= 1
+                    return fault
         return None
 
 
@@ -162,7 +207,9 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.door.choose(self.command, self.path)
         if fault is not None and not fault.after and not fault.cut:
             return self._fail(fault)
+        self.door.on_request(self.command, self.path)
         status, headers, content = self._pass_on(body)
+        self.door.on_answer(self.command, self.path)
         if fault is not None and fault.after:
             return self._fail(fault)
         self.send_response_only(status)
@@ -195,6 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
             connection.close()
 
     def _fail(self, fault: Fault) -> None:
+        time.sleep(fault.stall_seconds)
         if not fault.status:
             return self._reset()
         content = f"<Error><Code>{fault.code}</Code><Message>{SECRET}</Message></Error>".encode()
