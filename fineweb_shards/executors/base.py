@@ -2,8 +2,8 @@
 
 The control plane (run/, stream/, store/) decides what belongs where and in which order, and handles lengths,
 borders and cursors only. The data plane holds the tokens. Where its work is done is up to the implementation:
-`local/` uses worker processes on this machine, in_process.py this process. The rules that all executors share
-(order, window, retries, quarantine) are in schedule.py.
+`local/` uses worker processes on this machine, `ray/` tasks on a Ray cluster, in_process.py this process. The
+rules that all executors share (order, window, retries, quarantine) are in schedule.py.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ class DataPlane(ABC):
         """Call a module's function, perhaps in another process, and more than once if a worker dies. Its
         first argument is an Observer, which it tells what it waits for; `arguments` follow."""
 
-    def seal(self, path: Path, function: Callable[..., Result], *arguments: object) -> Future[Result]:
+    def seal(
+        self, path: Path, end: int, function: Callable[..., Result], *arguments: object
+    ) -> Future[Result]:
         """Call a function like `run`, but where the file at `path` can be read, with everything in it that
-        was placed there since the last time. The futures of those placements are done."""
+        was placed before its byte `end`. The futures of those placements are done."""
         return self.run(function, *arguments)
 
     @abstractmethod
@@ -50,6 +52,11 @@ class DataPlane(ABC):
     @abstractmethod
     def workers(self) -> int:
         """The number of workers that exist now."""
+
+    @property
+    def nodes(self) -> int:
+        """The number of machines that they are on, if there can be several; 0: they are on this one."""
+        return 0
 
 
 class Executor(DataPlane):

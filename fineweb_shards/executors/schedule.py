@@ -81,6 +81,11 @@ class Schedule(Generic[Worker]):
         return bool(self._pending)
 
     @property
+    def next_pending(self) -> int | None:
+        """The number of the batch that is given out next; None if there is none that no worker has."""
+        return self._pending[0].number if self._pending else None
+
+    @property
     def needs_batch(self) -> bool:
         """Whether a new batch, if there is one, could be given to a worker now."""
         if self._pending or self._is_alone():
@@ -188,14 +193,21 @@ class Schedule(Generic[Worker]):
         """Note that the next placement of a block is written: it will not have to be written again."""
         self._unfinished[batch][0].kept[block].drop_placement()
 
-    def note_dropped(self, worker: Worker, batch: int, block: int) -> None:
+    def note_dropped(self, worker: Worker | None, batch: int, block: int) -> None:
         """Note that a worker has written all of a block, and dropped its tokens."""
         task, _ = self._unfinished.get(batch, (None, None))
         if task is None or task.kept.pop(block, None) is None:
             return  # it had been written before, and was only made again because of its neighbours
-        self._loads[worker].kept -= 1
-        self._loads[worker].ordered -= 1
+        load = None if worker is None else self._loads.get(worker)
+        if load is not None:  # else the worker is gone, but its write was done
+            load.kept -= 1
+            load.ordered -= 1
         self._drop_if_finished(task)
+
+    def keeps(self, batch: int, block: int) -> bool:
+        """Return whether the tokens of a block have to be kept: they are not written yet."""
+        task, _ = self._unfinished.get(batch, (None, None))
+        return task is not None and block in task.kept
 
     def _drop_if_finished(self, task: Task) -> None:
         if not task.is_finished or not self._was_output(task):
@@ -247,6 +259,10 @@ class Schedule(Generic[Worker]):
         self._pending = deque(task for task in self._pending if task.kept)
 
     # Removed and dead workers
+
+    def dismiss(self, worker: Worker) -> None:
+        """Forget a worker that has no work, keeps nothing, and will never get anything."""
+        self._loads.pop(worker, None)
 
     def remove_worker(self, worker: Worker) -> None:
         """Take back the batches of a worker that is gone, for other workers; its death is not counted."""

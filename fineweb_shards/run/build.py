@@ -18,12 +18,12 @@ from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.closing import closing_lines
 from fineweb_shards.report.page import prepare_report, write_report
 from fineweb_shards.run.config import Config
+from fineweb_shards.run.executor import make_executor
 from fineweb_shards.run.job import Job, make_job, output_spec
 from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.run.plan_text import short_lines
@@ -40,7 +40,6 @@ from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Cursor, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
@@ -118,13 +117,11 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
         job.trial.selftest_sha256 if job.trial else "",
         job.trial.mistaken if job.trial else "",
     )
-    guard = MemoryGuard(job.budget.worker_bytes)
     history = load_history(job.folder)
     history.begin_run(manifest.tokens, job.budget.memory_bytes)
     progress = Progress(log, screen, history, finished=manifest.shards)
     job = replace(job, source=job.source.reopened(progress))
-    workers, window_bytes = job.budget.workers, job.budget.window_bytes
-    executor = LocalExecutor(spec, workers, window_bytes, guard, manifest.quarantined, progress)
+    executor = make_executor(job, spec, manifest, progress)
     page = Page(
         partial(write_report, job.output.store),
         partial(closing_lines, job.output.store),

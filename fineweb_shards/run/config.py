@@ -185,6 +185,14 @@ class Config:
         None, "tokenizer processes (default: the cores this process may use)",
         parse=parse_count, metavar="N",
     )  # fmt: skip
+    executor: str = _setting(
+        "local", "who does the work: processes on this machine, or a Ray cluster (pip install "
+        "'fineweb_shards[ray]')", choices=("local", "ray"),
+    )  # fmt: skip
+    ray_address: str = _setting(
+        "", "with --executor ray: auto joins the cluster of this machine, local starts one for this run "
+        "(default: RAY_ADDRESS if it is set, else local)", metavar="ADDRESS",
+    )  # fmt: skip
     engine: str = _setting(
         "auto", "what encodes; auto is the fastest that can; all give the same tokens",
         choices=("auto", *ENGINES),
@@ -274,6 +282,11 @@ class Config:
                 f"--max-document-tokens {self.max_document_tokens:,} is below --min-tokens "
                 f"{self.min_tokens:,}: no document could be kept.",
                 "Raise it, or lower --min-tokens.",
+            )
+        if self.ray_address and self.executor != "ray":
+            raise UsageError(
+                f"--ray-address {self.ray_address}: the executor is {self.executor}.",
+                "Add --executor ray, or leave the address out.",
             )
         self._check_tokens_column()
         if self.where is not None:

@@ -37,7 +37,7 @@ _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 REMOTE_FOOTERS = 3
 _CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes a request for each row group
 # Measured with two workers on two cores, which they share with the parent: it packs, hashes and writes.
-_PARALLEL_EFFICIENCY = 0.7
+PARALLEL_EFFICIENCY = 0.7
 _ESTIMATE_TOLERANCE = 0.9
 
 
@@ -48,6 +48,16 @@ class Extent:
     documents: int | None
     tokens: int | None  # EOT included
     exact: bool
+    batches: int = 0  # that workers will be given; an estimate unless all footers were read
+    footer_bytes: int = 0  # of a file, on average; 0 if files have none
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpeed:
+    """How long a worker that is alone takes for a token, by a trial on this machine."""
+
+    read_seconds: float  # from the disk, or from the hub over the network
+    encode_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +68,18 @@ class Plan:
     extent: Extent
     separator_preview: SeparatorPreview | None  # of the text files, if there are any
     first_documents: tuple[str, ...]
-    tokens_per_second: float | None
+    trial_speed: TrialSpeed | None
     free_bytes: int
     read_share: float = 1.0  # of the input's bytes that a run will read, which --max-tokens may end early
     done_tokens: int = 0  # in finished shards
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The tokens per second of all workers on this machine."""
+        if self.trial_speed is None:
+            return None
+        seconds = self.trial_speed.read_seconds + self.trial_speed.encode_seconds
+        return self.job.budget.workers * PARALLEL_EFFICIENCY / seconds
 
     @property
     def tokens_left(self) -> int | None:
@@ -116,7 +134,7 @@ def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
         limited,
         trial.separator_preview(),
         trial.first_documents() if trial_seconds else (),
-        _predict_speed(job, trial.sample, trial.measured) if trial_seconds else None,
+        _measure_speed(trial.sample, trial.measured) if trial_seconds else None,
         free_disk_bytes(job.folder),
         max(0.0, (limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0) - passed),
     )
@@ -171,14 +189,14 @@ def check_disk(plan: Plan) -> None:
         )
 
 
-def _predict_speed(job: Job, sample: InputSample, measured: MeasuredSample) -> float | None:
-    """Predict the tokens per second of all workers, each of which reads and encodes."""
+def _measure_speed(sample: InputSample, measured: MeasuredSample) -> TrialSpeed | None:
+    """Return how long reading and encoding took; None if it was too little to tell."""
     if not measured.tokens_per_second or not measured.tokens or not sample.content_bytes:
         return None
     bytes_per_token = measured.text_bytes / measured.tokens
     read_seconds = sample.read_seconds / sample.content_bytes * bytes_per_token
-    seconds = read_seconds + 1 / measured.tokens_per_second
-    return job.budget.workers * _PARALLEL_EFFICIENCY / seconds if seconds else None
+    speed = TrialSpeed(read_seconds, 1 / measured.tokens_per_second)
+    return speed if speed.read_seconds + speed.encode_seconds else None
 
 
 def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
@@ -197,7 +215,8 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     tokens = sampled + (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
     a_file_a_document = job.config.separator == "none" and all(file.kind == "text" for file in files)
     documents = len(files) if a_file_a_document else round(sampled * scale)
-    return _within_limits(Extent(documents, round(tokens * scale), exact=False), measured)
+    batches = len(files) + round(total_bytes / job.config.batch_bytes)
+    return _within_limits(Extent(documents, round(tokens * scale), exact=False, batches=batches), measured)
 
 
 def _unpacked_bytes(source: Source, files: tuple[InputFile, ...]) -> float:
@@ -223,7 +242,7 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     if job.is_remote:
         chosen = files[start.file :][: REMOTE_FOOTERS if every_footer else 1] or files[-1:]
     limits = job.length_limits
-    rows = documents = text_bytes = counted = 0
+    rows = documents = text_bytes = counted = batches = footer_bytes = 0
     all_counted = True
     for file in chosen:
         parquet = job.source.formats[file.format]
@@ -233,6 +252,8 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
             few = len(footer.group_rows) <= _CHEAP_ROW_GROUPS and parquet.row_filter is None
             cheap = not job.is_remote or (every_footer and few)
             stated = parquet.stated_extent(file, limits.least_tokens, limits.most_tokens) if cheap else None
+            batches += sum(1 for _ in parquet.batches(file, 0, False))
+            footer_bytes += parquet.open(file).metadata.serialized_size
         except BadFileError:
             if not job.source.settings.skip_bad:
                 raise
@@ -245,16 +266,18 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
             documents += stated.documents
             counted += stated.tokens
     scale = sum(file.size_bytes for file in files) / max(1, sum(file.size_bytes for file in chosen))
+    parts = round(batches * scale), footer_bytes // max(1, len(chosen))
     if all_counted:
-        return Extent(round(documents * scale), round((counted + documents) * scale), exact=chosen == files)
+        tokens = round((counted + documents) * scale)
+        return Extent(round(documents * scale), tokens, chosen == files, *parts)
     measured = trial.measured
     per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
     if job.source.settings.where is not None:  # what is kept may be longer or shorter than the others
         sample = trial.sample
         rows = round(rows * sample.documents / max(1, sample.seen_documents))
         text_bytes = round(rows * sample.content_bytes / max(1, sample.documents))
-    tokens = rows + text_bytes * per_byte
-    return _within_limits(Extent(round(rows * scale), round(tokens * scale), exact=False), measured)
+    tokens = round((rows + text_bytes * per_byte) * scale)
+    return _within_limits(Extent(round(rows * scale), tokens, False, *parts), measured)
 
 
 def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
@@ -263,7 +286,7 @@ def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
         return extent
     documents = extent.documents * measured.kept_documents / measured.documents
     tokens = extent.tokens * measured.kept_tokens / max(1, measured.tokens)
-    return Extent(round(documents), round(tokens), exact=False)
+    return replace(extent, documents=round(documents), tokens=round(tokens), exact=False)
 
 
 def _limit(extent: Extent, max_tokens: int | None) -> Extent:
@@ -271,4 +294,4 @@ def _limit(extent: Extent, max_tokens: int | None) -> Extent:
         return extent
     share = max_tokens / extent.tokens
     documents = None if extent.documents is None else round(extent.documents * share)
-    return Extent(documents, max_tokens, extent.exact)
+    return replace(extent, documents=documents, tokens=max_tokens)

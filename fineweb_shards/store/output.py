@@ -52,6 +52,7 @@ from fineweb_shards.types import (
 # How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a
 # core for a tenth of a second. More would only mean more to lose in a crash.
 _MOST_CHECKPOINTS = 8
+_MOST_RECORDS = len(SPLITS) * (2 + _MOST_CHECKPOINTS)  # of all checkpoints at once
 _LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
 
 
@@ -78,6 +79,15 @@ class _Checkpoint:
     end: Cursor
     counts: Counts
     seals: list[Future[str]]  # their SHA-256; empty until all is written
+
+    def make_records(self) -> list[ShardRecord]:
+        """Return the records of the segments, once they are sealed; the last one has the counts."""
+        records = [
+            _make_record(segment, seal.result(), self.end)
+            for segment, seal in zip(self.segments, self.seals, strict=True)
+            if segment.tokens
+        ]
+        return [*records[:-1], *(replace(record, counts=self.counts) for record in records[-1:])]
 
 
 class Output:
@@ -245,9 +255,10 @@ class Output:
             self._writes[0].result()
             self._writes.popleft()
         self._begin_seals()
-        while self._checkpoints and self._is_sealed(self._checkpoints[0]):
-            self._record(self._checkpoints[0])
-            self._checkpoints.popleft()
+        while sealed := list(itertools.takewhile(self._is_sealed, self._checkpoints)):
+            self._record(sealed)
+            for _ in sealed:
+                self._checkpoints.popleft()
             self._begin_seals()
 
     def _begin_seals(self) -> None:
@@ -261,7 +272,9 @@ class Output:
 
     def _seal(self, segment: Segment) -> Future[str]:
         spec, longest = self._spec, self._max_wait_seconds
-        return self._plane.seal(segment.path, seal_segment, segment, spec.shard_format, spec.store, longest)
+        end = segment.end - segment.begin
+        arguments = segment, spec.shard_format, spec.store, longest
+        return self._plane.seal(segment.path, end, seal_segment, *arguments)
 
     @property
     def _written(self) -> int:
@@ -269,24 +282,29 @@ class Output:
         return self._placed - len(self._writes)
 
     def _is_sealed(self, checkpoint: _Checkpoint) -> bool:
-        return bool(checkpoint.seals) and all(seal.done() for seal in checkpoint.seals)
+        """Return whether a checkpoint is sealed; raise the error if it can't be, once it is the first."""
+        if not checkpoint.seals or not all(seal.done() for seal in checkpoint.seals):
+            return False
+        failures = [failure for seal in checkpoint.seals if (failure := seal.exception()) is not None]
+        if failures and checkpoint is self._checkpoints[0]:
+            raise failures[0]
+        return not failures
 
-    def _record(self, checkpoint: _Checkpoint) -> None:
-        """Name the files that are whole, and save the manifest with the new segments."""
-        records = []
-        for segment, seal in zip(checkpoint.segments, checkpoint.seals, strict=True):
-            sha256 = seal.result()
-            self._name(segment)
-            if segment.tokens:
-                records.append(_make_record(segment, sha256, checkpoint.end))
-        if records:
-            records[-1] = replace(records[-1], counts=checkpoint.counts)
+    def _record(self, checkpoints: Sequence[_Checkpoint]) -> None:
+        """Name the files that are whole, and save the manifest with the new segments. All checkpoints that
+        are sealed are recorded together: saving takes a bucket a fifth of a second."""
+        records: list[ShardRecord] = []
+        for checkpoint in checkpoints:
+            for segment in checkpoint.segments:
+                self._name(segment)
+            records += checkpoint.make_records()
         names = {record.name for record in records}
         for file in self._unnamed:  # before the manifest names it: from then on it must not be removed
             file.is_recorded = file.is_recorded or file.name in names
-        is_new = self.manifest.shards[-len(records) :] != tuple(records)
-        self._save(self.manifest.append(*records) if records and is_new else self.manifest)
-        self._on_record(records, checkpoint.end)
+        # An interruption may have come after some of them were recorded.
+        recorded = self.manifest.shards[-_MOST_RECORDS:]
+        self._save(self.manifest.append(*(record for record in records if record not in recorded)))
+        self._on_record(records, checkpoints[-1].end)
 
     def _name(self, segment: Segment) -> None:
         """Give a file that is whole its name; make sure that one that grows on will be found again."""

@@ -30,6 +30,12 @@ class SharedBytes:
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_descriptor": None}
 
+    def by_value(self) -> SharedBytes:
+        """Return a copy that holds the bytes itself, for a process on another machine."""
+        copy = SharedBytes.__new__(SharedBytes)
+        copy._size_bytes, copy._own, copy._descriptor = self._size_bytes, self.read(), None
+        return copy
+
     @property
     def has_descriptor(self) -> bool:
         """Whether the bytes are in a file, and not in this object."""

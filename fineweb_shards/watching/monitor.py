@@ -196,6 +196,7 @@ class Monitor:
             fetched_bytes=progress.fetched_bytes,
             fetched_bytes_per_second=self._fetch_speed.per_second,
             waited_seconds=progress.waited_seconds,
+            nodes=executor.nodes,
         )
 
     def _write_heartbeat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:

@@ -124,6 +124,8 @@ def describe_state(snapshot: Snapshot) -> str:
 
 
 def describe_machine(snapshot: Snapshot) -> str:
-    """Return workers and memory in use: `2 workers, 731 MB`."""
+    """Return workers and memory in use: `2 workers, 731 MB`, `3 nodes, 24 workers, 9.1 GB`."""
     workers = show_number_of(snapshot.workers, "worker")
+    if snapshot.nodes:
+        workers = f"{show_number_of(snapshot.nodes, 'node')}, {workers}"
     return f"{workers}, {show_bytes(snapshot.memory_bytes)}" if snapshot.memory_bytes else workers

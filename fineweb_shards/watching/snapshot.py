@@ -38,6 +38,7 @@ class Snapshot:
     fetched_bytes: int = 0  # over the network, in this run
     fetched_bytes_per_second: float | None = None  # over the last minutes of work
     waited_seconds: float = 0.0  # of this run, in which no token was made
+    nodes: int = 0  # of a cluster; 0: all workers are on this machine
 
     @property
     def share(self) -> float | None:

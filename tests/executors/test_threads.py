@@ -28,7 +28,7 @@ from fineweb_shards.executors.local import watchdog, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.base import Source
-from fineweb_shards.store import segment
+from fineweb_shards.store import seal
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.memory_guard import MemoryGuard
@@ -41,7 +41,7 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # tests/watching/test_monitor.py, for what is read ahead in tests/sources/test_read_ahead.py. Of a worker's
 # actions, `write_blocks` and `do_errands` are in test_unwritten.py.
 INVENTORY = {
-    "executors/local/producer.py": 1,
+    "executors/producer.py": 1,
     "executors/local/watchdog.py": 1,
     "executors/local/worker.py": 1,
     "reading/token_stream.py": 1,
@@ -67,7 +67,7 @@ def test_every_action_of_a_workers_threads_is_known() -> None:
     """They are all started in one place, which ends the worker if one fails."""
     text = Path(worker.__file__).read_text("utf-8")
     started = re.findall(r"_start_thread\(outbox, (\w+)\)", text)
-    assert started == ["_die_with_parent", "action"]
+    assert started == ["die_with_parent", "action"]
     (actions,) = re.findall(r"for action in \((.*)\):\n        _start_thread", text)
     assert actions == "worker.receive_orders, worker.write_blocks, worker.do_errands"
 
@@ -143,7 +143,7 @@ def test_a_listing_that_ends_without_a_word_ends_the_run(
     def refuse(self: object, item: object) -> None:
         raise SystemExit  # threads pass over it in silence
 
-    monkeypatch.setattr("fineweb_shards.executors.local.producer.Producer._put", refuse)
+    monkeypatch.setattr("fineweb_shards.executors.producer.Producer._put", refuse)
     with pytest.raises(ShardError, match="listing"):
         encode(source, source.batches(runs.START))
 
@@ -170,7 +170,7 @@ def test_an_export_whose_thread_fails_ends(tmp_path: Path, monkeypatch: pytest.M
     runs.build_inline(tmp_path / "whole", path, shard_tokens=10**6)
     out = tmp_path / "out"
     with monkeypatch.context() as broken:
-        broken.setattr(segment, "read_contents", _fail)
+        broken.setattr(seal, "read_contents", _fail)
         with pytest.raises(ZeroDivisionError, match="hash"):
             runs.export(tmp_path / "whole", out, layout="build-nanogpt", shard_tokens=4000)
     assert not runs.shards_in(out)

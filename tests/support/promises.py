@@ -46,6 +46,7 @@ PROMISES = {
     31: "the hub's quota is kept, not hit",
     32: "the token is sent to the hub only",
     33: "another vocabulary is exact by its own reference, or refused",
+    34: "Ray gives the same bytes; a node or driver lost costs time",
     35: "an object store never shows half a shard; two writers can't both win",
 }
 

@@ -14,13 +14,14 @@ what is decided in schedule.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from multiprocessing import Pipe
 from typing import Self
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import Executor, Result
+from fineweb_shards.executors.base import Result
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.in_process import InProcessPlane
 from fineweb_shards.executors.local.errands import Errands
@@ -41,18 +42,18 @@ from fineweb_shards.executors.local.messages import (
 )
 from fineweb_shards.executors.local.pool import WorkerPool
 from fineweb_shards.executors.local.process import WorkerProcess
-from fineweb_shards.executors.local.producer import Producer
 from fineweb_shards.executors.local.watchdog import Watchdog
 from fineweb_shards.executors.local.writes import Writes
 from fineweb_shards.executors.lookahead import Lookahead
 from fineweb_shards.executors.schedule import Schedule
+from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.unreadable_batch import replace_unreadable
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
-from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Quarantined, Tokens
+from fineweb_shards.types import KeptTokens, Placement, Quarantined, Tokens
 
 
-class LocalExecutor(Executor):
+class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     """Tokenizes with worker processes. `quarantined` are documents that earlier runs left out; `observer` is
     told of dead workers and of waits."""
 
@@ -74,14 +75,13 @@ class LocalExecutor(Executor):
         self._blocked_by: WorkerProcess | None = None  # ... or for one worker, in the middle of a message
         unreadable = partial(replace_unreadable, spec.source)
         self._lookahead = Lookahead(workers, is_remote=spec.source.is_remote)
-        self._schedule: Schedule[WorkerProcess] = Schedule(
-            window_bytes, self._lookahead.batches, unreadable, quarantined
-        )
+        super().__init__(Schedule(window_bytes, self._lookahead.batches, unreadable, quarantined))
         self._errands: Errands[WorkerProcess] = Errands()
         self._writes = Writes()
         self._writer = spec.make_writer(self._observer)
         self._here = InProcessPlane(self._writer)  # for tokens at seams, which come here
-        self._producer: Producer | None = None
+        self._wakeup, self._wakeup_sender = Pipe(duplex=False)  # has a byte for each batch that is listed
+        self._pool.mailbox.add(self._wakeup)
 
     def __enter__(self) -> Self:
         self._pool.fill(self._count)
@@ -106,31 +106,15 @@ class LocalExecutor(Executor):
         return self._guard.peak_bytes
 
     @property
+    def _ahead(self) -> int:
+        return 2 * self._count
+
+    def _wake(self) -> None:
+        self._wakeup_sender.send_bytes(b"!")
+
+    @property
     def _workers(self) -> list[WorkerProcess]:
         return self._pool.workers
-
-    def encode(
-        self, batches: Iterator[Batch], on_idle: Callable[[], None] = lambda: None
-    ) -> Generator[EncodedBlock]:
-        producer = self._producer = Producer(batches, ahead=2 * self._count)
-        self._pool.mailbox.add(producer.wakeup)
-        try:
-            while True:
-                self._give_out()
-                if self._schedule.has_output:
-                    yield from self._schedule.take_output()
-                elif self._schedule.is_empty and producer.ended:
-                    if producer.failure is not None:
-                        raise producer.failure
-                    return
-                else:
-                    on_idle()
-                    self._listen()
-        finally:
-            self._schedule.abandon_output()
-            self._pool.mailbox.remove(producer.wakeup)
-            self._producer = None
-            producer.stop()
 
     def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
         if not isinstance(tokens, KeptTokens):
@@ -145,15 +129,6 @@ class LocalExecutor(Executor):
         future: Future[Result] = self._errands.add(function, arguments)
         self._give_out_errands()
         return future
-
-    def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
-        until = None if longest_seconds is None else time.monotonic() + longest_seconds
-        while not future.done():
-            if until is not None and time.monotonic() > until:
-                raise TimeoutError
-            self._give_out()
-            self._listen()
-        return future.result()
 
     def _give_out(self) -> None:
         """Replace workers that are gone, and give out what there is to do."""
@@ -186,13 +161,6 @@ class LocalExecutor(Executor):
                 return
             self._send(worker, order)
 
-    def _take_batch(self) -> bool:
-        """Add the next batch of the listing to the schedule, if there is one now."""
-        batch = None if self._producer is None or self._producer.ended else self._producer.take()
-        if batch is not None:
-            self._schedule.add(batch)
-        return batch is not None
-
     def _send(self, worker: WorkerProcess, order: Order) -> None:
         if isinstance(order, WorkOrder) and order.one_by_one:
             worker.note_order()
@@ -214,8 +182,8 @@ class LocalExecutor(Executor):
         self._listening = False
         for waitable in happened:
             worker = self._pool.senders.get(waitable)
-            if self._producer is not None and waitable is self._producer.wakeup:
-                self._producer.wakeup.recv_bytes()  # the batch itself is taken by _give_out_work
+            if waitable is self._wakeup:
+                self._wakeup.recv_bytes()  # the batch itself is taken by _give_out_work
             elif worker is None:
                 continue  # it was ended because of an earlier event
             elif waitable is worker.pipe:

@@ -56,7 +56,7 @@ def run_worker(pipe: connection.Connection) -> None:
     apply_priority(spec.priority)
     offer_to_oom_killer()
     outbox = Outbox(pipe)
-    _start_thread(outbox, _die_with_parent)
+    _start_thread(outbox, die_with_parent)
     source = spec.source.reopened(outbox)
     try:
         encoder = spec.make_encoder()
@@ -134,7 +134,7 @@ class Worker:
             except ShardError as error:
                 self._outbox.send(Broken(order.batch, order.block, error))
             except Exception as error:  # a bug: no document is to blame for it
-                bug = ShardError(f"A worker could not write its tokens: {_describe(error)}")
+                bug = ShardError(f"A worker could not write its tokens: {describe_error(error)}")
                 self._outbox.send(Broken(order.batch, order.block, bug))
 
     def _write_block(self, order: WriteOrder) -> None:
@@ -157,7 +157,7 @@ class Worker:
             except ShardError as error:
                 returned = Returned(errand.number, error=error)
             except Exception as error:
-                bug = ShardError(f"A worker could not {_name_of(errand)}: {_describe(error)}")
+                bug = ShardError(f"A worker could not {_name_of(errand)}: {describe_error(error)}")
                 returned = Returned(errand.number, error=bug)
             self._outbox.send(returned)
 
@@ -179,7 +179,9 @@ class Worker:
             if repr(error) not in self._reported:
                 self._reported.add(repr(error))
                 name = self._source.files[batch.file].name
-                self._outbox.tell(Event("worker", f"{name}: could not be fetched ahead: {_describe(error)}"))
+                self._outbox.tell(
+                    Event("worker", f"{name}: could not be fetched ahead: {describe_error(error)}")
+                )
 
     def _announce(self, document: Quarantined) -> None:
         self._outbox.send(Trying(document))
@@ -187,7 +189,7 @@ class Worker:
     def _unexpected(self, batch: Batch, error: Exception) -> ShardError:
         """Return the error for an exception that is no ShardError, with its traceback."""
         name = self._source.files[batch.file].name
-        return ShardError(f"A worker failed on {name} at position {batch.position}: {_describe(error)}")
+        return ShardError(f"A worker failed on {name} at position {batch.position}: {describe_error(error)}")
 
 
 def _start_thread(outbox: Outbox, action: Callable[[], None]) -> None:
@@ -200,13 +202,13 @@ def _run_thread(outbox: Outbox, action: Callable[[], None]) -> None:
         action()
     except BaseException as error:  # any failure
         try:
-            outbox.tell(Event("worker", f"a thread of worker {os.getpid()} failed: {_describe(error)}"))
+            outbox.tell(Event("worker", f"a thread of worker {os.getpid()} failed: {describe_error(error)}"))
         finally:
             out_of_memory = isinstance(error, MemoryError)
             os._exit(OUT_OF_MEMORY_EXIT_CODE if out_of_memory else THREAD_FAILED_EXIT_CODE)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Wait until the parent process has ended, then end this one."""
     parent = parent_process()
     assert parent is not None
@@ -218,5 +220,6 @@ def _name_of(errand: Errand) -> str:
     return errand.function.__name__.replace("_", " ")
 
 
-def _describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
+    """Return an unexpected exception with its traceback, for an error's message."""
     return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)).rstrip()

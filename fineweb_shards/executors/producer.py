@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
-from multiprocessing import Pipe
+from collections.abc import Callable, Iterator
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.types import Batch
 
 
 class Producer:
-    """Keeps up to `ahead` batches ready. `wakeup` has a byte to receive for each batch, and for the end."""
+    """Keeps up to `ahead` batches ready. `wake` is called, in the thread, for each batch and for the end."""
 
-    def __init__(self, batches: Iterator[Batch], ahead: int) -> None:
+    def __init__(self, batches: Iterator[Batch], ahead: int, wake: Callable[[], object]) -> None:
         self._batches = batches
+        self._wake = wake
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(ahead)
-        self.wakeup, self._wakeup_sender = Pipe(duplex=False)
         self.ended = False  # every batch has been taken
         self.failure: Exception | None = None  # the error with which the listing ended, if any
         self._stopped = False
@@ -63,4 +62,4 @@ class Producer:
 
     def _put(self, item: Batch | BaseException | None) -> None:
         self._queue.put(item)
-        self._wakeup_sender.send_bytes(b"!")
+        self._wake()

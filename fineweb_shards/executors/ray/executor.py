@@ -1,0 +1,525 @@
+"""Run a schedule on a Ray cluster: batches are encoded, and files written and sealed, by tasks on its nodes.
+
+The driver, which is the parent of a run, decides everything, as at home. It sees lengths, borders, cursors.
+
+- **Encoding.** A task encodes a few batches and returns two objects: what the driver has to know, and the
+  tokens, which stay in the object store of the node. A schedule's worker is an attempt: such a task, and
+  later the object with its tokens. Several batches in one task, because a task takes the driver a
+  millisecond.
+- **Writing.** `place` only notes where tokens belong. The task that seals a file is given references to all
+  that belongs into it, fetches them one after the other, writes the file and seals it: so what it reads back
+  is still in its node's memory, and a store that is no folder needs no file but one on that node's disk.
+- **Bounded.** What is encoded and not written may take half of what all object stores hold. So if much waits
+  for the end of one file, a part of it is written early, where all nodes see the same folder. Elsewhere what
+  is placed is not counted, and Ray itself moves it to the disks of the nodes when their stores are full.
+- **Deaths.** Ray retries nothing (`max_retries=0`), because the schedule has to know of every death. If a
+  task dies, or an object is lost with its node, the schedule has its batches encoded again: from the first
+  block that is missing, with the same tokens. The batches of a task that had several get a task each: if it
+  was one of them that ended it, the schedule will know which. Bytes that are written twice are the same.
+- **More tasks than cores.** There are always as many tasks waiting as running. From a network, two run for
+  each core, and each fetches all its batches at once: while one fetches the other encodes.
+
+If the driver dies its tasks and objects go with it, and the same command goes on from the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import fineweb_shards
+from fineweb_shards.errors import WorkerError
+from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.base import Result
+from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.exit_cause import Death
+from fineweb_shards.executors.in_process import completed
+from fineweb_shards.executors.ray.api import load_ray
+from fineweb_shards.executors.ray.board import Board
+from fineweb_shards.executors.ray.cluster import Cluster, Node
+from fineweb_shards.executors.ray.deaths import LOST, explain_failure
+from fineweb_shards.executors.ray.environment import pack_environment
+from fineweb_shards.executors.ray.memory import ClusterMemory
+from fineweb_shards.executors.ray.messages import Encoded, Errand, News, Piece, Returned, Shipment, Waiting
+from fineweb_shards.executors.ray.unwritten import Attempt, Block, Key, Share, Unwritten
+from fineweb_shards.executors.ray.vocabulary import pack_vocabulary
+from fineweb_shards.executors.ray.waits import Waits
+from fineweb_shards.executors.ray.worker import MARK_FILE, do_errand, encode_batches
+from fineweb_shards.executors.schedule import Schedule
+from fineweb_shards.executors.scheduled import ScheduledExecutor
+from fineweb_shards.executors.task import MAXIMUM_KILLS, WorkOrder
+from fineweb_shards.executors.unreadable_batch import replace_unreadable
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.types import KeptTokens, Placement, Quarantined, Tokens
+
+# Of a core, so that there is always a little of it left for errands: they must not wait for batches.
+_ENCODING_CORES = 0.99
+_ERRAND_CORES = 0.01
+_REMOTE_TASKS_PER_CORE = 2
+_BATCHES = 4  # in a task
+_REMOTE_BATCHES = 8
+_ALL = 2**62  # bytes; the window is kept here, and not by the schedule
+_LOOK_EVERY_SECONDS = 1.0
+_NODES_EVERY_SECONDS = 5.0
+_WRITTEN = completed(None)  # at the latest when the file is sealed
+
+
+@dataclass(eq=False)
+class _Job:
+    """An errand on its way."""
+
+    number: int
+    function: Callable[..., Any] | None
+    arguments: tuple[Any, ...]
+    shares: list[Share]
+    after: list[_Job] = field(default_factory=list)  # parts of the file that are written early
+    future: Future[Any] = field(default_factory=Future)
+    attempts: list[Attempt] = field(default_factory=list)  # that have the tokens, if it is running
+    running: bool = False
+    deaths: int = 0
+
+    @property
+    def may_start(self) -> bool:
+        if self.running or not all(job.future.done() for job in self.after):
+            return False
+        return all(share.block.attempt for share in self.shares)
+
+
+class RayExecutor(ScheduledExecutor[Attempt]):
+    """Tokenizes with tasks on a cluster. `most_tasks` limits how many encode at once; `shared_folder`: all
+    nodes see the output folder. `quarantined` are documents that earlier runs left out."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        cluster: Cluster,
+        *,
+        shared_folder: bool,
+        most_tasks: int | None = None,
+        quarantined: Iterable[Quarantined] = (),
+        observer: Observer | None = None,
+    ) -> None:
+        self._remote = spec.source.is_remote
+        self._batches = _REMOTE_BATCHES if self._remote else _BATCHES
+        super().__init__(Schedule(_ALL, self._batches, partial(replace_unreadable, spec.source), quarantined))
+        self._spec = spec
+        self._cluster = cluster
+        self._shared_folder = shared_folder
+        self._most_tasks = most_tasks
+        self._observer = observer or Observer()
+        self._waits = Waits(self._observer)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._nodes: list[Node] = []
+        self._workers = self._capacity_bytes = 0
+        self._next_look = 0.0
+        self._run = f"fineweb-shards {uuid.uuid4().hex}"
+        self._numbers = 0  # of tasks so far
+        self._running: dict[int, Attempt] = {}  # by the number of the task
+        self._expected_bytes = 0  # the text that they encode
+        self._single: set[int] = set()  # batches that were in a task that died: each gets a task of its own
+        self._unwritten = Unwritten()
+        self._jobs: dict[int, _Job] = {}  # all errands that are not done, by their first number
+        self._put_blocks = 0  # by the driver
+        self._board: Any = None
+        self._memory = ClusterMemory()
+
+    # The cluster
+
+    def __enter__(self) -> Self:
+        try:
+            self._cluster.connect()
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        ray = load_ray()
+        self._look_at_nodes()
+        mark = self._leave_mark() if self._shared_folder else None
+        files = pack_vocabulary(self._spec.vocabulary)
+        environment = pack_environment(self._spec.source)
+        shipment = Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
+        strategies = ray.util.scheduling_strategies
+        here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor = ray.remote(Board).options(
+            name=self._run, num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here
+        )
+        self._board = actor.remote(fineweb_shards.__version__, pickle.dumps(shipment))
+        common = {"max_retries": 0, "scheduling_strategy": "SPREAD"}
+        self._encode_task = ray.remote(encode_batches).options(
+            num_returns=2, num_cpus=self._cores_of_task, **common
+        )
+        self._errand_task = ray.remote(do_errand).options(num_cpus=_ERRAND_CORES, **common)
+        self._ask_for_news()
+
+    def _leave_mark(self) -> str:
+        """Write what nodes have to find in the output folder, and return it."""
+        mark = secrets.token_hex(16)
+        folder = self._spec.folder / WORK_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK_FILE).write_text(mark)
+        return mark
+
+    def __exit__(self, *exception: object) -> None:
+        if self._cluster.is_shared:  # otherwise all of it goes with the connection
+            for attempt in self._running.values():
+                load_ray().cancel(attempt.tokens, force=True)
+            if self._board is not None:
+                load_ray().kill(self._board)
+        self._cluster.close()
+        (self._spec.folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
+
+    @property
+    def _cores_of_task(self) -> float:
+        return _ENCODING_CORES / _REMOTE_TASKS_PER_CORE if self._remote else _ENCODING_CORES
+
+    def _look_at_nodes(self) -> None:
+        """Count the nodes now and then: some may have gone, others come."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _NODES_EVERY_SECONDS
+        before, self._nodes = len(self._nodes), self._cluster.nodes()
+        tasks = sum(int(node.cores / self._cores_of_task) for node in self._nodes)
+        self._workers = tasks if self._most_tasks is None else min(tasks, self._most_tasks)
+        self._capacity_bytes = sum(node.store_bytes for node in self._nodes) // 2
+        if before and before != len(self._nodes):
+            self._observer.tell(Event("nodes", f"{len(self._nodes)} nodes of Ray, and were {before}"))
+        none = None if self._nodes else "no node of the cluster has a core: waiting for one"
+        self._observer.set_wait("nodes", none)
+
+    @property
+    def workers(self) -> int:
+        return self._workers
+
+    @property
+    def nodes(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def used_bytes(self) -> int:
+        return self._memory.used_bytes(self._unwritten.unplaced_bytes + self._unwritten.placed_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._memory.peak_bytes
+
+    # Giving out
+
+    @property
+    def _ahead(self) -> int:
+        return 2 * self._batches * max(1, self.workers)
+
+    def _wake(self) -> None:
+        self._inbox.put(lambda: None)  # the batch itself is taken by `_give_out_work`
+
+    def _give_out(self) -> None:
+        self._look_at_nodes()
+        self._write_early()
+        for job in list(self._jobs.values()):
+            if job.may_start:
+                self._start_job(job)
+        self._give_out_work()
+
+    def _give_out_work(self) -> None:
+        """Start tasks that encode, until as many wait as can run."""
+        while len(self._running) < 2 * max(1, self.workers):
+            if not self._has_batch():
+                return
+            attempt = Attempt(self._next_number())
+            orders = self._collect(attempt)
+            if not orders:
+                return
+            attempt.orders = tuple(orders)
+            self._start_attempt(attempt)
+
+    def _has_batch(self) -> bool:
+        """Return whether there is a batch to give out now; take one from the listing if there is room."""
+        if self._schedule.has_pending:
+            return True
+        return self._schedule.needs_batch and self._has_room and self._take_batch()
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the object stores have room for the tokens of another batch, and of those under way."""
+        held = self._unwritten.unplaced_bytes + (self._unwritten.placed_bytes if self._shared_folder else 0)
+        if held + self._expected_bytes < self._capacity_bytes:
+            return True
+        return not (self._running or self._unwritten.blocks)
+
+    def _collect(self, attempt: Attempt) -> list[WorkOrder]:
+        """Give an attempt its batches: several, once all cores have work, or if they have to be fetched."""
+        most = self._batches if self._remote or len(self._running) >= self.workers else 1
+        orders: list[WorkOrder] = []
+        while self._has_batch():
+            is_single = self._schedule.next_pending in self._single
+            if orders and is_single:
+                break
+            order = self._schedule.give_next(attempt)
+            if order is None:
+                break
+            orders.append(_by_value(order))
+            if is_single or len(orders) >= most:
+                break
+        return orders
+
+    def _start_attempt(self, attempt: Attempt) -> None:
+        self._running[attempt.number] = attempt
+        self._expected_bytes += attempt.text_bytes
+        encoded, attempt.tokens = self._encode_task.remote(
+            self._run, attempt.number, pickle.dumps(attempt.orders)
+        )
+        self._expect(encoded, partial(self._finish_attempt, attempt))
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _expect(self, reference: Any, handle: Callable[[Future[Any]], None]) -> None:
+        """Have `handle` called, by `_listen`, with the future of a task's result when that is done."""
+        reference.future().add_done_callback(lambda future: self._inbox.put(partial(handle, future)))
+
+    def _listen(self) -> None:
+        try:
+            handle = self._inbox.get(timeout=_LOOK_EVERY_SECONDS)
+            while True:
+                handle()
+                handle = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    # News of tasks
+
+    def _ask_for_news(self) -> None:
+        self._expect(self._board.take.remote(), self._receive_news)
+
+    def _receive_news(self, future: Future[list[News]]) -> None:
+        try:
+            news = future.result()
+        except load_ray().exceptions.RayError as error:  # it is started again, and what it knew was not vital
+            self._observer.tell(Event("ray", f"the run's board: {explain_failure(error).description}"))
+            news = []
+        self._ask_for_news()
+        for number, message in news:
+            if isinstance(message, Event):
+                self._observer.tell(message)
+            elif number in self._running or number in self._jobs:
+                assert isinstance(message, Waiting)
+                self._waits.note(number, message.cause, message.reason)
+
+    # Ends of attempts
+
+    def _finish_attempt(self, attempt: Attempt, future: Future[bytes]) -> None:
+        if self._running.pop(attempt.number, None) is None:
+            return  # its batches were taken back
+        self._expected_bytes -= attempt.text_bytes
+        self._waits.end(attempt.number)
+        try:
+            encoded: Encoded = pickle.loads(future.result())
+        except load_ray().exceptions.RayError as error:
+            self._handle_death(attempt, explain_failure(error))
+            return
+        if encoded.failure is not None:
+            raise encoded.failure
+        if encoded.death is not None:
+            self._handle_death(attempt, encoded.death)
+            return
+        self._memory.note(encoded.process, encoded.memory_bytes)
+        self._observer.add_fetched(encoded.fetched_bytes)
+        array = 0
+        for order, batch in zip(attempt.orders, encoded.batches, strict=True):
+            for index, block in batch.blocks:
+                self._schedule.receive_block(attempt, index, block)
+                if isinstance(block.tokens, KeptTokens):
+                    if self._schedule.keeps(order.number, index):
+                        key, size_bytes = (order.number, index), self._size_bytes(block.tokens)
+                        self._unwritten.receive(key, attempt, array, size_bytes)
+                    array += 1
+            self._schedule.finish(attempt, batch.error)
+            self._single.discard(order.number)
+        self._dismiss_idle(attempt)
+
+    def _handle_death(self, attempt: Attempt, death: Death) -> None:
+        """Take back the batches of a task that died. Only if it had a single one, it is known on which."""
+        self._observer.tell(Event("worker", f"a task {death.description}; its batches are encoded again"))
+        if len(attempt.orders) > 1:
+            self._single.update(order.number for order in attempt.orders)
+            self._schedule.remove_worker(attempt)
+            return
+        self._single.add(attempt.orders[0].number)
+        if attempt.orders[0].one_by_one:
+            document = self._take_announced(attempt)
+            if document is not None:
+                self._schedule.announce(attempt, document)
+        self._note_death(attempt, death)
+
+    def _take_announced(self, attempt: Attempt) -> Quarantined | None:
+        ray = load_ray()
+        try:
+            document: Quarantined | None = ray.get(self._board.take_announced.remote(attempt.number))
+        except ray.exceptions.RayError:
+            return None  # nobody knows: the next attempt will announce it again
+        return document
+
+    def _note_death(self, attempt: Attempt, death: Death) -> None:
+        self._unwritten.lose(attempt)
+        if not self._schedule.note_death(attempt, death):
+            return
+        # All batches were taken back, those as well whose tokens are in the store.
+        for other in self._running.values():
+            load_ray().cancel(other.tokens, force=True)
+            self._waits.end(other.number)
+        self._running.clear()
+        self._expected_bytes = 0
+        for holder in {block.attempt for block in self._unwritten.blocks.values()}:
+            if holder is not None and holder.orders:  # not those that the driver has put there
+                self._unwritten.lose(holder)
+
+    def _abandon_output(self) -> None:
+        super()._abandon_output()
+        self._unwritten.forget_unplaced()
+
+    # Placing and sealing
+
+    def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+        if isinstance(tokens, KeptTokens):
+            self._schedule.place(tokens, placements)
+            key, size_bytes = (tokens.batch, tokens.block), self._size_bytes(tokens)
+        elif placements:
+            key, size_bytes = self._put(tokens), tokens.nbytes
+        else:
+            return []
+        block = self._unwritten.place(key, size_bytes, placements)
+        if not placements:
+            self._drop(block)
+        return [_WRITTEN] * len(placements)
+
+    def _put(self, tokens: Tokens) -> Key:
+        """Put tokens into the object store of the driver's node, where they can't be lost."""
+        self._put_blocks += 1
+        key = -1, self._put_blocks
+        attempt = Attempt(self._next_number(), tokens=load_ray().put([tokens]))
+        self._unwritten.receive(key, attempt, 0, tokens.nbytes)
+        return key
+
+    def _size_bytes(self, tokens: KeptTokens) -> int:
+        return len(tokens) * self._spec.vocabulary.dtype.itemsize
+
+    def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
+        return self._add_job(function, arguments, [])
+
+    def seal(
+        self, path: Path, end: int, function: Callable[..., Result], *arguments: object
+    ) -> Future[Result]:
+        shares = self._unwritten.take(str(path), end)
+        after = [job for job in self._jobs.values() if job.function is None]
+        after = [job for job in after if job.shares[0].placement.path == str(path)]
+        return self._add_job(function, arguments, shares, after)
+
+    def _write_early(self) -> None:
+        """Have the largest part of a file written, if what waits for the end of its file takes much room."""
+        path, size_bytes = self._unwritten.fullest() if self._shared_folder else (None, 0)
+        if path is not None and size_bytes > self._capacity_bytes // 4:
+            self._add_job(None, (), self._unwritten.take(path))
+
+    def _add_job(
+        self,
+        function: Callable[..., Any] | None,
+        arguments: tuple[Any, ...],
+        shares: list[Share],
+        after: Sequence[_Job] = (),
+    ) -> Future[Any]:
+        job = _Job(self._next_number(), function, arguments, shares, list(after))
+        self._jobs[job.number] = job
+        if job.may_start:
+            self._start_job(job)
+        return job.future
+
+    def _start_job(self, job: _Job) -> None:
+        places: dict[Attempt, int] = {}
+        pieces = []
+        for share in job.shares:
+            block = share.block
+            assert block.attempt is not None
+            number = places.setdefault(block.attempt, len(places))
+            pieces.append(Piece(number, block.array, share.placement))
+        job.attempts, job.running = list(places), True
+        errand = Errand(tuple(pieces), job.function, job.arguments, creates=not self._shared_folder)
+        references = [attempt.tokens for attempt in job.attempts]
+        returned = self._errand_task.remote(self._run, job.number, references, pickle.dumps(errand))
+        self._expect(returned, partial(self._finish_job, job))
+
+    def _finish_job(self, job: _Job, future: Future[bytes]) -> None:
+        self._waits.end(job.number)
+        attempts, job.attempts, job.running = job.attempts, [], False
+        try:
+            returned: Returned = pickle.loads(future.result())
+        except load_ray().exceptions.RayError as error:
+            self._note_failure(job, explain_failure(error))
+            return
+        if returned.lost:
+            self._note_losses([attempts[index] for index in returned.lost])
+            return
+        del self._jobs[job.number]
+        if returned.error is not None:
+            job.future.set_exception(returned.error)
+            if job.function is None:  # nobody waits for it but the file
+                raise returned.error
+            return
+        for share in job.shares:
+            if self._unwritten.note_written(share.block):
+                self._drop(share.block)
+        job.future.set_result(returned.result)
+
+    def _drop(self, block: Block) -> None:
+        """Drop the tokens of a block that is written."""
+        attempt = block.attempt
+        if block.key[0] >= 0:
+            self._schedule.note_dropped(attempt, *block.key)
+        self._unwritten.forget([block.key])
+        if attempt is not None:
+            self._dismiss_idle(attempt)
+
+    def _dismiss_idle(self, attempt: Attempt) -> None:
+        """Forget an attempt that has no tokens any more; Ray frees its object."""
+        if not attempt.keys and attempt.number not in self._running:
+            self._schedule.dismiss(attempt)
+
+    def _note_losses(self, attempts: Iterable[Attempt]) -> None:
+        """Have tokens made again that were lost with their node."""
+        for attempt in attempts:
+            if attempt.keys:  # else it is known already
+                self._observer.tell(Event("worker", f"tokens are lost: their task {LOST.description}"))
+                self._note_death(attempt, LOST)
+
+    def _note_failure(self, job: _Job, death: Death) -> None:
+        """Have an errand done again whose task died; WorkerError after too many times."""
+        job.deaths += 1
+        what = "write" if job.function is None else job.function.__name__.replace("_", " ")
+        self._observer.tell(Event("worker", f"a task to {what} {death.description}; it is started again"))
+        if job.deaths >= MAXIMUM_KILLS:
+            raise WorkerError(
+                f"{job.deaths} tasks to {what} died: the last one {death.description}.",
+                "Everything finished is kept; the same command goes on.",
+            )
+
+
+def _by_value(order: WorkOrder) -> WorkOrder:
+    """Return an order that holds its bytes, if it has any: another machine has no access to ours."""
+    payload = order.batch.payload
+    if not isinstance(payload, SharedBytes):
+        return order
+    return replace(order, batch=replace(order.batch, payload=payload.by_value()))

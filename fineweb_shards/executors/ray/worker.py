@@ -1,0 +1,281 @@
+"""Do a run's tasks in Ray's worker processes: encode batches, write and seal files.
+
+A process loads the engine once, with its first task of a run, and has no other state, so that killing it, or
+its node, costs only its task. What a node can't see of the run, a file of the input or the output folder, is
+an error that names the node.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import fineweb_shards
+from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError
+from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
+from fineweb_shards.executors.exit_cause import Death, DeathKind
+from fineweb_shards.executors.local.worker import describe_error
+from fineweb_shards.executors.ray.api import load_ray
+from fineweb_shards.executors.ray.environment import apply_environment
+from fineweb_shards.executors.ray.messages import (
+    Encoded,
+    EncodedBatch,
+    Errand,
+    News,
+    Piece,
+    Returned,
+    Shipment,
+    Waiting,
+)
+from fineweb_shards.executors.ray.one_by_one_process import ProcessDiedError, encode_in_process
+from fineweb_shards.executors.ray.vocabulary import unpack_vocabulary
+from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.machine import apply_priority, own_memory_bytes
+from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
+
+MARK_FILE = "ray-run"  # in the work folder; what is in it tells a node whether it sees the driver's folder
+# A task that takes longer hangs, and its process is ended. Waits for the network or the disk come on top.
+_LONGEST_TASK_SECONDS = 3600
+_STANDARD_ERROR = 2
+
+
+def encode_batches(run: str, task: int, orders: bytes) -> tuple[bytes, list[Tokens]]:
+    """Encode batches, and return a pickled Encoded and the tokens, block by block: a Ray task."""
+    tokens: list[Tokens] = []
+    try:
+        encoded = _process_of(run).encode(task, pickle.loads(orders), tokens)
+    except ShardError as error:
+        encoded = Encoded(failure=error)
+    return pickle.dumps(encoded), tokens
+
+
+def do_errand(run: str, task: int, objects: Sequence[Any], errand: bytes) -> bytes:
+    """Do an Errand with the tokens in these objects, and return a pickled Returned: a Ray task.
+
+    The objects come as references: they are fetched one after the other, so that few are in memory at once.
+    """
+    try:
+        returned = _process_of(run).do(task, objects, pickle.loads(errand))
+    except ShardError as error:
+        returned = Returned(error=error)
+    return pickle.dumps(returned)
+
+
+@lru_cache(maxsize=1)
+def _process_of(run: str) -> RunProcess:
+    """Return what this process keeps between the tasks of a run. `run` is the name of the run's board."""
+    board = load_ray().get_actor(run)
+    version, data = load_ray().get(board.get_shipment.remote())
+    if version != fineweb_shards.__version__:
+        raise UsageError(
+            f"Node {node_name()} has fineweb_shards {fineweb_shards.__version__}, the run is of {version}.",
+            "Install the same version on every node.",
+        )
+    return RunProcess(board, pickle.loads(data))
+
+
+def node_name() -> str:
+    """Return the name of this machine, with its address in the cluster."""
+    return f"{socket.gethostname()} ({load_ray().util.get_node_ip_address()})"
+
+
+class TaskObserver(Observer):
+    """Tells the driver what happens in the current task. Threads share it."""
+
+    def __init__(self, tell: Callable[[News], object]) -> None:
+        self.task = 0
+        self._tell = tell
+        self._fetched_bytes = 0
+        self._waited_seconds = 0.0
+        self._lock = threading.Lock()
+
+    def tell(self, event: Event) -> None:
+        self._tell((self.task, event))
+
+    def set_wait(self, cause: str, reason: str | None) -> None:
+        self._tell((self.task, Waiting(cause, reason)))
+
+    def add_fetched(self, size_bytes: int) -> None:
+        with self._lock:
+            self._fetched_bytes += size_bytes
+
+    def add_fetch_wait(self, seconds: float) -> None:
+        with self._lock:
+            self._waited_seconds += seconds
+
+    def take_figures(self) -> tuple[int, float]:
+        """Return the bytes fetched, and the seconds waited for them, since the last time."""
+        with self._lock:
+            figures = self._fetched_bytes, self._waited_seconds
+            self._fetched_bytes, self._waited_seconds = 0, 0.0
+        return figures
+
+
+class RunProcess:
+    """A process of a run, with its engine loaded."""
+
+    def __init__(self, board: Any, shipment: Shipment) -> None:
+        self._board = board
+        self._observer = TaskObserver(board.tell.remote)
+        if os.path.isdir(shipment.current_folder):
+            os.chdir(shipment.current_folder)
+        apply_environment(shipment.environment)  # before the hub's clients are imported
+        spec: WorkerSpec = pickle.loads(shipment.spec)
+        _check_folder(spec.folder, shipment.mark)
+        self._spec = unpack_vocabulary(spec, shipment.vocabulary_files)
+        apply_priority(spec.priority)
+        self._source = spec.source.reopened(self._observer)
+        self._encoder = self._spec.make_encoder()
+        self._reported: set[str] = set()
+
+    def encode(self, task: int, orders: Sequence[WorkOrder], tokens: list[Tokens]) -> Encoded:
+        """Encode batches; put the tokens of each block into the list, unless the driver needs them."""
+        self._observer.task = task
+        seconds = self._spec.max_outage_seconds + _LONGEST_TASK_SECONDS
+        faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
+        try:
+            for order in orders:
+                self._prefetch(order.batch)
+            batches = tuple([self._encode_batch(order, tokens) for order in orders])
+        except MemoryError:
+            tokens.clear()
+            return Encoded(death=Death(DeathKind.OUT_OF_MEMORY, f"ran out of memory on {node_name()}"))
+        except ProcessDiedError as error:
+            tokens.clear()
+            return Encoded(death=error.death)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        fetched_bytes, waited_seconds = self._observer.take_figures()
+        return Encoded(
+            batches,
+            process=f"{node_name()} {os.getpid()}",
+            memory_bytes=own_memory_bytes(),
+            fetched_bytes=fetched_bytes,
+            waited_seconds=waited_seconds,
+        )
+
+    def _encode_batch(self, order: WorkOrder, tokens: list[Tokens]) -> EncodedBatch:
+        blocks: list[tuple[int, EncodedBlock]] = []
+        try:
+            self._check_input(order.batch)
+            for index, block in self._blocks(order):
+                blocks.append((index, _keep(order.number, index, block, tokens)))
+        except ShardError as error:
+            return EncodedBatch(tuple(blocks), error)
+        except (MemoryError, ProcessDiedError):
+            raise
+        except Exception as error:
+            return EncodedBatch(tuple(blocks), self._unexpected(order.batch, error))
+        return EncodedBatch(tuple(blocks))
+
+    def _blocks(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
+        if order.one_by_one:
+            return encode_in_process(self._spec, order, self._announce)
+        return encode_batch(self._source, self._encoder, order, lambda document: None)
+
+    def _announce(self, document: Quarantined) -> None:
+        """Have the driver know of a document before it is tried."""
+        load_ray().get(self._board.announce.remote(self._observer.task, document))
+
+    def _check_input(self, batch: Batch) -> None:
+        """Raise InputError if this node can't see the batch's file. It would be taken for a damaged one, and
+        left out with --on-bad-file skip."""
+        file = self._source.files[batch.file]
+        reads_path = batch.payload is None and batch.problem is None and file.format == file.kind
+        if reads_path and not os.path.exists(file.path):
+            raise InputError(
+                f"{os.path.abspath(file.path)}: this file is not there on node {node_name()}.",
+                "Put the input where all nodes see it under the same path, on a shared file system; or "
+                "into a bucket, or on the hub.",
+            )
+
+    def _prefetch(self, batch: Batch) -> None:
+        try:
+            self._source.prefetch(batch)
+        except MemoryError:
+            raise
+        except Exception as error:  # only reported: the batch may still be readable; if not, reading it fails
+            if repr(error) not in self._reported:
+                self._reported.add(repr(error))
+                name = self._source.files[batch.file].name
+                failure = f"{name}: could not be fetched ahead: {describe_error(error)}"
+                self._observer.tell(Event("worker", failure))
+
+    def _unexpected(self, batch: Batch, error: Exception) -> ShardError:
+        """Return the error for an exception that is no ShardError, with its traceback."""
+        name = self._source.files[batch.file].name
+        return ShardError(
+            f"A task on {node_name()} failed on {name} at position {batch.position}: {describe_error(error)}"
+        )
+
+    def do(self, task: int, objects: Sequence[Any], errand: Errand) -> Returned:
+        """Write the pieces of an errand, and call its function."""
+        self._observer.task = task
+        try:
+            lost = self._write(objects, errand)
+            if lost or errand.function is None:
+                return Returned(lost=tuple(lost))
+            return Returned(errand.function(self._observer, *errand.arguments))
+        except ShardError as error:
+            return Returned(error=error)
+        except Exception as error:
+            bug = f"A task on {node_name()} could not finish a file: {describe_error(error)}"
+            return Returned(error=ShardError(bug))
+
+    def _write(self, objects: Sequence[Any], errand: Errand) -> list[int]:
+        """Write the pieces, object by object; return the objects that are lost."""
+        ray = load_ray()
+        by_object: dict[int, list[Piece]] = {}
+        for piece in errand.pieces:
+            by_object.setdefault(piece.object, []).append(piece)
+            if errand.creates:
+                Path(piece.placement.path).parent.mkdir(parents=True, exist_ok=True)
+        writer, lost = self._spec.make_writer(self._observer, creates=errand.creates), []
+        try:
+            for index, pieces in by_object.items():
+                try:
+                    arrays = ray.get(objects[index])
+                except ray.exceptions.ObjectLostError:
+                    lost.append(index)
+                    continue
+                for piece in pieces:
+                    writer.write(arrays[piece.array], piece.placement)
+            if errand.function is None:
+                writer.sync()  # the node that seals the file has to see it
+        finally:
+            writer.close()
+        return lost
+
+
+def _keep(batch: int, index: int, block: EncodedBlock, tokens: list[Tokens]) -> EncodedBlock:
+    """Put the tokens of a block into the list, and return it without them; at a seam, return it as it is,
+    because the driver has to repair the tokens there."""
+    if block.starts_at_seam or block.ends_at_seam or not len(block.array):
+        return block
+    tokens.append(block.array)
+    return replace(block, tokens=KeptTokens(batch, index, len(block.array)))
+
+
+def _check_folder(folder: Path, mark: str | None) -> None:
+    """Raise OutputError if this node does not see the output folder of the driver."""
+    if mark is None:
+        return
+    try:
+        found = (folder / WORK_FOLDER / MARK_FILE).read_text()
+    except OSError:
+        found = ""
+    if found != mark:
+        raise OutputError(
+            f"{os.path.abspath(folder)}: on node {node_name()} this is not the folder of the run.",
+            "Use a folder that all nodes see under the same path, on a shared file system, or a bucket.",
+        )

@@ -1,0 +1,36 @@
+"""Choose who does a run's work: processes on this machine, or tasks on a Ray cluster (`--executor`)."""
+
+from __future__ import annotations
+
+from fineweb_shards.events import Observer
+from fineweb_shards.executors.base import Executor
+from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.run.job import Job
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.system.memory_guard import MemoryGuard
+
+# Of a cluster that a run starts on this machine, for each byte of text that may be in flight: tokens that are
+# not written yet may fill half of it.
+_STORE_COPIES = 2
+
+
+def make_executor(job: Job, spec: WorkerSpec, manifest: Manifest, observer: Observer) -> Executor:
+    """Return the executor of a job, which is not started yet."""
+    budget = job.budget
+    if job.config.executor == "local":
+        guard = MemoryGuard(budget.worker_bytes)
+        return LocalExecutor(spec, budget.workers, budget.window_bytes, guard, manifest.quarantined, observer)
+    # Here, because Ray's part is an extra.
+    from fineweb_shards.executors.ray.cluster import Cluster
+    from fineweb_shards.executors.ray.executor import RayExecutor
+
+    store_bytes = _STORE_COPIES * budget.window_bytes
+    return RayExecutor(
+        spec,
+        Cluster(job.config.ray_address, budget.workers, store_bytes, observer),
+        shared_folder=job.output.store.grows_in_place,
+        most_tasks=job.config.workers,
+        quarantined=manifest.quarantined,
+        observer=observer,
+    )

@@ -1,0 +1,288 @@
+"""A Ray cluster gives the bytes of one machine, whatever happens to its nodes, its workers and the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import layout_reference
+import psutil
+import pytest
+import reference
+import runs
+from documents import make_documents
+from inputs import write_gzip, write_jsonl, write_parquet, write_text
+from layout_reference import Wanted
+from promises import Measure, Tries
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed: it has no wheel for this platform", allow_module_level=True)
+
+import fourteen_files
+import poison
+from ray_cluster import ENVIRONMENT, RayCluster, RayDriver, ray_cluster, wait_until
+from standin_hub import StandInHub
+
+from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.reading.verify import verify_folder
+from fineweb_shards.store.folder_store import FolderStore
+
+DOCUMENTS = make_documents(90, seed=91)
+WANTED = [
+    *(Wanted(layout, 1500, val_ratio=Fraction(3, 10), val_seed=4, index=True) for layout in LAYOUTS),
+    *(Wanted(layout, 2000) for layout in ("build-nanogpt", "megatron")),
+    Wanted("llm.c", 2000, max_tokens=9001),
+]
+TEXTS = [text for text in DOCUMENTS if text.strip() and "<|endoftext|>" not in text]
+TEXTS += ["的一是不了人我在有他" * 700, "z" * 9000, "end"]
+MANY = [text for text in make_documents(1500, seed=92) if text]
+SHARD_TOKENS = 60_000
+POISON_DRIVER = Path(__file__).parent / "poison_driver.py"
+
+
+@pytest.fixture(scope="module")
+def kills_left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kills left")
+
+
+@pytest.fixture(scope="module")
+def cluster(kills_left: Path) -> Iterator[RayCluster]:
+    os.environ[poison.KILLS_LEFT] = str(kills_left)  # the nodes have the environment of this process
+    with ray_cluster(1) as started:
+        yield started
+    del os.environ[poison.KILLS_LEFT]
+
+
+@pytest.fixture(scope="module")
+def driver(cluster: RayCluster) -> Iterator[RayDriver]:
+    started = RayDriver(cluster.address)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough for a run in which something can happen."""
+    return write_parquet(tmp_path_factory.mktemp("many") / "many.parquet", MANY, 5)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, bytes]:
+    return reference.shard_files(reference.stream(MANY), SHARD_TOKENS)
+
+
+def flags_of(wanted: Wanted) -> list[str]:
+    """The settings, as they are typed."""
+    words: list[str] = []
+    for name, value in wanted.settings().items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            words += [flag, str(value)]
+    return words
+
+
+def on(cluster: RayCluster) -> list[str]:
+    return ["--executor", "ray", "--ray-address", cluster.address]
+
+
+def has_finished(out: Path, shards: int) -> Callable[[], bool]:
+    return lambda: finished(out) >= shards
+
+
+def build_many(many: Path, out: Path) -> list[str]:
+    """A build of many small batches."""
+    return [
+        "build", "--input", str(many), "--out", str(out), "--shard-tokens", str(SHARD_TOKENS),
+        "--batch-bytes", "2k",
+    ]  # fmt: skip
+
+
+def finished(out: Path) -> int:
+    """How many shards the manifest has."""
+    try:
+        return len(json.loads((out / "manifest.json").read_text())["shards"])
+    except FileNotFoundError:
+        return 0
+
+
+@pytest.mark.promise(34)
+def test_every_layout_is_the_reference(tmp_path: Path, driver: RayDriver, cluster: RayCluster) -> None:
+    """Every file of every layout, with either kind of split, equals a plain loop's: with 1, 2 and 3 nodes."""
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
+    for number, wanted in enumerate(WANTED):
+        if number in (1, 3):
+            cluster.add_node()
+        out = tmp_path / str(number)
+        words = ["build", "--input", str(path), "--out", str(out), "--batch-bytes", "3000", *flags_of(wanted)]
+        code, errors = driver.run(*words, *on(cluster))
+        assert code == 0, errors
+        assert runs.outputs_in(out) == layout_reference.files(DOCUMENTS, wanted)
+        assert verify_folder(FolderStore(out)).damages == []
+    assert wait_until(lambda: driver.used_store_bytes() == 0)
+
+
+@pytest.mark.promise(34)
+@pytest.mark.parametrize("form", ["text", "gzip", "jsonl"])
+def test_other_inputs_are_the_reference(
+    tmp_path: Path, driver: RayDriver, cluster: RayCluster, form: str
+) -> None:
+    """JSON lines and text by ranges, with documents that have no safe place to cut; and a stream, whose bytes
+    go to the nodes."""
+    wanted = Wanted("plain", 3000, val_documents=7)
+    path = tmp_path / "a.txt"
+    if form == "jsonl":
+        path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    else:
+        write_text(path, TEXTS)
+    if form == "gzip":
+        path = write_gzip(tmp_path / "a.txt.gz", path.read_bytes())
+    out = tmp_path / "out"
+    words = ["build", "--input", str(path), "--out", str(out), "--batch-bytes", "2k", *flags_of(wanted)]
+    code, errors = driver.run(*words, *on(cluster))
+    assert code == 0, errors
+    assert runs.outputs_in(out) == layout_reference.files(TEXTS, wanted)
+
+
+@pytest.mark.promise(34)
+def test_a_dataset_of_the_hub_is_the_reference(tmp_path: Path, cluster: RayCluster) -> None:
+    """Nodes fetch for themselves; they are told where the hub is, because only the driver's process knows."""
+    with StandInHub([fourteen_files.sample_repository()]) as hub:
+        environment = fourteen_files.environment(hub, tmp_path / "home", **ENVIRONMENT)
+        done = runs.run_command(
+            "build", *fourteen_files.DATASET, "--out", tmp_path / "out", *fourteen_files.FLAGS, *on(cluster),
+            **environment,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert runs.shards_in(tmp_path / "out") == fourteen_files.expected_shards()
+
+
+@pytest.mark.promise(34)
+def test_a_node_that_is_lost_costs_only_time(
+    tmp_path: Path,
+    driver: RayDriver,
+    cluster: RayCluster,
+    many: Path,
+    expected: dict[str, bytes],
+    tries: Tries,
+) -> None:
+    """A node is killed at a random moment of a run: same bytes, and nothing stays in the object stores."""
+    for number in tries(2, 20):
+        cluster.add_node()
+        out = tmp_path / str(number)
+        driver.start(*build_many(many, out), *on(cluster))
+        after = 1 + random.Random(number).randrange(len(expected) - 1)
+        assert wait_until(has_finished(out, after), 300)
+        cluster.remove_node()
+        code, errors = driver.wait()
+        assert code == 0, errors
+        assert runs.shards_in(out) == expected
+        assert wait_until(lambda: driver.used_store_bytes() == 0)
+
+
+@pytest.mark.promise(34)
+def test_workers_that_are_killed_cost_only_time(
+    tmp_path: Path,
+    driver: RayDriver,
+    cluster: RayCluster,
+    many: Path,
+    expected: dict[str, bytes],
+    tries: Tries,
+) -> None:
+    """All processes with a task are killed at random moments of a run: same bytes."""
+    for number in tries(1, 10):
+        out = tmp_path / str(number)
+        driver.start(*build_many(many, out), *on(cluster))
+        for after in sorted(random.Random(number).sample(range(1, len(expected)), 2)):
+            assert wait_until(has_finished(out, after), 300)
+            for process in cluster.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        code, errors = driver.wait()
+        assert code == 0, errors
+        assert runs.shards_in(out) == expected
+
+
+@pytest.mark.promise(34)
+def test_a_driver_that_is_killed_is_run_again(
+    tmp_path: Path, cluster: RayCluster, many: Path, expected: dict[str, bytes], tries: Tries
+) -> None:
+    """Its tasks go with it. The same command goes on, on the cluster or with processes on one machine."""
+    for number in tries(1, 10):
+        out = tmp_path / str(number)
+        words = runs.command(*build_many(many, out), *on(cluster))
+        with subprocess.Popen(words, env={**os.environ, **ENVIRONMENT}) as killed:
+            after = 1 + random.Random(number).randrange(len(expected) - 1)
+            assert wait_until(has_finished(out, after), 300)
+            killed.kill()
+        assert wait_until(lambda: not cluster.processes())
+        assert finished(out)
+        words = build_many(many, out) + (on(cluster) if number % 2 else [])
+        done = runs.run_command(*words, **ENVIRONMENT)
+        assert done.returncode == 0, done.stderr
+        assert runs.shards_in(out) == expected
+
+
+@pytest.mark.promise(34)
+def test_poison_is_narrowed_down_to_its_document(
+    tmp_path: Path, cluster: RayCluster, kills_left: Path
+) -> None:
+    """A document that crashes its processes is left out and counted; one whose processes are killed from
+    outside is not."""
+    documents = [text for text in make_documents(60, seed=51) if text]
+    documents[17:17] = [poison.DEADLY]
+    documents[30:30] = [poison.KILLED]
+    for number in range(5):
+        (kills_left / str(number)).touch()
+    path = write_parquet(tmp_path / "a.parquet", documents, 10)
+    words = ["build", "--input", str(path), "--out", str(tmp_path / "out"), "--shard-tokens", "4000"]
+    done = subprocess.run(
+        [sys.executable, str(POISON_DRIVER), *words, "--engine", "tiktoken", *on(cluster)],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 11, done.stderr
+    healthy = [text for text in documents if text != poison.DEADLY]
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(healthy), 4000)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [one["row"] for one in manifest["quarantined"]] == [17]
+    assert not list(kills_left.iterdir())
+
+
+@pytest.mark.promise(34)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_cluster_of_its_own_goes_with_the_run(
+    tmp_path: Path, many: Path, expected: dict[str, bytes], number: signal.Signals, within: Measure
+) -> None:
+    """A run that starts Ray on this machine leaves no process behind, whether it is stopped or killed; it
+    stops with the command to go on, and that gives the same bytes."""
+    out = tmp_path / "out"
+    words = runs.command(*build_many(many, out), "--executor", "ray", "--ray-address", "local")
+    environment = {**os.environ, **ENVIRONMENT}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as run:
+        assert wait_until(has_finished(out, 1), 300)
+        started = psutil.Process(run.pid).children(recursive=True)
+        assert any("raylet" in process.name() for process in started)
+        with within(10.0):
+            run.send_signal(number)
+            _, errors = run.communicate()
+    assert wait_until(lambda: not any(process.is_running() for process in started))
+    if number == signal.SIGTERM:
+        assert run.returncode == 143
+        assert "resume with: " in errors
+        assert "ray" not in errors.partition("resume with: ")[0].lower().replace(str(tmp_path).lower(), "")
+    done = runs.run_command(*build_many(many, out))
+    assert done.returncode == 0, done.stderr
+    assert runs.shards_in(out) == expected

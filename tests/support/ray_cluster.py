@@ -1,0 +1,142 @@
+"""A Ray cluster of several nodes on this machine, and processes that build on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+DRIVER = Path(__file__).parent / "ray_driver.py"
+STORE_BYTES = 96 * 2**20
+# A node that is gone is noticed in a second and a half, and no test waits for others on the machine.
+SYSTEM = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+TITLES = ("encode_batches", "do_errand", "Board", "fineweb-shards")
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait until something holds; return whether it does."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return holds()
+
+
+class RayCluster:
+    """Nodes with one core each. The first one stays: a driver is on it."""
+
+    def __init__(self, nodes: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from ray.cluster_utils import Cluster
+
+            self._cluster = Cluster()
+            self._nodes: list[Any] = []
+            for _ in range(nodes):
+                self.add_node()
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def add_node(self) -> None:
+        first = {} if self._nodes else {"_system_config": SYSTEM, "include_dashboard": False}
+        node = self._cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, **first)
+        self._nodes.append(node)
+
+    def remove_node(self) -> None:
+        """Kill the last node: its raylet, and with it all that runs there."""
+        self._cluster.remove_node(self._nodes.pop(), allow_graceful=False)
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes that have a task or an actor of a run now."""
+        found = []
+        for node in self._nodes:
+            for raylet in node.all_processes["raylet"]:
+                for process in psutil.Process(raylet.process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.Error):
+                        title = " ".join(process.cmdline())
+                        if any(name in title for name in TITLES):
+                            found.append(process)
+        return found
+
+    def shutdown(self) -> None:
+        self._cluster.shutdown()
+
+
+@contextmanager
+def ray_cluster(nodes: int) -> Iterator[RayCluster]:
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    cluster = RayCluster(nodes)
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+class RayDriver:
+    """A process that is connected to a cluster, and builds what it is told to."""
+
+    def __init__(self, address: str, **environment: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(DRIVER), address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **ENVIRONMENT, **environment},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, *words: Path | str) -> None:
+        """Begin to run a command."""
+        assert self._process.stdin is not None
+        print(json.dumps([str(word) for word in words]), file=self._process.stdin, flush=True)
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for its end; return its exit code and what it has written to standard error."""
+        assert self._process.stdout is not None
+        code, errors = json.loads(self._process.stdout.readline())
+        return code, errors
+
+    def run(self, *words: Path | str) -> tuple[int, str]:
+        self.start(*words)
+        return self.wait()
+
+    def used_store_bytes(self) -> int:
+        """What is in the object stores of the cluster."""
+        return self.run("used-store-bytes")[0]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
