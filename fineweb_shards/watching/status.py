@@ -52,6 +52,7 @@ def read_status(store: Store, *, alive: bool | None = None) -> Status:
     """Read the state of a store; `alive` is whether a run is active there, if the caller knows."""
     if alive is None:
         alive = store.is_locked()  # first: a run that ends now has then written everything
+        store.refresh()
     folder = store.folder
     manifest = find_manifest(store)
     heartbeat = load_heartbeat(folder)

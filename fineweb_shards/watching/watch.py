@@ -39,7 +39,6 @@ def watch_status(store: Store, *, as_json: bool) -> int:
         if status.state == RUNNING:
             status = _follow(store, status, as_json=as_json)
     except KeyboardInterrupt:
-        store.refresh()
         status = read_status(store)  # Ctrl-C ends only this command, not the run
     show_status(status, as_json=as_json)
     return status.exit_code
@@ -65,7 +64,6 @@ def _repeat(store: Store, status: Status, show: Callable[[Status], None], every_
             next_time = time.monotonic() + every_seconds
             show(status)
         time.sleep(_REMOTE_EVERY_SECONDS if store.is_remote else _EVERY_SECONDS)
-        store.refresh()
         status = read_status(store)
     return status
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.run import export as export_module
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.watching import watch
+from fineweb_shards.watching.status import read_status
 
 DOCUMENTS = make_documents(60, seed=29)
 SHARD_TOKENS = 1500
@@ -224,6 +226,16 @@ def test_status_follows_what_is_in_the_bucket(
     assert [one["shards"] for one in values] == [3, 5, len(data["shards"])]
     assert [one["state"] for one in values] == ["running", "running", "complete"]
     assert watched.returncode == 0
+
+
+def test_a_run_that_ends_while_one_looks_is_complete(made: Path, bucket_url: str) -> None:
+    """What it has written last is read after the lock was looked at, not before."""
+    bucket = upload_folder(made, f"{bucket_url}/a")
+    runs.forget_after(made_copy := shutil.copytree(made, made.parent / "copy"), 3)
+    bucket.upload(made_copy / "manifest.json", "manifest.json")
+    store = open_store_to_read(f"{bucket_url}/a", Observer())
+    bucket.upload(made / "manifest.json", "manifest.json")
+    assert read_status(store).state == "complete"
 
 
 def test_a_lock_that_nobody_renews_is_no_run(
