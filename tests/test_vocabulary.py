@@ -73,7 +73,7 @@ class AtOnce(InProcessPlane):
     """Without threads, so that it is certain what is recorded when."""
 
     def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        return completed(function(*arguments))
+        return completed(function(Observer(), *arguments))
 
 
 def make_documents(count: int = 300, highest: int = EOT) -> Documents:
