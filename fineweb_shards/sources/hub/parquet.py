@@ -42,9 +42,6 @@ class _OpenFile:
 class HubParquetFormat(ParquetFormat):
     """Parquet files on the hub, read by range requests."""
 
-    # Larger batches, because each takes a request.
-    batches_at_once = 2
-
     def __init__(
         self, settings: ReadSettings, observer: Observer | None = None, before: RemoteFiles | None = None
     ) -> None:
