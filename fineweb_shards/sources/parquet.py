@@ -34,8 +34,7 @@ _SLICE_ROWS = 128
 _SLICE_TOKEN_ROWS = 2048  # they are checked and copied all at once, so that few at a time would be slow
 _SLICE_BYTES = 512 * 1024
 _CHUNK_BYTES = 12 * 2**20  # of two row groups as FineWeb has them one block is made
-# How many times `batch_bytes` a batch has: each costs the parent a third of a millisecond, from the hub also a
-# request.
+# How many times `batch_bytes` a batch has: each costs the parent a millisecond, and from the hub a request.
 _BATCHES_AT_ONCE = 2
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _READ_BUFFER_BYTES = 2**20
