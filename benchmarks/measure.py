@@ -77,8 +77,7 @@ def peak_memory(words: list[str], out: Path, stdin: str | None = None) -> int:
 
 def start_program(words: list[str], out: Path, stdin: str | None) -> tuple[subprocess.Popen[bytes], float]:
     shutil.rmtree(out, ignore_errors=True)
-    # With compiled modules, as after an installation, also where the environment says not to write any: those of
-    # other packages are there.
+    # With compiled modules, as after an installation, even where the environment says not to write any.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     begin = time.monotonic()
     if stdin is None:
