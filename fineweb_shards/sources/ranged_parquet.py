@@ -42,9 +42,6 @@ class _OpenFile:
 class RangedParquetFormat(ParquetFormat):
     """Parquet files that are read by range requests. A subclass says where they are."""
 
-    # Larger batches, because each takes a request.
-    batches_at_once = 2
-
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
         self.remotes = self.open_remotes()
