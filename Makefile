@@ -18,7 +18,7 @@ given = $(filter-out undefined default file,$(origin $(1)))
 TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(name)), $(name)=$(call quote,$(value $(name)))))
 
 .DEFAULT_GOAL := help
-.PHONY: help shards plan status report verify test soak check bench bench-hub bench-line bench-tokenizers bench-control bench-ray clean
+.PHONY: help shards plan status report verify test soak check bench bench-hub bench-line bench-tokenizers bench-control bench-ray cluster-demo clean
 
 help: ## list the targets
 	@echo "make shards [SAMPLE=name] [OUT=folder] [WORKERS=n] [ARGS='--flag value']"
@@ -75,6 +75,9 @@ bench-control: .venv/dev ## how many tokens a second the parent can order, with 
 
 bench-ray: .venv/dev ## the same files with local processes and with Ray on this machine
 	@$(BIN)/python benchmarks/ray_speed.py $(ARGS)
+
+cluster-demo: .venv/dev ## two nodes of Ray and an S3 server on this machine, a node killed on the way; a minute
+	@$(BIN)/python docs/examples/cluster_demo.py
 
 clean: ## remove .venv and caches (never any shards)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

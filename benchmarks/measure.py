@@ -77,12 +77,15 @@ def peak_memory(words: list[str], out: Path, stdin: str | None = None) -> int:
 
 def start_program(words: list[str], out: Path, stdin: str | None) -> tuple[subprocess.Popen[bytes], float]:
     shutil.rmtree(out, ignore_errors=True)
+    # With compiled modules, as after an installation, even where the environment says not to write any.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     begin = time.monotonic()
     if stdin is None:
-        return subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL), begin
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment)
+        return process, begin
     cat = subprocess.Popen(["cat", stdin], stdout=subprocess.PIPE)
     threading.Thread(target=cat.wait).start()
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=cat.stdout)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=cat.stdout, env=environment)
     assert cat.stdout is not None
     cat.stdout.close()  # or it would not end if the program does
     return process, begin

@@ -13,7 +13,7 @@
     ├── DamageError                 7   `verify` found damaged files
     ├── ExactnessError              8   tokens differ from tiktoken's
     ├── WorkerError                 9   workers crash again and again, and no single document is the cause
-    ├── NetworkError               10   the hub could not be reached for longer than --max-outage
+    ├── NetworkError               10   the hub or a bucket could not be reached for longer than --max-outage
     ├── QuarantineError            11   everything is done, but some documents had to be left out
     ├── ReaderGone                141   standard output was closed, in a verb that only prints
     └── Interrupted               130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal)
@@ -122,7 +122,7 @@ class WorkerError(ShardError):
 
 
 class NetworkError(ShardError):
-    """The hub could not be reached for longer than --max-outage."""
+    """The hub, or a bucket, could not be reached for longer than --max-outage."""
 
     exit_code = 10
     hint = "Everything finished is kept; run the same command again when the network is back."

@@ -29,6 +29,7 @@ from torch.utils.data import IterableDataset
 
 from fineweb_shards.loader import ShardLoader
 from fineweb_shards.loader.rows import Shuffle
+from fineweb_shards.loader.shard_cache import DEFAULT_BYTES
 
 
 class ShardDataset(IterableDataset):
@@ -50,6 +51,8 @@ class ShardDataset(IterableDataset):
         dtype: str | None = None,
         follow: bool = False,
         patience_seconds: float = 600.0,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int = DEFAULT_BYTES,
     ) -> None:
         if (rank is None) != (ranks is None):
             raise ValueError("name both rank and ranks, or neither")
@@ -69,6 +72,8 @@ class ShardDataset(IterableDataset):
             dtype=dtype,
             follow=follow,
             patience_seconds=patience_seconds,
+            cache_dir=cache_dir,
+            cache_bytes=cache_bytes,
             framework="torch",
         )
         # Epoch and batch. In shared memory, because persistent workers are started only once and still

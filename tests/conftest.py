@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import hypothesis
 
-pytest_plugins = ["promises"]
+pytest_plugins = ["promises", "bucket_server"]
 
 # Timing never decides a test, and every run tries the same examples (soak runs try new ones).
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)

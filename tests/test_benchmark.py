@@ -133,3 +133,26 @@ def test_the_corpus_is_the_same_documents_in_every_form(
     assert corpus.documents == len(texts)
     assert corpus.bytes == sum(map(len, texts))
     assert corpus.tokens == sum(sum(table["token_count"].to_pylist()) for table in tables)
+
+
+def test_the_documentation_has_the_tables_of_the_cluster_plan() -> None:
+    """As the same function computes them that `plan` uses, and the speed of a core that they are based on."""
+    import cluster_plan
+
+    from fineweb_shards.run.cluster_plan import CORE_TOKENS_PER_SECOND
+
+    text = (BENCHMARKS.parent / "docs" / "cluster.md").read_text()
+    for part in [*cluster_plan.tables(), cluster_plan.larger_shards()]:
+        assert part in text
+    assert f"{CORE_TOKENS_PER_SECOND / 1e6:.0f}M tokens/s a core" in text
+
+
+def test_the_control_plane_orders_a_resumed_stream(tmp_path: Path) -> None:
+    """Simulated workers, everything else real: every token behind the shards that are done is ordered."""
+    from control_plane import Stream, Workers, order_stream
+
+    stream = Stream(files=3, batches_a_file=100, batch_tokens=900_000, done_shards=1)
+    ordered = order_stream(tmp_path / "out", Workers(0, 3), stream)
+    assert ordered.tokens == 170_000_000
+    assert ordered.shards == 2
+    assert ordered.batches == 300 - 111  # the 112th batch has the last tokens of the first shard

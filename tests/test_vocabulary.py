@@ -73,7 +73,7 @@ class AtOnce(InProcessPlane):
     """Without threads, so that it is certain what is recorded when."""
 
     def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        return completed(function(*arguments))
+        return completed(function(Observer(), *arguments))
 
 
 def make_documents(count: int = 300, highest: int = EOT) -> Documents:
@@ -184,7 +184,7 @@ def write(
 ) -> Manifest:
     """Make the shards, or the rest of them; `kill_after` so many slices."""
     config = Config(out=str(out), layout=layout, shard_tokens=SHARD_TOKENS, **more)  # type: ignore[arg-type]
-    spec = output_spec(config, WIDE)
+    spec = output_spec(config, FolderStore(out), WIDE)
     new = Manifest(
         config.fingerprint(),
         [{"name": "made up", "size_bytes": 1, "content_hash": ""}],

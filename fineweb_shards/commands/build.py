@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
         if options.json and isinstance(ending, ShardError):
             put_json({"event": "error", "exit_code": ending.exit_code, "message": ending.message})
         if config.on_finish and config.out:
-            failure = run_command(config.on_finish, config.folder, ending)
+            failure = run_command(config.on_finish, config.folder, ending, config.bucket_url)
             if failure:
                 screen.warn(failure)
 
@@ -112,7 +112,7 @@ def summary_lines(job: Job, outcome: Outcome) -> list[str]:
         lines.append(f"{'memory':<10} {peak} at most, all processes together")
     lines += _notes(job, outcome)
     if outcome.run is not None:
-        lines += closing_lines(job.folder, outcome.run)
+        lines += closing_lines(job.output.store, outcome.run)
     warnings = output_warnings(job.output, manifest)
     return lines + training_lines(job.output, manifest) + warning_lines(warnings)
 
@@ -121,7 +121,7 @@ def summary_values(job: Job, outcome: Outcome) -> dict[str, Any]:
     """Return the result as values for JSON."""
     manifest, run = outcome.manifest, outcome.run
     return {
-        "folder": str(job.folder),
+        "folder": job.output.store.location,
         "shards": manifest.shard_count,
         "bytes": sum(shard.bytes for shard in manifest.shards),
         **{name: value for name, value in manifest.totals.items() if name != "shards"},

@@ -38,7 +38,7 @@ _BAR_WIDTH = 40
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the file or folder to inspect, and what to show of it."""
-    parser.add_argument("path", metavar="FILE|DIR", type=Path)
+    parser.add_argument("path", metavar="FILE|DIR", help="on this machine, or in a bucket (s3://…)")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--document", metavar="N", type=read_count, help="show the N-th document, from 0")
     what.add_argument("--random", action="store_true", help="show a document chosen by chance")
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"document": number, "text": first + "".join(pieces)}))
         return
-    print(f"document {number:,} of {printable(str(target.path))}\n")
+    print(f"document {number:,} of {printable(target.location)}\n")
     for piece in (first, *pieces):
         sys.stdout.write(printable(piece))
     print()
@@ -142,7 +142,7 @@ def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100)
     return {
         "files": [
             {
-                "name": file.path.name,
+                "name": file.name,
                 "kind": file.kind,
                 "header_bytes": file.header_bytes,
                 "dtype": file.dtype.name,
@@ -189,7 +189,7 @@ def _file_row(file: TokenFile) -> str:
     version = f", version {HEADERS[file.dtype.itemsize][1]}" if file.kind == LlmC.name else ""
     kind = _KINDS.get(file.kind) or f"{file.kind} header{version}"
     tokens = show_number_of(file.tokens, "token")
-    return f"{'file':<10} {safe_text(file.path.name, 60)}: {tokens}, {kind}, {file.dtype.name}"
+    return f"{'file':<10} {safe_text(file.name, 60)}: {tokens}, {kind}, {file.dtype.name}"
 
 
 def _histogram_lines(found: TokenStatistics) -> list[str]:

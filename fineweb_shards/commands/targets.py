@@ -13,11 +13,14 @@ import os
 import re
 from pathlib import Path
 
+from fineweb_shards.buckets.address import is_url
+from fineweb_shards.commands.console import WaitsOnScreen
 from fineweb_shards.errors import InputError, OutputError, UsageError, closest, suggest
 from fineweb_shards.run.config import Config, load_config
 from fineweb_shards.run.sample_configs import bundled_configs, find_config, samples_hint
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.resume_command import PROGRAM
@@ -74,6 +77,8 @@ def is_config(word: str) -> bool:
 
 def read_store(word: str) -> Store:
     """Return the output that a word means: where it is, or the sample or TOML file it was built with."""
+    if is_url(word):
+        return open_store_to_read(word, WaitsOnScreen(LineScreen()))
     folder = Path(os.path.expanduser(word))
     if is_config(word) and not is_build_folder(folder):
         return store_of_config(word)
@@ -89,7 +94,7 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=read_store,
         nargs="?",
-        help="output folder of a build, or the sample or TOML file that it was built with",
+        help="output folder of a build (also s3://…), or the sample or TOML file that it was built with",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")
 
@@ -110,7 +115,7 @@ def store_of_config(text: str) -> Store:
     config = load_config(find_config(text), {})
     if not config.out:
         raise UsageError(f"{text}: there is no output folder in it.", "Name the folder itself.")
-    return FolderStore(config.folder)
+    return open_store_to_read(config.out, WaitsOnScreen(LineScreen()))
 
 
 def is_build_folder(folder: Path) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 
+from fineweb_shards.buckets.address import BucketAddress
+from fineweb_shards.buckets.copy_command import copy_command
 from fineweb_shards.commands.arguments import add_setting_flags
 from fineweb_shards.commands.console import WaitsOnScreen
 from fineweb_shards.commands.targets import read_store
+from fineweb_shards.errors import UsageError
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.run.config import load_config
 from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.quiet import quiet_clients
+from fineweb_shards.store.store import Store
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
@@ -32,13 +36,20 @@ def run(options: argparse.Namespace) -> None:
     check_addresses()
     from fineweb_shards.run.upload import Uploader
 
+    store: Store = options.folder
+    if store.is_remote:
+        command, folder = copy_command(BucketAddress.parse(store.location))
+        raise UsageError(
+            f"{store.location}: only a folder on this machine can be sent to the hub.",
+            f"Copy it first: `{command}`, then upload {folder}.",
+        )
     Interrupts(options.resume)
     ignore_closed_output()
     config = load_config(None, {"max_outage": options.max_outage})
     screen = LineScreen()
     retrier = Retrier(config.max_outage, WaitsOnScreen(screen))
     uploader = Uploader(options.repo, retrier, screen.say)
-    manifest = check_folder(options.folder, screen.warn).manifest
-    done = uploader.upload(options.folder.folder, manifest, private=options.private)
+    manifest = check_folder(store, screen.warn).manifest
+    done = uploader.upload(store.folder, manifest, private=options.private)
     sent = f"{done.sent:,} of {show_number_of(done.files, 'file')} sent" if done.sent else "Nothing to send"
     print(f"{sent}; all are verified and at {done.url}")

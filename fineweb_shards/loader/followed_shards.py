@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from fineweb_shards.errors import ChangedError, InputError
+from fineweb_shards.loader.bucket_pieces import pieces_of, token_file
+from fineweb_shards.loader.shard_cache import ShardCache
 from fineweb_shards.loader.shards import Shard, divide, with_eot
 from fineweb_shards.reading.token_file import TokenFile
+from fineweb_shards.reading.token_folder import TokenFolder
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
-from fineweb_shards.system.durable import is_locked
+from fineweb_shards.store.manifest_file import parse_manifest
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of, show_seconds
 
 _FIRST_PAUSE_SECONDS = 0.05
+_FIRST_REMOTE_PAUSE_SECONDS = 1.0  # every look at a bucket is two requests
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -32,15 +34,17 @@ class FollowedShards:
 
     def __init__(
         self,
-        folder: Path,
+        folder: TokenFolder,
         split: str,
         *,
         documents: bool,
         eot: int | None,
         patience_seconds: float,
+        cache: ShardCache,
     ) -> None:
-        """Wait at most `patience_seconds` for a build that is not running."""
-        if not folder.is_dir():
+        """Wait at most `patience_seconds` for a build that is not running. The cache is for shards in a
+        bucket."""
+        if not folder.store.is_remote and not folder.store.folder.is_dir():
             raise InputError(
                 f"{folder}: there is no such folder, so no build to follow.",
                 "Start the build first, or make the folder if one is about to start.",
@@ -49,17 +53,21 @@ class FollowedShards:
         self.complete = False
         self._folder, self._split, self._documents, self._eot = folder, split, documents, eot
         self._patience_seconds = patience_seconds
+        self._cache = cache
+        self._first_pause = _FIRST_REMOTE_PAUSE_SECONDS if folder.store.is_remote else _FIRST_PAUSE_SECONDS
         self._clock = Clock()
         self._records: tuple[ShardRecord, ...] = ()
-        self._version: tuple[int, int, int] | None = None  # of the manifest that was read last
+        self._version: object = None  # of the manifest that was read last
 
     def has(self, number: int) -> bool:
-        pause = _FIRST_PAUSE_SECONDS
+        pause = self._first_pause
         last_sign = self._clock.now()  # of somebody working here
         while number >= len(self.known) and not self.complete:
-            running = is_locked(self._folder)  # first: a build that ends now has then written everything
+            running = (
+                self._folder.store.is_locked()
+            )  # first: a build that ends now has then written everything
             if self._look():
-                pause, last_sign = _FIRST_PAUSE_SECONDS, self._clock.now()
+                pause, last_sign = self._first_pause, self._clock.now()
                 continue
             if running:
                 last_sign = self._clock.now()
@@ -71,14 +79,13 @@ class FollowedShards:
 
     def _look(self) -> bool:
         """Read the manifest if it is another one than last time; return whether it is."""
-        try:
-            state = (self._folder / FILE_NAME).stat()
-        except OSError:
-            return False  # a build that has just started has none
-        version = (state.st_mtime_ns, state.st_size, state.st_ino)
-        manifest = load_manifest(self._folder) if version != self._version else None
-        if manifest is None:
+        store = self._folder.store
+        version = store.manifest_version()
+        # A build that has just started has none.
+        data = store.read_manifest() if version not in (None, self._version) else None
+        if data is None:
             return False
+        manifest = parse_manifest(data, store.folder, store.location)
         self._check_unchanged(manifest.shards)
         self._version = version
         if len(manifest.shards) >= len(self._records):  # fewer: a build makes lost files again
@@ -104,17 +111,13 @@ class FollowedShards:
         last: dict[str, TokenFile] = {}  # the last shard of each stream
         shards = []
         for record in manifest.shards:
-            file = TokenFile(
-                self._folder / record.name,
-                shard_format.layout.name,
-                max(record.offset, shard_format.header_bytes),
-                record.tokens,
-                shard_format.read_dtype,
-            )
+            file = token_file(self._folder, shard_format, record.name, record.offset, record.tokens)
+            pieces = pieces_of(self._folder, [record], self._cache) if self._folder.store.is_remote else None
             # Documents that are chosen one by one make two streams; else training goes on from validation.
             stream = record.split if by_document else ""
             if self._split in record.name:
-                shards.append(Shard(file, vocabulary, eot_first, None if eot_first else last.get(stream)))
+                before = None if eot_first else last.get(stream)
+                shards.append(Shard(file, vocabulary, eot_first, before, pieces))
             last[stream] = file
         return divide(shards) if self._documents else shards
 
@@ -126,7 +129,7 @@ class FollowedShards:
                 f"{self._folder}: no build has begun here for {waited}.",
                 "Start the build, or check the folder.",
             )
-        finished = show_number_of(len({shard.file.path for shard in self.known}), "shard")
+        finished = show_number_of(len({shard.file.name for shard in self.known}), "shard")
         return InputError(
             f"{self._folder}: the build that is followed here has stopped before its end, with {finished} of "
             f"{self._split!r}, and nobody has resumed it for {waited}.",

@@ -100,5 +100,13 @@ class RowOrder(Order):
 
     def _cut(self, key: tuple[int, int]) -> ShardRows:
         epoch, shard = key
+        self._fetch_after(shard)
         generator = np.random.default_rng([self._seed or 0, epoch, shard])
         return self._rule.cut(self._shards.known[shard], generator)
+
+    def _fetch_after(self, shard: int) -> None:
+        """Begin to fetch the shard that comes after this one in the epoch."""
+        turn = 1 + (shard if self._turns is None else self._turns.index(shard))
+        known = self._shards.known
+        if turn < (len(known) if self._turns is None else len(self._turns)):
+            known[self._shard(turn)].fetch_ahead()

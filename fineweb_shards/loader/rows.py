@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from fineweb_shards.loader.shards import Shard
+from fineweb_shards.reading.document_starts import TokenSequence
 from fineweb_shards.types import Places, Tokens
 
 Shuffle = Literal["rows", "documents"]
@@ -63,7 +64,7 @@ class RowRule:
 class Stream:
     """Ranges of a shard's tokens, one after the other. Tokens are only copied when they are read."""
 
-    def __init__(self, tokens: Tokens, begins: Places, ends: Places) -> None:
+    def __init__(self, tokens: TokenSequence, begins: Places, ends: Places) -> None:
         self._tokens, self._begins, self._ends = tokens, begins, ends
         self.borders: Places = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)])
 

@@ -10,7 +10,7 @@ import numpy as np
 from fineweb_shards.loader.latest import Latest
 from fineweb_shards.loader.order import Order, Rows
 from fineweb_shards.loader.shards import Shards
-from fineweb_shards.types import Tokens
+from fineweb_shards.reading.document_starts import TokenSequence
 
 
 class SequentialOrder(Order):
@@ -51,5 +51,9 @@ class SequentialOrder(Order):
             return 0
         return max(1, (tokens - 1 - self._size * rank) // (self._size * self._ranks))
 
-    def _map(self, shard: int) -> Tokens:
-        return self._shards.known[shard].map()
+    def _map(self, shard: int) -> TokenSequence:
+        known = self._shards.known
+        tokens = known[shard].map()
+        if shard + 1 < len(known):
+            known[shard + 1].fetch_ahead()
+        return tokens

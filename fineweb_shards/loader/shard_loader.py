@@ -13,8 +13,9 @@ row comes at most once an epoch (the last few may not fill a batch on all ranks)
 number of batches in an epoch. (DataLoaderLite gives some ranks a few more: they are left out, so that no rank
 waits for another.)
 
-Shards are memory-mapped, not loaded. Of two shards the borders of rows and documents are in memory, about 60
-bytes for each; files of more than 134M tokens count as several shards where documents are looked up.
+Shards are memory-mapped, not loaded; those in a bucket are fetched first (shard_cache.py). Of two shards the
+borders of rows and documents are in memory, about 60 bytes for each; files of more than 134M tokens count as
+several shards where documents are looked up.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from fineweb_shards.loader.order import Order
 from fineweb_shards.loader.row_order import RowOrder
 from fineweb_shards.loader.rows import RowRule, Shuffle
 from fineweb_shards.loader.sequential_order import SequentialOrder
-from fineweb_shards.loader.shards import Shards, open_shards
+from fineweb_shards.loader.shard_cache import DEFAULT_BYTES, ShardCache
+from fineweb_shards.loader.shards import Shards, open_folder, open_shards
 from fineweb_shards.reading.token_file import DTYPES
+from fineweb_shards.reading.token_folder import split_location
 
 # What a state that was saved before there were these settings has for them.
 _DEFAULTS: dict[str, Any] = {"align": None, "shuffle": "rows", "follow": False, "eot": None}
@@ -59,6 +62,8 @@ class ShardLoader:
         dtype: str | None = None,
         follow: bool = False,
         patience_seconds: float = 600.0,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int = DEFAULT_BYTES,
         framework: Literal["auto", "numpy", "torch"] = "auto",
     ) -> None:
         """Open the shards: all files with `split` in their name if `shards` is a folder, else these files.
@@ -71,6 +76,11 @@ class ShardLoader:
         With `follow=True` a build may still be running in the folder: `next_batch` waits for its next shard,
         and the first epoch ends when the build is complete. If no build has been running for
         `patience_seconds`, that is an InputError.
+
+        Shards may be in a bucket (`s3://bucket/folder`, or addresses of files): each is fetched into
+        `cache_dir` (by default in the user's cache folder) when its turn comes, the next one ahead of time,
+        and checked. Of what is not being read, up to `cache_bytes` in all are kept there. Processes may share
+        it. All of a shard that is shuffled has to fit.
         """
         if min(batch_size, length, ranks) < 1 or not 0 <= rank < ranks:
             raise ValueError("batch_size, length and ranks must be at least 1, and rank below ranks")
@@ -94,18 +104,30 @@ class ShardLoader:
         self._torch = framework == "torch" or (
             framework == "auto" and bool(importlib.util.find_spec("torch"))
         )
-        self._name = shards if isinstance(shards, (str, Path)) else Path(shards[0]).parent if shards else ""
+        if cache_bytes < 1:
+            raise ValueError("cache_bytes must be at least 1")
+        self._name = (
+            shards if isinstance(shards, (str, Path)) else split_location(shards[0])[0] if shards else ""
+        )
+        cache = ShardCache(cache_dir, cache_bytes)
         documents = align is not None or shuffle == "documents"
         self._shards: Shards
         if follow:
             if not isinstance(shards, (str, Path)):
                 raise ValueError("follow=True needs a folder, not a list of files")
             self._shards = FollowedShards(
-                Path(shards), split, documents=documents, eot=eot, patience_seconds=patience_seconds
+                open_folder(shards, cache),
+                split,
+                documents=documents,
+                eot=eot,
+                patience_seconds=patience_seconds,
+                cache=cache,
             )
         else:
             width = DTYPES.get(dtype or "")
-            self._shards = open_shards(shards, split, documents=documents, eot=eot, dtype=width)
+            self._shards = open_shards(shards, split, documents=documents, eot=eot, dtype=width, cache=cache)
+        if seed is not None:
+            self._check_fits(cache_bytes)
         self._order: Order
         if align is None and seed is None:
             self._order = SequentialOrder(self._shards, batch_size * length, rank, ranks)
@@ -217,6 +239,17 @@ class ShardLoader:
         """Return a hash of the names and lengths of the first shards."""
         labels = "\n".join(shard.label for shard in self._shards.known[:shards])
         return hashlib.sha256(labels.encode()).hexdigest()
+
+    def _check_fits(self, cache_bytes: int) -> None:
+        """Raise InputError if a shard in a bucket that is shuffled does not fit into the cache: its pieces
+        would be fetched again and again."""
+        for shard in self._shards.known:
+            if shard.bucket is not None and shard.size_bytes > cache_bytes:
+                raise InputError(
+                    f"{shard.file.address}: with a seed all of its {shard.size_bytes:,} bytes are read in "
+                    f"any order, and cache_bytes is {cache_bytes:,}.",
+                    "Set cache_bytes higher, or export it into a layout with smaller files.",
+                )
 
     def _check_not_empty(self, epoch: int) -> None:
         """Raise InputError for an epoch without any batch, instead of looking for one for ever."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from fineweb_shards.errors import InputError
+from fineweb_shards.loader.bucket_pieces import BucketPieces, open_bucket_files, open_bucket_folder
+from fineweb_shards.loader.shard_cache import ShardCache
 from fineweb_shards.reading.document_starts import (
+    TokenSequence,
     contains_eot,
     document_starts,
     ends_mid_document,
@@ -18,12 +20,13 @@ from fineweb_shards.reading.document_starts import (
 from fineweb_shards.reading.token_file import (
     TokenFile,
     has_eot_first,
-    open_token_file,
-    token_files,
+    open_files_in,
+    token_names,
     vocabulary_beside,
 )
-from fineweb_shards.store.files import growing_path
-from fineweb_shards.types import Dtype, Places, Tokens
+from fineweb_shards.reading.token_folder import TokenFolder, is_address, split_location
+from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.types import Dtype, Places
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 # Where documents are looked up, their positions are kept in memory: a larger file counts as several shards.
@@ -38,24 +41,34 @@ class Shard:
     vocabulary: Vocabulary | None = None
     eot_first: bool = True
     before: TokenFile | None = None  # what comes before it in the stream, if EOT comes after documents
+    bucket: BucketPieces | None = None  # where it is fetched from; None: it is on this machine
 
     @property
     def tokens(self) -> int:
         return self.file.tokens
 
     @property
+    def size_bytes(self) -> int:
+        return self.tokens * self.file.dtype.itemsize
+
+    @property
     def label(self) -> str:
         """What a checkpoint says about it."""
-        return f"{self.file.path.name} {self.tokens}"
+        return f"{self.file.name} {self.tokens}"
 
-    def map(self) -> Tokens:
-        """Map the tokens into memory; pages are read when they are used."""
-        return _map(self.file)
+    def map(self) -> TokenSequence:
+        """Map the tokens into memory; pages are read when they are used. What is in a bucket is fetched."""
+        return self.file.map() if self.bucket is None else self.bucket.map(self.file)
+
+    def fetch_ahead(self) -> None:
+        """Begin to fetch what is in a bucket, because its turn comes soon."""
+        if self.bucket is not None:
+            self.bucket.fetch_ahead(self.file)
 
     def document_starts(self) -> Places:
         """Return where in the shard documents begin."""
         assert self.vocabulary is not None
-        mid_document = self.before is not None and ends_mid_document(_map(self.before), self.vocabulary)
+        mid_document = self.before is not None and ends_mid_document(self.before, self.vocabulary)
         return document_starts(
             self.map(), self.vocabulary, eot_first=self.eot_first, starts_mid_document=mid_document
         )
@@ -106,14 +119,21 @@ def open_shards(
     documents: bool,
     eot: int | None,
     dtype: Dtype | None = None,
+    cache: ShardCache,
 ) -> FinishedShards:
-    """Open the files of a folder with `split` in their name, or these files."""
-    files = _open_files(shards, split, dtype)
+    """Open the files of a folder with `split` in their name, or these files. Those that are in a bucket are
+    fetched into the cache."""
+    found = _open_files(shards, split, dtype, cache)
+    if not found:
+        raise InputError(
+            f"{shards}: there is no file of tokens with {split!r} in its name.", "Check the split."
+        )
     if not documents:
-        return FinishedShards([Shard(file) for file in files])
-    found = [_with_vocabulary(file, eot) for file in files]
-    if eot is not None or not vocabulary_beside(files[0].path):
-        _check_eot(files[0], with_eot(GPT2, eot))
+        return FinishedShards(found)
+    first = found[0].file
+    found = [_with_vocabulary(shard, eot) for shard in found]
+    if eot is not None or not vocabulary_beside(first):
+        _check_eot(first, with_eot(GPT2, eot))
     return FinishedShards(divide(found))
 
 
@@ -122,35 +142,59 @@ def divide(shards: Iterable[Shard]) -> list[Shard]:
     return [part for shard in shards for part in shard.parts(MOST_TOKENS)]
 
 
+def open_folder(location: str | Path, cache: ShardCache) -> TokenFolder:
+    """Open a folder of shards. Nothing is fetched yet."""
+    if is_address(location):
+        return open_bucket_folder(location, cache)
+    return TokenFolder(FolderStore(Path(location)))
+
+
 def _open_files(
-    shards: str | Path | Sequence[str | Path], split: str, dtype: Dtype | None
-) -> list[TokenFile]:
+    shards: str | Path | Sequence[str | Path], split: str, dtype: Dtype | None, cache: ShardCache
+) -> list[Shard]:
     if not isinstance(shards, (str, Path)):
-        files = [open_token_file(Path(path), dtype) for path in shards]
-    else:
-        try:
-            files = token_files(Path(shards), split, dtype)
-        except OSError as error:
-            raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
-    if not files:
-        raise InputError(
-            f"{shards}: there is no file of tokens with {split!r} in its name.", "Check the split."
-        )
-    return files
+        return _open_list(shards, dtype, cache)
+    folder = open_folder(shards, cache)
+    try:
+        names = token_names(folder, split)
+    except OSError as error:
+        raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
+    return _open_in(folder, names, dtype, cache)
 
 
-def _with_vocabulary(file: TokenFile, eot: int | None) -> Shard:
+def _open_list(locations: Sequence[str | Path], dtype: Dtype | None, cache: ShardCache) -> list[Shard]:
+    """Open files by their paths or addresses, which may be in several folders."""
+    folders: dict[str, TokenFolder] = {}
+    names: dict[str, list[str]] = {}
+    for location in locations:
+        folder, name = split_location(location)
+        if folder not in folders:
+            folders[folder] = open_folder(folder if is_address(location) else Path(folder), cache)
+        names.setdefault(folder, []).append(name)
+    opened = {folder: iter(_open_in(folders[folder], names[folder], dtype, cache)) for folder in names}
+    return [next(opened[split_location(location)[0]]) for location in locations]
+
+
+def _open_in(
+    folder: TokenFolder, names: Sequence[str], dtype: Dtype | None, cache: ShardCache
+) -> list[Shard]:
+    if not folder.store.is_remote:
+        return [Shard(file) for file in open_files_in(folder, names, dtype)]
+    return [Shard(file, bucket=pieces) for file, pieces in open_bucket_files(folder, names, dtype, cache)]
+
+
+def _with_vocabulary(shard: Shard, eot: int | None) -> Shard:
     """Find out which token separates the documents of a file: by the manifest beside it, or GPT-2's."""
-    vocabulary = vocabulary_beside(file.path)
+    file, vocabulary = shard.file, vocabulary_beside(shard.file)
     if vocabulary is None and eot is None and file.dtype != GPT2.dtype:
         raise InputError(
-            f"{file.path}: it has {file.dtype.name} tokens, and no manifest beside it says which of them "
+            f"{file.address}: it has {file.dtype.name} tokens, and no manifest beside it says which of them "
             "separates documents.",
             "Name that token with eot=.",
         )
     eot_first = has_eot_first(file)
     before = None if eot_first else file_before(file)
-    return Shard(file, with_eot(vocabulary or GPT2, eot), eot_first, before)
+    return replace(shard, vocabulary=with_eot(vocabulary or GPT2, eot), eot_first=eot_first, before=before)
 
 
 def with_eot(vocabulary: Vocabulary, eot: int | None) -> Vocabulary:
@@ -162,16 +206,6 @@ def _check_eot(file: TokenFile, vocabulary: Vocabulary) -> None:
     """Raise InputError if no token of a file is the EOT, which nobody has recorded."""
     if not contains_eot(file, vocabulary):
         raise InputError(
-            f"{file.path}: it has no token {vocabulary.eot}, which should separate documents.",
+            f"{file.address}: it has no token {vocabulary.eot}, which should separate documents.",
             "Name the token that does with eot=.",
         )
-
-
-def _map(file: TokenFile) -> Tokens:
-    """Map a file that may still grow. Then it is in the work folder, until it is renamed, which may happen
-    between the two attempts."""
-    with contextlib.suppress(InputError):
-        return file.map()
-    with contextlib.suppress(InputError):
-        return replace(file, path=growing_path(file.path)).map()
-    return file.map()

@@ -6,15 +6,26 @@ with an EOT, or if there is none before it.
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+from typing import Protocol
+
 import numpy as np
 
-from fineweb_shards.reading.token_file import BLOCK_TOKENS, TokenFile, open_token_file
+from fineweb_shards.reading.token_file import BLOCK_TOKENS, TokenFile, open_file_in
 from fineweb_shards.types import Places, Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
 
+class TokenSequence(Protocol):
+    """Tokens that are read in slices, such as an array."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, wanted: slice, /) -> Tokens: ...
+
+
 def document_starts(
-    tokens: Tokens, vocabulary: Vocabulary, *, eot_first: bool, starts_mid_document: bool
+    tokens: TokenSequence, vocabulary: Vocabulary, *, eot_first: bool, starts_mid_document: bool
 ) -> Places:
     """Return where documents begin: at their EOT, or at their first token if EOT comes after them.
 
@@ -30,9 +41,10 @@ def document_starts(
     return starts[starts < len(tokens)]
 
 
-def ends_mid_document(tokens: Tokens, vocabulary: Vocabulary) -> bool:
+def ends_mid_document(file: TokenFile, vocabulary: Vocabulary) -> bool:
     """Return whether the last document of a file goes on in the next, where EOT comes after documents."""
-    return len(tokens) > 0 and int(tokens[-1]) != vocabulary.eot
+    last = file.read_last()
+    return len(last) > 0 and int(last[0]) != vocabulary.eot
 
 
 def contains_eot(file: TokenFile, vocabulary: Vocabulary) -> bool:
@@ -42,7 +54,7 @@ def contains_eot(file: TokenFile, vocabulary: Vocabulary) -> bool:
 
 def file_before(file: TokenFile) -> TokenFile | None:
     """Open the file that comes before a shard in the stream, by its name; None if there is none."""
-    path = file.path
+    path = PurePosixPath(file.name)
     stem = path.stem.rstrip("0123456789")
     number = path.stem[len(stem) :]
     if number and not number.strip("0"):  # where both splits have a number 0, neither goes on from the other
@@ -50,7 +62,7 @@ def file_before(file: TokenFile) -> TokenFile | None:
     before = f"{int(number) - 1:0{len(number)}d}" if number else ""
     # The last is torchtitan's, whose file for training is only called tokens.bin.
     for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}", f"val_{path.stem}"):
-        previous = path.with_name(f"{name}{path.suffix}")
-        if name != path.stem and previous.is_file():
-            return open_token_file(previous, file.dtype)
+        previous = f"{name}{path.suffix}"
+        if name != path.stem and file.folder.store.named_bytes(previous) is not None:
+            return open_file_in(file.folder, previous, file.dtype)
     return None

@@ -17,13 +17,14 @@ from fineweb_shards.reading.document_starts import ends_mid_document, file_befor
 from fineweb_shards.reading.token_file import (
     TokenFile,
     has_eot_first,
+    open_files_in,
     open_token_file,
-    token_files,
+    token_names,
     vocabulary_beside,
 )
+from fineweb_shards.reading.token_folder import is_folder, open_folder
 from fineweb_shards.reading.token_statistics import TokenStatistics, count_blocks, empty_statistics
 from fineweb_shards.store.files import list_files
-from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.tokenizers.decoder import BORDER, decode
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Dtype, Tokens
@@ -36,7 +37,7 @@ _CONTEXT_BYTES = 80
 class Target:
     """The files to inspect, in order, and how to read them."""
 
-    path: Path
+    location: str
     files: tuple[TokenFile, ...]
     eot_first: bool
     vocabulary: Vocabulary
@@ -63,44 +64,46 @@ class Match:
     after: str
 
 
-def open_target(path: Path, dtype: Dtype | None = None) -> Target:
+def open_target(location: str | Path, dtype: Dtype | None = None) -> Target:
     """Open a file or a folder; of a folder, the files of its manifest, or else all token files.
 
     `dtype` is how wide tokens without a header are, if nothing else says so.
     """
-    if not path.is_dir():
-        return _make_target(path, [open_token_file(path, dtype)], _vocabulary_of(path))
-    manifest = load_manifest(path) if (path / FILE_NAME).exists() else None
+    if not is_folder(location):
+        file = open_token_file(location, dtype)
+        return _make_target(str(location), [file], _vocabulary_of(file))
+    folder = open_folder(location)
+    manifest = folder.manifest
     if manifest is None:
-        files = token_files(path, dtype=dtype)
+        files = open_files_in(folder, token_names(folder), dtype)
     else:
-        known = [path / file.name for file in list_files(manifest.shards)]
-        files = [open_token_file(file) for file in known if file.exists()]  # one may still be growing
+        found = folder.store.find_all([file.name for file in list_files(manifest.shards)])
+        files = open_files_in(folder, [name for name, file in found.items() if file.named])  # one may grow
     if not files:
         raise InputError(
-            f"{path}: there is no file of tokens here.", "Name a .npy, .bin or .ds file, or a folder."
+            f"{location}: there is no file of tokens here.", "Name a .npy, .bin or .ds file, or a folder."
         )
-    return _make_target(path, files, manifest.vocabulary if manifest else GPT2)
+    return _make_target(str(location), files, manifest.vocabulary if manifest else GPT2)
 
 
-def _vocabulary_of(path: Path) -> Vocabulary:
+def _vocabulary_of(file: TokenFile) -> Vocabulary:
     """Return the vocabulary of a file; GPT-2 if the manifest beside it is missing or damaged."""
     try:
-        return vocabulary_beside(path) or GPT2
+        return vocabulary_beside(file) or GPT2
     except (DamageError, ChangedError):
         return GPT2
 
 
-def _make_target(path: Path, files: list[TokenFile], vocabulary: Vocabulary) -> Target:
+def _make_target(location: str, files: list[TokenFile], vocabulary: Vocabulary) -> Target:
     """Make a target of files; InputError if some have EOT before, and some after, documents."""
     positions = {has_eot_first(file) for file in files}
     if len(positions) > 1:
-        raise InputError(f"{path}: files of several layouts are here.", "Name one of the files.")
+        raise InputError(f"{location}: files of several layouts are here.", "Name one of the files.")
     eot_first = positions.pop()
     known = load_token_bytes(vocabulary)
     before = None if eot_first else file_before(files[0])
-    mid_document = before is not None and ends_mid_document(before.map(), vocabulary)
-    return Target(path, tuple(files), eot_first, known, mid_document)
+    mid_document = before is not None and ends_mid_document(before, vocabulary)
+    return Target(location, tuple(files), eot_first, known, mid_document)
 
 
 def count(target: Target) -> TokenStatistics:
@@ -121,7 +124,7 @@ def choose_document(target: Target, seed: int | None) -> int:
         last = int(block[-1])
     documents += 1 if last != eot and not target.eot_first else 0
     if documents < 1:
-        raise InputError(f"{target.path}: no document begins here.", "Name another file, or the folder.")
+        raise InputError(f"{target.location}: no document begins here.", "Name another file, or the folder.")
     return random.Random(seed).randrange(documents)
 
 
@@ -135,7 +138,7 @@ def read_document(target: Target, number: int) -> Iterator[str]:
             yield text
     if not found:
         raise UsageError(
-            f"--document {number}: {target.path} has no such document.",
+            f"--document {number}: {target.location} has no such document.",
             "See `fineweb-shards inspect` for how many there are; they count from 0.",
         )
     if text := decoder.decode(b"", final=True):

@@ -21,9 +21,8 @@ def read_tokens(
             raise DamageError(f"{record.name}: missing.")
         if found.size_bytes < first + shard_format.size_bytes(record.tokens):
             raise DamageError(f"{record.name}: its length is not what the manifest says.")
-        with store.open(record.name) as file:
-            file.seek(first + shard_format.size_bytes(begin))
-            data = file.read(shard_format.size_bytes(count))
+        start = first + shard_format.size_bytes(begin)
+        data = store.read_range(record.name, start, start + shard_format.size_bytes(count))
     except OSError as error:
         raise DamageError(f"{record.name}: {error.strerror or error}.") from error
     return shard_format.from_bytes(data)

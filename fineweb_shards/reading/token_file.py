@@ -10,13 +10,12 @@ name; a `.bin` that nothing is known of holds GPT-2's.
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
-import os
-import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import numpy as np
@@ -28,8 +27,8 @@ from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.datatrove import METADATA_SUFFIX, Datatrove
 from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS, LlmC
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.store.manifest_file import FILE_NAME, is_ours, load_manifest
-from fineweb_shards.system.durable import read_file
+from fineweb_shards.reading.token_folder import TokenFolder, open_folder, split_location
+from fineweb_shards.store.files import growing_path
 from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype
 
@@ -52,63 +51,110 @@ _OTHER_FORMATS = {  # first bytes of other formats, some of which could pass for
     b"GGUF": "is a GGUF model",
 }
 BLOCK_TOKENS = 2**20
+_REQUESTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
     """A file of tokens, and where in it the tokens are."""
 
-    path: Path
+    folder: TokenFolder
+    name: str
     kind: str  # npy, raw (no header), or the layout whose header it has
     header_bytes: int
     tokens: int
     dtype: Dtype
 
+    @property
+    def address(self) -> str:
+        """What a user calls it."""
+        return self.folder.address(self.name)
+
+    @property
+    def end_bytes(self) -> int:
+        """The byte after the last token."""
+        return self.header_bytes + self.tokens * self.dtype.itemsize
+
     def map(self) -> Tokens:
-        """Map the tokens into memory; pages are read when they are used."""
+        """Map the tokens of a file on this machine into memory; pages are read when they are used."""
         if not self.tokens:
             return np.empty(0, self.dtype)
+        final = self.folder.store.folder / self.name
+        # One that grows is in the work folder until it is renamed, which may happen between the attempts.
+        for path in (final, growing_path(final)):
+            with contextlib.suppress(OSError, ValueError):
+                return np.memmap(path, self.dtype, "r", self.header_bytes, (self.tokens,))
         try:
-            return np.memmap(self.path, self.dtype, "r", self.header_bytes, (self.tokens,))
+            return np.memmap(final, self.dtype, "r", self.header_bytes, (self.tokens,))
         except (OSError, ValueError) as error:  # ValueError: it has become shorter
-            raise _refused(self.path, f"can't be mapped ({error})") from error
+            raise _refused(self.address, f"can't be mapped ({error})") from error
 
     def blocks(self) -> Iterator[Tokens]:
         """Yield the tokens a block at a time, in constant memory."""
+        width_bytes = self.dtype.itemsize
         try:
-            with open(self.path, "rb") as file:
+            with self.folder.store.open(self.name) as file:
                 file.seek(self.header_bytes)
                 left = self.tokens
                 while left:
-                    block = np.fromfile(file, self.dtype, min(left, BLOCK_TOKENS))
-                    if not len(block):
-                        raise _refused(self.path, "has become shorter while it was read")
+                    data = file.read(min(left, BLOCK_TOKENS) * width_bytes)
+                    if len(data) < width_bytes:
+                        raise _refused(self.address, "has become shorter while it was read")
+                    block = np.frombuffer(data, self.dtype, len(data) // width_bytes)
                     left -= len(block)
                     yield block
         except OSError as error:
-            raise _refused(self.path, error.strerror or str(error)) from error
+            raise _refused(self.address, error.strerror or str(error)) from error
+
+    def read_last(self) -> Tokens:
+        """Read the last token; no token if there is none."""
+        begin = max(self.header_bytes, self.end_bytes - self.dtype.itemsize)
+        try:
+            data = self.folder.store.read_range(self.name, begin, self.end_bytes)
+        except OSError as error:
+            raise _refused(self.address, error.strerror or str(error)) from error
+        return np.frombuffer(data, self.dtype, len(data) // self.dtype.itemsize)
 
 
-def open_token_file(path: Path, dtype: Dtype | None = None) -> TokenFile:
+def open_token_file(location: str | Path, dtype: Dtype | None = None) -> TokenFile:
+    """Open a file by its path or its address. Raises InputError like `open_file_in`."""
+    folder, name = split_location(location)
+    return open_file_in(open_folder(folder), name, dtype)
+
+
+def open_file_in(folder: TokenFolder, name: str, dtype: Dtype | None = None) -> TokenFile:
     """Find out a file's kind and number of tokens; InputError if it is not a file of tokens.
 
     `dtype` is how wide its tokens are if they have no header, whatever its name; a header must say the same.
     """
-    start, size = _read_start(path)
-    file = _open_with_header(path, start, size) or _open_bare(path, start, size, dtype)
+    start, size = _read_start(folder, name)
+    opened = _Opened(folder, name, start, size)
+    file = _open_with_header(opened) or _open_bare(opened, dtype)
     if dtype is not None and file.dtype != dtype:
         raise InputError(
-            f"{path}: its header or manifest says {file.dtype.name}, not {dtype.name}.",
+            f"{file.address}: its header or manifest says {file.dtype.name}, not {dtype.name}.",
             "Leave out the dtype.",
         )
     return file
 
 
-def token_files(folder: Path, split: str = "", dtype: Dtype | None = None) -> list[TokenFile]:
-    """Open the token files of a folder, sorted: those of a split, or with `split` in their names, as
-    build-nanogpt lists them."""
-    paths = [path for path in folder.iterdir() if path.suffix in SUFFIXES and _is_of(path.name, split)]
-    return [open_token_file(path, dtype) for path in sorted(paths)]
+def open_files_in(folder: TokenFolder, names: Iterable[str], dtype: Dtype | None = None) -> list[TokenFile]:
+    """Open several files of a folder, in this order."""
+    if not folder.store.is_remote:
+        return [open_file_in(folder, name, dtype) for name in names]
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:  # each takes a few requests
+        return list(pool.map(lambda name: open_file_in(folder, name, dtype), names))
+
+
+def token_names(folder: TokenFolder, split: str = "") -> list[str]:
+    """Return the names of the token files of a folder, sorted: those of a split, or with `split` in their
+    names, as build-nanogpt lists them. Raises OSError if it can't be listed."""
+    store = folder.store
+    if not store.is_remote and not store.folder.is_dir():
+        store.folder.stat()  # says why
+        raise NotADirectoryError(20, "Not a directory", store.location)
+    names = (name for name in store.list_names() if PurePosixPath(name).suffix in SUFFIXES)
+    return sorted(name for name in names if _is_of(name, split))
 
 
 def _is_of(name: str, split: str) -> bool:
@@ -119,73 +165,91 @@ def _is_of(name: str, split: str) -> bool:
     return layout.holds_tokens(name) and (split in name or split == layout.split_of(name))
 
 
-def vocabulary_beside(path: Path) -> Vocabulary | None:
+def vocabulary_beside(file: TokenFile) -> Vocabulary | None:
     """Return the vocabulary in the manifest of a file's folder; None if there is no manifest of ours."""
-    found = _format_beside(path)
-    return found.vocabulary if found else None
-
-
-def _format_beside(path: Path) -> ShardFormat | None:
-    """Return the format in the manifest of a file's folder; None if there is no manifest of ours."""
-    try:
-        state = (path.parent / FILE_NAME).stat()
-    except OSError:
-        return None
-    return _read_format(path.parent, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=4)
-def _read_format(folder: Path, mtime_ns: int, size_bytes: int) -> ShardFormat | None:
-    """Read the format in a folder's manifest; None if the manifest is another program's.
-
-    Cached for all files of a folder, until the manifest's time or size changes. A damaged manifest raises
-    DamageError: guessing the width would give wrong tokens.
-    """
-    try:
-        ours = is_ours(folder, read_file(folder / FILE_NAME))
-    except OSError as error:
-        raise _refused(folder / FILE_NAME, error.strerror or str(error)) from error
-    manifest = load_manifest(folder) if ours else None  # otherwise it is another program's
-    return manifest.shard_format if manifest else None
+    return file.folder.manifest.vocabulary if file.folder.manifest else None
 
 
 def has_eot_first(file: TokenFile) -> bool:
     """Return whether EOT comes before documents, judged by the file's name, or else by its kind."""
-    layout = _layout_of(file.path)
+    layout = _layout_of(file.name)
     return layout.eot_first if layout else file.kind != "raw"
 
 
-def _layout_of(path: Path) -> Layout | None:
+def _layout_of(name: str) -> Layout | None:
     """Return the layout whose files have such a name; None if there is none."""
-    return next((layout for layout in LAYOUTS.values() if layout.holds_tokens(path.name)), None)
+    return next((layout for layout in LAYOUTS.values() if layout.holds_tokens(name)), None)
 
 
-def _read_start(path: Path) -> tuple[bytes, int]:
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What is known of a file before anybody knows what is in it."""
+
+    folder: TokenFolder
+    name: str
+    start: bytes
+    size: int
+
+    @property
+    def address(self) -> str:
+        return self.folder.address(self.name)
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def shard_format(self) -> ShardFormat | None:
+        """The format in the manifest beside it."""
+        manifest = self.folder.manifest
+        return manifest.shard_format if manifest else None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """That of the manifest beside it; GPT-2's if there is none."""
+        return self.shard_format.vocabulary if self.shard_format else GPT2
+
+    def with_tokens(self, kind: str, header_bytes: int, tokens: int, dtype: Dtype) -> TokenFile:
+        return TokenFile(self.folder, self.name, kind, header_bytes, tokens, dtype)
+
+
+def _read_start(folder: TokenFolder, name: str) -> tuple[bytes, int]:
     """Return the first bytes of a file, and its size; InputError if it can't be read."""
+    store, address = folder.store, folder.address(name)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe could block for ever
-            raise _refused(path, "is a folder" if path.is_dir() else "is not a regular file")
-        with open(path, "rb") as file:
-            return file.read(_START_BYTES), os.fstat(file.fileno()).st_size
+        found = store.find(name)
+        if found is None or not found.named:  # a pipe is not found either: opening it could block for ever
+            raise _refused(address, _why_missing(folder, name))
+        return store.read_range(name, 0, min(found.size_bytes, _START_BYTES)), found.size_bytes
     except OSError as error:
-        raise _refused(path, error.strerror or str(error)) from error
+        raise _refused(address, error.strerror or str(error)) from error
 
 
-def _open_with_header(path: Path, start: bytes, size: int) -> TokenFile | None:
+def _why_missing(folder: TokenFolder, name: str) -> str:
+    """Say why there is no finished file of this name. Raises OSError."""
+    if folder.store.is_remote:
+        return "there is no such object" if folder.store.find(name) is None else "is not finished yet"
+    path = folder.store.folder / name
+    path.stat()
+    return "is a folder" if path.is_dir() else "is not a regular file"
+
+
+def _open_with_header(opened: _Opened) -> TokenFile | None:
     """Open a file that begins with a known header; None if it does not."""
+    start = opened.start
     if start.startswith(_NPY_MAGIC):
-        return _open_npy(path, io.BytesIO(start), size)
+        return _open_npy(opened, io.BytesIO(start))
     # The magic numbers are no tokens: they are outside GPT-2's vocabulary.
     for width_bytes, (magic, version) in HEADERS.items():
         if start.startswith(magic.to_bytes(4, "little")):
-            return _open_int_header(path, LlmC.name, start, size, version, width_bytes)
+            return _open_int_header(opened, LlmC.name, version, width_bytes)
     if start.startswith(automodel.MAGIC.to_bytes(4, "little")):
         width_bytes = int.from_bytes(start[12:16], "little")
-        return _open_int_header(path, Automodel.name, start, size, automodel.VERSION, width_bytes)
+        return _open_int_header(opened, Automodel.name, automodel.VERSION, width_bytes)
     return None
 
 
-def _open_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
+def _open_npy(opened: _Opened, file: BinaryIO) -> TokenFile:
     """Read an NPY 1.0 header: magic, version, length of the header, a Python dictionary.
 
     It is not read with numpy, which raises half a dozen kinds of errors if it is damaged.
@@ -193,107 +257,112 @@ def _open_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
     file.seek(len(_NPY_MAGIC))
     version, length = file.read(2), int.from_bytes(file.read(2), "little")
     if version != b"\1\0":
-        raise _refused(path, f"has the NPY version {'.'.join(map(str, version))}, not 1.0")
-    if length > _LONGEST_NPY_HEADER or file.tell() + length > size:
-        raise _refused(path, f"has a damaged NPY header ({length:,} bytes long)")
+        raise _refused(opened.address, f"has the NPY version {'.'.join(map(str, version))}, not 1.0")
+    if length > _LONGEST_NPY_HEADER or file.tell() + length > opened.size:
+        raise _refused(opened.address, f"has a damaged NPY header ({length:,} bytes long)")
     try:
         header = ast.literal_eval(file.read(length).decode("latin-1").strip())
         dtype, (tokens,) = header["descr"], header["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError) as error:
-        raise _refused(path, f"has a damaged NPY header, or is not {_ROW}") from error
+        raise _refused(opened.address, f"has a damaged NPY header, or is not {_ROW}") from error
     if not isinstance(dtype, str) or dtype not in _NPY_DTYPES or type(tokens) is not int or tokens < 0:
-        raise _refused(path, f"holds {dtype!r:.40} of shape {header['shape']!r:.40}, not {_ROW}")
-    found = TokenFile(path, "npy", file.tell(), tokens, _NPY_DTYPES[dtype])
-    return _with_right_size(found, size)
+        raise _refused(opened.address, f"holds {dtype!r:.40} of shape {header['shape']!r:.40}, not {_ROW}")
+    found = opened.with_tokens("npy", file.tell(), tokens, _NPY_DTYPES[dtype])
+    return _with_right_size(found, opened.size)
 
 
-def _open_int_header(
-    path: Path, kind: str, start: bytes, size: int, version: int, width_bytes: int
-) -> TokenFile:
+def _open_int_header(opened: _Opened, kind: str, version: int, width_bytes: int) -> TokenFile:
     """Read a header of int32: a magic number, the version, the number of tokens."""
     header_bytes = 4 * HEADER_INTS
-    header = np.frombuffer(start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
+    header = np.frombuffer(opened.start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
     if header[1] != version:
-        raise _refused(path, f"has version {header[1]} in its header, not {version}: it can't be read")
+        raise _refused(
+            opened.address, f"has version {header[1]} in its header, not {version}: it can't be read"
+        )
     if width_bytes not in HEADERS:
-        raise _refused(path, f"has tokens of {width_bytes:,} bytes, according to its header")
-    found = TokenFile(path, kind, header_bytes, header[2], unsigned_dtype(width_bytes))
-    return _with_right_size(found, size)
+        raise _refused(opened.address, f"has tokens of {width_bytes:,} bytes, according to its header")
+    found = opened.with_tokens(kind, header_bytes, header[2], unsigned_dtype(width_bytes))
+    return _with_right_size(found, opened.size)
 
 
 def _with_right_size(file: TokenFile, size: int) -> TokenFile:
     """Return the file if it is as long as its header says; otherwise raise InputError."""
-    if file.tokens < 0 or file.header_bytes + file.tokens * file.dtype.itemsize != size:
-        raise _refused(file.path, f"is {size:,} bytes long, but its header says {file.tokens:,} tokens")
+    if file.tokens < 0 or file.end_bytes != size:
+        raise _refused(file.address, f"is {size:,} bytes long, but its header says {file.tokens:,} tokens")
     return file
 
 
-def _open_bare(path: Path, start: bytes, size: int, dtype: Dtype | None) -> TokenFile:
+def _open_bare(opened: _Opened, dtype: Dtype | None) -> TokenFile:
     """Open a file of bare tokens, if the caller, its name or its first tokens say that it is one."""
-    layout = _layout_of(path)
+    layout, start, size = _layout_of(opened.name), opened.start, opened.size
     if layout and layout.header_bytes:
-        return _open_by_layout(path, layout, start, size)
+        return _open_by_layout(opened, layout)
     for magic, what in _OTHER_FORMATS.items():
         if start.startswith(magic) and not layout and dtype is None:
-            raise _refused(path, what)
-    known = _bare_dtype(path, layout, dtype)
+            raise _refused(opened.address, what)
+    known = _bare_dtype(opened, layout, dtype)
     if size % known.itemsize:
-        raise _refused(path, f"is not a file of {known.name} tokens ({size:,} bytes)")
-    if not layout and dtype is None and path.suffix == Layout.suffix:  # such a file can be anything
-        _check_first_tokens(path, np.frombuffer(start, known, len(start) // known.itemsize))
-    return TokenFile(path, "raw", 0, size // known.itemsize, known)
+        raise _refused(opened.address, f"is not a file of {known.name} tokens ({size:,} bytes)")
+    if not layout and dtype is None and opened.suffix == Layout.suffix:  # such a file can be anything
+        _check_first_tokens(opened, np.frombuffer(start, known, len(start) // known.itemsize))
+    return opened.with_tokens("raw", 0, size // known.itemsize, known)
 
 
-def _check_first_tokens(path: Path, tokens: Tokens) -> None:
+def _check_first_tokens(opened: _Opened, tokens: Tokens) -> None:
     """Raise InputError if the first numbers of a file are no tokens of its vocabulary."""
-    vocabulary, highest = vocabulary_beside(path) or GPT2, int(tokens.max(initial=0))
+    vocabulary, highest = opened.vocabulary, int(tokens.max(initial=0))
     if highest >= vocabulary.size:
         raise InputError(
-            f"{path}: it has no known header, and {highest} among its first numbers is no token of "
+            f"{opened.address}: it has no known header, and {highest} among its first numbers is no token of "
             f"{vocabulary.name}.",
             f"If it holds nothing but tokens, say how wide they are: --dtype {tokens.dtype.name}",
         )
 
 
-def _open_by_layout(path: Path, layout: Layout, start: bytes, size: int) -> TokenFile:
+def _open_by_layout(opened: _Opened, layout: Layout) -> TokenFile:
     """Open a file whose name says that it has a header of the layout's own."""
-    shard_format = ShardFormat(layout, vocabulary_beside(path) or GPT2)
-    tokens, rest = shard_format.tokens_in(size)
-    if rest or tokens < 0 or start[: layout.header_bytes] != layout.header(tokens, shard_format.dtype):
-        raise _refused(path, f"has no header, or a damaged one; with this name {layout.name} reads one")
-    return TokenFile(path, layout.name, layout.header_bytes, tokens, shard_format.read_dtype)
+    shard_format = ShardFormat(layout, opened.vocabulary)
+    tokens, rest = shard_format.tokens_in(opened.size)
+    header = opened.start[: layout.header_bytes]
+    if rest or tokens < 0 or header != layout.header(tokens, shard_format.dtype):
+        raise _refused(
+            opened.address, f"has no header, or a damaged one; with this name {layout.name} reads one"
+        )
+    return opened.with_tokens(layout.name, layout.header_bytes, tokens, shard_format.read_dtype)
 
 
-def _bare_dtype(path: Path, layout: Layout | None, dtype: Dtype | None) -> Dtype:
+def _bare_dtype(opened: _Opened, layout: Layout | None, dtype: Dtype | None) -> Dtype:
     """Return how wide tokens without a header are: `dtype` unless there is a manifest; InputError if nothing
     tells."""
-    if found := _format_beside(path):
+    if found := opened.shard_format:
         return found.read_dtype
     if dtype:
         return dtype
     if layout and layout.bare_dtype:
         return layout.bare_dtype
-    if path.suffix == Datatrove.suffix and (dtype := _metadata_dtype(path)):
+    if opened.suffix == Datatrove.suffix and (dtype := _metadata_dtype(opened)):
         return dtype
-    if path.suffix == Layout.suffix:
+    if opened.suffix == Layout.suffix:
         return GPT2.dtype
-    if path.suffix in SUFFIXES:
+    if opened.suffix in SUFFIXES:
         raise InputError(
-            f"{path}: it has no header, and nothing says how wide its tokens are.",
+            f"{opened.address}: it has no header, and nothing says how wide its tokens are.",
             "If it holds nothing but tokens, say so: " + " or ".join(f"--dtype {name}" for name in DTYPES),
         )
-    raise _refused(path, "is no file of tokens by its name")
+    raise _refused(opened.address, "is no file of tokens by its name")
 
 
-def _metadata_dtype(path: Path) -> Dtype | None:
+def _metadata_dtype(opened: _Opened) -> Dtype | None:
     """Return the dtype that datatrove's metadata beside a file names: `gpt2|2` in its first line."""
+    store, name = opened.folder.store, opened.name + METADATA_SUFFIX
     try:
-        first = read_file(path.with_name(path.name + METADATA_SUFFIX)).partition(b"\n")[0]
+        found = store.find(name)
+        first = store.read_range(name, 0, min(found.size_bytes, _START_BYTES)) if found else b""
     except OSError:
         return None
     widths = {str(dtype.itemsize).encode(): dtype for dtype in DTYPES.values()}
-    return widths.get(first.rpartition(b"|")[2].strip())
+    return widths.get(first.partition(b"\n")[0].rpartition(b"|")[2].strip())
 
 
-def _refused(path: Path, why: str) -> InputError:
-    return InputError(f"{path}: {why}.", "Name a .npy, .bin or .ds file of tokens, or a folder of them.")
+def _refused(address: str, why: str) -> InputError:
+    return InputError(f"{address}: {why}.", "Name a .npy, .bin or .ds file of tokens, or a folder of them.")

@@ -8,15 +8,17 @@ each block as it is read; from then on their positions travel with the tokens.
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import BinaryIO
 
 import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.reading.verify import check_segment
+from fineweb_shards.reading.checked_segments import open_segments
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.store import Store
@@ -69,11 +71,11 @@ def _read(
             wanted.append((record, start))
         start = max(0, start - record.tokens)
 
-    with ThreadPoolExecutor(1) as checker:
+    with ThreadPoolExecutor(1) as checker, open_segments(store, shard_format) as segments:
 
         def check(number: int) -> Future[str | None]:
             record = wanted[number][0]
-            return checker.submit(check_segment, store, shard_format, files[record.name], record)
+            return checker.submit(segments.check, files[record.name], record)
 
         ahead = [check(0)] if wanted else []
         for number, (record, skip) in enumerate(wanted):
@@ -81,23 +83,23 @@ def _read(
                 raise DamageError(f"{store.location}: {damage}.", "Restore it, or build it again.")
             if number + 1 < len(wanted):
                 ahead.append(check(number + 1))
-            for tokens in _read_segment(store, shard_format, record, skip):
-                yield Span(tokens, shard_format.vocabulary.find_eots(tokens))
+            with segments.open(record) as file:
+                for tokens in _read_segment(file, shard_format, record, skip):
+                    yield Span(tokens, shard_format.vocabulary.find_eots(tokens))
 
 
 def _read_segment(
-    store: Store, shard_format: ShardFormat, record: ShardRecord, skip: int
+    file: BinaryIO, shard_format: ShardFormat, record: ShardRecord, skip: int
 ) -> Iterator[Tokens]:
     """Yield the tokens of a segment after the first `skip`, a block at a time."""
-    with store.open(record.name) as file:
-        file.seek(max(record.offset, shard_format.header_bytes) + shard_format.size_bytes(skip))
-        left = record.tokens - skip
-        while left:
-            block = shard_format.from_bytes(file.read(shard_format.size_bytes(min(left, BLOCK_TOKENS))))
-            if not len(block):
-                raise DamageError(f"{record.name}: has become shorter while it was read.")
-            left -= len(block)
-            yield block
+    file.seek(shard_format.size_bytes(skip), io.SEEK_CUR)
+    left = record.tokens - skip
+    while left:
+        block = shard_format.from_bytes(file.read(shard_format.size_bytes(min(left, BLOCK_TOKENS))))
+        if not len(block):
+            raise DamageError(f"{record.name}: has become shorter while it was read.")
+        left -= len(block)
+        yield block
 
 
 def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[Span]:

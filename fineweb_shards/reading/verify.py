@@ -25,6 +25,8 @@ from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of
 
+_REMOTE_AT_ONCE = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -45,7 +47,7 @@ def verify_folder(
     `sealed` are records that this run has made: those segments were read back when they were sealed
     (store/segment.py), so that only lengths and headers are left to check.
     """
-    manifest = require_manifest(store.folder)
+    manifest = require_manifest(store)
     shard_format = manifest.shard_format
     files = {file.name: file for file in list_files(manifest.shards)}
 
@@ -57,7 +59,9 @@ def verify_folder(
         report(record)
         return damage
 
-    with ThreadPoolExecutor(usable_cores()) as pool:  # hashing and numpy release the GIL
+    # A file in a bucket is read several ranges ahead, 20 MB of memory each.
+    at_once = min(usable_cores(), _REMOTE_AT_ONCE) if store.is_remote else usable_cores()
+    with ThreadPoolExecutor(at_once) as pool:  # hashing and numpy release the GIL
         found = [damage for damage in pool.map(check, manifest.shards) if damage]
         if manifest.complete:
             for damages in pool.map(check_sidecars, list_finished(store, manifest)):
@@ -117,29 +121,35 @@ def check_segment(
         found = store.find(file.name)
         if found is None:
             return f"{file.name}: missing"
+        header = store.read_range(file.name, 0, shard_format.header_bytes) if found.named else b""
+        damage = _check_size(shard_format, file, found, header, may_grow=may_grow or not found.named)
+        if damage or sealed:
+            return damage
         with store.open(file.name) as data:
-            damage = _check_size(shard_format, file, data, found, may_grow=may_grow or not found.named)
-            return damage if damage or sealed else _check_tokens(shard_format, record, data)
+            return check_tokens(shard_format, record, data)
     except OSError as error:
         return f"{file.name}: {error.strerror}"
 
 
 def _check_size(
-    shard_format: ShardFormat, file: OutputFile, data: BinaryIO, found: FoundFile, *, may_grow: bool
+    shard_format: ShardFormat, file: OutputFile, found: FoundFile, header: bytes, *, may_grow: bool
 ) -> str | None:
     """Return what is wrong with a file's length or, if it has its final name, its header; or None."""
     size = found.size_bytes
     if size < file.end_bytes or (size > file.end_bytes and not may_grow):
         return f"{file.name}: {size:,} bytes long, should be {file.end_bytes:,}"
     tokens, _ = shard_format.tokens_in(size)
-    if found.named and data.read(shard_format.header_bytes) != shard_format.header(tokens):
+    if found.named and header != shard_format.header(tokens):
         return f"{file.name}: the header is damaged"
     return None
 
 
-def _check_tokens(shard_format: ShardFormat, record: ShardRecord, data: BinaryIO) -> str | None:
-    """Return what is wrong with a segment's hash, token ids or number of documents, or None."""
-    contents = read_contents(data, shard_format, record.offset, record.bytes)
+def check_tokens(
+    shard_format: ShardFormat, record: ShardRecord, data: BinaryIO, begin: int = 0
+) -> str | None:
+    """Return what is wrong with a segment's hash, token ids or number of documents, or None. `begin` is the
+    byte of the whole file with which `data` begins."""
+    contents = read_contents(data, shard_format, record.offset, record.bytes, begin)
     if contents.sha256 != record.sha256:
         return f"{record.name}: SHA-256{_place(record)} is {contents.sha256}, should be {record.sha256}"
     damage = find_damage(contents, shard_format, record.documents)

@@ -5,14 +5,14 @@ Not in `page.py`, so that the template engine is not loaded for them.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fineweb_shards.report.path import report_path
+from fineweb_shards.store.store import Store
+from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.units import show_bytes
 from fineweb_shards.watching.run_record import RunRecord
 
 
-def closing_lines(folder: Path, run: RunRecord) -> list[str]:
+def closing_lines(store: Store, run: RunRecord) -> list[str]:
     """Return a line each for what was fetched, for waits, and for the report, if there are any."""
     rows = []
     if run.fetched_bytes:
@@ -20,6 +20,8 @@ def closing_lines(folder: Path, run: RunRecord) -> list[str]:
         rows.append(("fetched", f"{show_bytes(run.fetched_bytes)}, {speed}/s on average"))
     if waits := run.describe_waits():
         rows.append(("waited", waits))
-    if (page := report_path(folder)).is_file():
+    if (page := report_path(store.folder)).is_file():
         rows.append(("report", str(page)))
+        if store.is_remote:
+            rows.append(("", f"a copy: {store.location}/{WORK_FOLDER}/{page.name}"))
     return [f"{name:<10} {text}" for name, text in rows]

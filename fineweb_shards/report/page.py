@@ -43,13 +43,13 @@ def prepare_report(vocabulary: Vocabulary) -> None:
     _environment().get_template("page.html")
 
 
-def write_report(store: Store, *, alive: bool | None = None) -> Path:
-    """Write the page and return its path. A run rewrites it every minute and at its end. `alive` is whether a
-    run is active in the folder, if the caller knows."""
-    path = report_path(store.folder)
+def write_report(store: Store, *, alive: bool | None = None, path: Path | None = None) -> Path:
+    """Write the page and return its path, in the work folder unless it is given. A run rewrites it every
+    minute and at its end. `alive` is whether a run is active in the folder, if the caller knows."""
+    given, path = path is not None, path or report_path(store.folder)
     page = render_page(gather_facts(store, alive=alive))
     try:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=given, exist_ok=True)
         write_quickly(path, page.encode())
     except OSError as error:
         raise output_error(path, error) from error

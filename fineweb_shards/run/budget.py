@@ -21,7 +21,7 @@ PARENT_BYTES = 192 * 2**20
 # 800 bytes for each id of cl100k_base, o200k_base, Llama 3 and DeepSeek.
 _ID_BYTES = 1000
 # A batch takes its text, packed and unpacked, and its tokens, as the engine makes them and as they are kept.
-_COPIES = 4
+COPIES = 4
 # What a reference takes for each byte of a long document that is not cut, on top of that. Measured with
 # English, Chinese, base64, one letter, dashes, spaces and line ends: tiktoken and sentencepiece up to 51,
 # Hugging Face's tokenizers up to 250 (200 for English).
@@ -62,19 +62,28 @@ def plan_budget(
     wanted = workers or usable_cores()
     least_window = 2 * batch_bytes
     reserved = PARENT_BYTES + _uncut_document_bytes(vocabulary)
-    worker_bytes = WORKER_BYTES + _ID_BYTES * max(0, vocabulary.size - GPT2.size)
-    room = memory - reserved - least_window * _COPIES
+    worker_bytes = process_bytes(vocabulary)
+    room = memory - reserved - least_window * COPIES
     fitting = min(wanted, room // worker_bytes)
     if fitting < 1:
-        needed = reserved + worker_bytes + least_window * _COPIES
+        needed = reserved + worker_bytes + least_window * COPIES
         found = "A memory budget of" if max_memory is None else "--max-memory"
         raise UsageError(
             f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.",
             "Give more with --max-memory, close other programs, or use a smaller --batch-bytes.",
         )
-    window = (memory - reserved - fitting * worker_bytes) // _COPIES
-    useful = max(MAXIMUM_WINDOW_BYTES, least_window, fitting * _BATCHES_PER_WORKER * batch_bytes)
-    return Budget(fitting, memory, min(window, useful), workers)
+    window = (memory - reserved - fitting * worker_bytes) // COPIES
+    return Budget(fitting, memory, min(window, useful_window_bytes(fitting, batch_bytes)), workers)
+
+
+def process_bytes(vocabulary: Vocabulary) -> int:
+    """Return what a worker may take, without the batches that it has."""
+    return WORKER_BYTES + _ID_BYTES * max(0, vocabulary.size - GPT2.size)
+
+
+def useful_window_bytes(workers: int, batch_bytes: int) -> int:
+    """Return how much text in flight so many workers have a use for."""
+    return max(MAXIMUM_WINDOW_BYTES, 2 * batch_bytes, workers * _BATCHES_PER_WORKER * batch_bytes)
 
 
 def _uncut_document_bytes(vocabulary: Vocabulary) -> int:

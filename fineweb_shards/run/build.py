@@ -39,7 +39,7 @@ from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
+from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Cursor, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
@@ -66,18 +66,23 @@ class Outcome:
 
 @contextlib.contextmanager
 def locked_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[Job]:
-    """Make the job and lock its folder. The hub is only asked once the folder is locked; local files are
-    found before, so that a misspelt name leaves no folder behind."""
-    folder = output_spec(config).folder
-    begun = load_manifest(folder)  # refuses a folder of another program before anything is written into it
+    """Make the job and lock its store. A hub or a bucket is only asked once the store is locked; local files
+    are found before, so that a misspelt name leaves no folder behind."""
+    config.check()
+    store = config.open_store(observer)
+    output_spec(config, store)
     if config.dataset:
         check_addresses()
-        with FolderLock(folder):
-            yield make_job(config, begun=None if fresh else begun, observer=observer)
-        return
-    job = make_job(config, begun=None if fresh else begun)
-    with FolderLock(folder):
-        yield job
+    if not store.is_remote:
+        begun = load_manifest(store.folder)  # refuses a folder of another program before anything is written
+        if not config.dataset:
+            job = make_job(config, store, begun=None if fresh else begun)
+            with store.lock(observer):
+                yield job
+            return
+    with store.lock(observer):
+        begun = load_manifest(store.folder)
+        yield make_job(config, store, begun=None if fresh else begun, observer=observer)
 
 
 def build(
@@ -119,10 +124,10 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
     executor = make_executor(job, spec, manifest, progress)
     page = Page(
         partial(write_report, job.output.store),
-        partial(closing_lines, job.folder),
+        partial(closing_lines, job.output.store),
         partial(prepare_report, job.vocabulary),
     )
-    invocation, is_remote = current_invocation(command), job.commit is not None
+    invocation, is_remote = current_invocation(command), job.is_remote
     with Monitor(job.output, progress, executor, invocation, page, is_remote=is_remote):
         with executor:
             # Workers take a second or two to start; meanwhile the plan is made.

@@ -17,10 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fineweb_shards.buckets.address import is_url
 from fineweb_shards.errors import UsageError, closest, suggest
+from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
 from fineweb_shards.sources.where_parser import parse_where
+from fineweb_shards.store.opening import open_store, scratch_folder
+from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
@@ -73,7 +77,8 @@ class Config:
     """The settings of a run."""
 
     input: tuple[str, ...] = _setting(
-        (), "file, folder or glob; repeatable; - is standard input; {stdlib} is Python's own library",
+        (), "file, folder or glob, also in a bucket (s3://, gs://, az://); repeatable; - is standard input; "
+        "{stdlib} is Python's own library",
         metavar="PATH",
     )  # fmt: skip
     format: str = _setting(
@@ -129,7 +134,13 @@ class Config:
         "", "token between documents, if it is not obvious: a special token's name, or an id",
         metavar="NAME|ID",
     )  # fmt: skip
-    out: str = _setting("", "output folder", metavar="DIR")
+    out: str = _setting(
+        "", "output folder, or a folder of a bucket: s3://bucket/folder, gs://…, az://…", metavar="DIR|URL"
+    )
+    scratch: str = _setting(
+        "", "with a bucket: folder on this machine for the shards that are being made (default: "
+        "~/.cache/fineweb-shards)", metavar="DIR",
+    )  # fmt: skip
     layout: str = _setting(
         "build-nanogpt", f"whose loader will read it: {', '.join(LAYOUTS)}", metavar="NAME", bytes_=True,
     )  # fmt: skip
@@ -215,8 +226,19 @@ class Config:
 
     @property
     def folder(self) -> Path:
-        """The output folder."""
+        """The output folder; for one in a bucket, the scratch folder on this machine."""
+        if self.bucket_url:
+            return scratch_folder(self.out, self.scratch)
         return Path(os.path.expanduser(self.out))
+
+    @property
+    def bucket_url(self) -> str | None:
+        """The address of the output if it is in a bucket."""
+        return self.out if is_url(self.out) else None
+
+    def open_store(self, observer: Observer) -> Store:
+        """Return the store of the output."""
+        return open_store(self.out, self.scratch, self.max_outage, observer)
 
     def non_default_settings(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, for the log. Without `on_finish`, because its
@@ -235,6 +257,11 @@ class Config:
             raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
         if not self.out:
             raise UsageError("There is no output folder.", "Name one with --out, such as --out shards.")
+        if self.scratch and not self.bucket_url:
+            raise UsageError(
+                f"--scratch {self.scratch}: it is for an --out in a bucket, and {self.out} is a folder.",
+                "Leave it out.",
+            )
         if self.name and not self.dataset:
             raise UsageError(
                 f"--name {self.name}: it names a config of a dataset, and there is no --dataset.",

@@ -33,8 +33,8 @@ from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
 from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest, missing_manifest_error
-from fineweb_shards.store.output import Output, begin_output
+from fineweb_shards.store.manifest_file import find_manifest, load_manifest, missing_manifest_error
+from fineweb_shards.store.output import Output, begin_output, shards_at_once
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.borders import NO_PLACES, Span
@@ -109,9 +109,9 @@ class Exported:
 
 def open_export_source(store: Store) -> ExportSource:
     """Open a folder to export from; InputError if it is not complete or can't be exported."""
-    manifest = load_manifest(store.folder)
+    manifest = find_manifest(store)
     if manifest is None:
-        nothing = missing_manifest_error(store.folder)
+        nothing = missing_manifest_error(store)
         raise InputError(nothing.message, nothing.hint)
     if not manifest.complete:
         raise InputError(
@@ -139,10 +139,11 @@ def export(
     validation stay so, unless the settings choose others: the tokens don't show where their files ended."""
     if all(getattr(config, name) is None for name in VAL_SETTINGS):
         config = dataclasses.replace(config, val_documents=source.val_documents)
-    spec = output_spec(config, source.manifest.vocabulary)
-    if spec.folder.resolve() == source.store.folder.resolve():
+    spec = output_spec(config, config.open_store(observer), source.manifest.vocabulary)
+    if spec.store.is_same(source.store):
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
-    load_manifest(spec.folder)  # refuses a folder of another program before anything is written into it
+    if not spec.store.is_remote:
+        load_manifest(spec.folder)  # refuses a folder of another program before anything is written into it
     with spec.store.lock(observer):
         if fresh:
             start_over(spec.store, spec.layout, say, yes=yes)
@@ -253,7 +254,9 @@ def _without_last_eot(blocks: Iterator[Span]) -> Iterator[Span]:
 
 
 def _check_disk(source: ExportSource, spec: OutputSpec, manifest: Manifest) -> None:
-    needed = spec.shard_format.size_bytes(source.manifest.tokens - manifest.tokens)
+    size_bytes = spec.shard_format.size_bytes
+    total, shard = size_bytes(source.manifest.tokens - manifest.tokens), size_bytes(spec.shard_tokens)
+    needed = spec.store.scratch_bytes(total, shard, shards_at_once(0))
     free = free_disk_bytes(spec.folder)
     if needed > free:
         raise DiskFullError(

@@ -132,7 +132,7 @@ def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = T
     files = [file for file in job.source.files[start.file :] if not (file.is_pipe or file.problem)]
     if not download:
         files = [file for file in files if not file.is_missing]
-    most = 1 if job.commit else _files_to_sample(files)
+    most = 1 if job.is_remote else _files_to_sample(files)
     chosen = files[:: max(1, len(files) // most)][:most]
     sample = InputSample()
     begin = time.monotonic()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import fineweb_shards
+from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.errors import UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import get_layout
@@ -23,11 +25,11 @@ from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.hub.quiet import quiet_clients
 from fineweb_shards.sources.where_parser import parse_where
-from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.fresh import holds_shards
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME
 from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.store import Store
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.system.durable import WORK_FOLDER
@@ -65,6 +67,11 @@ class Job:
         return self.output.vocabulary
 
     @property
+    def is_remote(self) -> bool:
+        """Whether the input comes over the network, so that every look at it takes requests."""
+        return self.commit is not None or self.source.is_remote
+
+    @property
     def length_limits(self) -> LengthLimits:
         return LengthLimits(self.config.min_tokens, self.config.max_document_tokens)
 
@@ -97,13 +104,15 @@ class Job:
         }
 
 
-def make_job(config: Config, *, begun: Manifest | None = None, observer: Observer | None = None) -> Job:
+def make_job(
+    config: Config, store: Store, *, begun: Manifest | None = None, observer: Observer | None = None
+) -> Job:
     """Resolve names, find the files, divide the memory; a mistake in any of them is raised here.
 
-    `begun` is the output folder's manifest if this is a resume.
+    `begun` is the store's manifest if this is a resume.
     """
     definition = find_definition(config, begun, observer or Observer())
-    output = output_spec(config, definition.vocabulary)
+    output = output_spec(config, store, definition.vocabulary)
     resolve_engine(config.engine)  # whether there is such an engine
     settings = ReadSettings(
         text_column=config.text_column,
@@ -113,14 +122,15 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
         skip_bad=config.on_bad_file == "skip",
         vocabulary=output.vocabulary,
         where=None if config.where is None else parse_where(config.where),
+        max_outage_seconds=config.max_outage,
     )
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes, output.vocabulary)
     notes: list[str] = []
     commit: str | None = None
     if config.dataset:
-        commit, source = _open_hub(config, settings, output.folder, begun, observer or Observer())
+        commit, source = _open_hub(config, settings, store, begun, observer or Observer())
     else:
-        source = _open_local(config, settings, output, notes)
+        source = _open_files(config, settings, output, notes, observer or Observer())
     if config.val_input:
         val_files = sum(file.for_validation for file in source.files)
         output = replace(output, split_rule=SplitRule(val_files=val_files))
@@ -131,7 +141,7 @@ def make_job(config: Config, *, begun: Manifest | None = None, observer: Observe
     return Job(config, output, definition, source, budget, trial, commit, tuple(notes))
 
 
-def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
+def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> OutputSpec:
     """Return the output that the settings describe, or raise UsageError. No file is read for this, so the
     split is not yet that of --val-input."""
     config.check()
@@ -151,7 +161,7 @@ def output_spec(config: Config, vocabulary: Vocabulary = GPT2) -> OutputSpec:
         )
     default = layout.default_split_rule(shard_tokens)
     split_rule = make_split_rule(config.fingerprint(), 0, default)
-    return OutputSpec(FolderStore(config.folder), layout, vocabulary, shard_tokens, split_rule, drop)
+    return OutputSpec(store, layout, vocabulary, shard_tokens, split_rule, drop)
 
 
 def recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:
@@ -164,20 +174,22 @@ def recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:
     return listing if listing == listing.with_validation(config.val_input) else None
 
 
-def pinned_commit(config: Config, begun: Manifest | None) -> str | None:
+def pinned_commit(config: Config, store: Store, begun: Manifest | None) -> str | None:
     """Return the dataset's commit in the output folder's manifest; None if it has none, or if no shard is
     finished and another dataset or revision is asked for."""
     if begun is None:
         return None
     same = _are_same(config, begun, "dataset", "revision")
-    return begun.commit if same or holds_shards(FolderStore(config.folder), begun) else None
+    return begun.commit if same or holds_shards(store, begun) else None
 
 
 def _are_same(config: Config, begun: Manifest, *names: str) -> bool:
     return all(begun.settings.get(name) == getattr(config, name) for name in names)
 
 
-def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, notes: list[str]) -> Source:
+def _open_files(
+    config: Config, settings: ReadSettings, output: OutputSpec, notes: list[str], observer: Observer
+) -> Source:
     def is_output(path: Path) -> bool:
         ours = path.name == FILE_NAME or output.layout.owns(path.name)
         return ours and path.parent.resolve() == output.folder.resolve()
@@ -189,8 +201,9 @@ def _open_local(config: Config, settings: ReadSettings, output: OutputSpec, note
         val_inputs=config.val_input,
         skip_bad=settings.skip_bad,
         note=notes.append,
+        open_bucket=partial(Bucket, max_outage_seconds=config.max_outage, observer=observer),
     )
-    return open_source(files, settings)
+    return open_source(files, settings, observer)
 
 
 def _refuse_files_without_columns(config: Config, source: Source) -> None:
@@ -208,21 +221,20 @@ def _refuse_files_without_columns(config: Config, source: Source) -> None:
 
 
 def _open_hub(
-    config: Config, settings: ReadSettings, folder: Path, begun: Manifest | None, observer: Observer
+    config: Config, settings: ReadSettings, store: Store, begun: Manifest | None, observer: Observer
 ) -> tuple[str, Source]:
     check_addresses()
     quiet_clients()  # both must be called before the clients are imported, for the listing or the formats
-    work_folder = folder / WORK_FOLDER
+    work_folder = store.folder / WORK_FOLDER
     listing = recorded_listing(config, begun)
     if listing is None:
-        listing = _list_dataset(config, pinned_commit(config, begun), work_folder, observer)
+        listing = _list_dataset(config, pinned_commit(config, store, begun), work_folder, observer)
         listing = listing.with_validation(config.val_input)
     hub = HubRef(
         dataset=config.dataset,
         name=config.name,
         hub_split=config.split,
         commit=listing.commit,
-        max_outage_seconds=config.max_outage,
         work_folder=str(work_folder),
         keep_downloads=config.keep_downloads,
     )

@@ -22,10 +22,13 @@ _LONGEST_SECONDS = 60.0
 _LONGEST_SECONDS_AFTER_INTERRUPT = 5.0  # the user wants the program to end now
 
 
-def run_command(command: str, folder: Path, error: BaseException | None) -> str | None:
-    """Run the command with the outcome in FINEWEB_SHARDS_…; return a message if the command failed."""
+def run_command(
+    command: str, folder: Path, error: BaseException | None, location: str | None = None
+) -> str | None:
+    """Run the command with the outcome in FINEWEB_SHARDS_…; return a message if the command failed.
+    `location` is where the shards are, if it is not the folder."""
     longest = _LONGEST_SECONDS_AFTER_INTERRUPT if isinstance(error, Interrupted) else _LONGEST_SECONDS
-    environment = {**os.environ, **describe_outcome(folder, error)}
+    environment = {**os.environ, **describe_outcome(folder, error, location)}
     try:
         done = subprocess.run(
             command,
@@ -43,7 +46,9 @@ def run_command(command: str, folder: Path, error: BaseException | None) -> str 
     return f"--on-finish: the command ended with exit code {done.returncode}" if done.returncode else None
 
 
-def describe_outcome(folder: Path, error: BaseException | None) -> dict[str, str]:
+def describe_outcome(
+    folder: Path, error: BaseException | None, location: str | None = None
+) -> dict[str, str]:
     """Return the environment variables that describe how the build ended."""
     manifest = _manifest_of(folder)
     outcome = "failed"
@@ -57,7 +62,7 @@ def describe_outcome(folder: Path, error: BaseException | None) -> dict[str, str
         "OUTCOME": outcome,
         "EXIT_CODE": str(code),
         "MESSAGE": message,
-        "FOLDER": str(folder),
+        "FOLDER": location or str(folder),
         "SHARDS": str(manifest.shard_count if manifest else 0),
         "TOKENS": str(manifest.tokens if manifest else 0),
         "DOCUMENTS": str(manifest.documents if manifest else 0),

@@ -21,9 +21,11 @@ from fineweb_shards.run.input_sample import (
 )
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.separator_preview import SeparatorPreview
-from fineweb_shards.sources.base import InputFile
+from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.sources.text import TextFormat
+from fineweb_shards.store.output import shards_at_once
 from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.types import Cursor
@@ -35,7 +37,7 @@ _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 REMOTE_FOOTERS = 3
 _CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes a request for each row group
 # Measured with two workers on two cores, which they share with the parent: it packs, hashes and writes.
-_PARALLEL_EFFICIENCY = 0.7
+PARALLEL_EFFICIENCY = 0.7
 _ESTIMATE_TOLERANCE = 0.9
 
 
@@ -46,6 +48,16 @@ class Extent:
     documents: int | None
     tokens: int | None  # EOT included
     exact: bool
+    batches: int = 0  # that workers will be given; an estimate unless all footers were read
+    footer_bytes: int = 0  # of a file, on average; 0 if files have none
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpeed:
+    """How long a worker that is alone takes for a token, by a trial on this machine."""
+
+    read_seconds: float  # from the disk, or from the hub over the network
+    encode_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +68,18 @@ class Plan:
     extent: Extent
     separator_preview: SeparatorPreview | None  # of the text files, if there are any
     first_documents: tuple[str, ...]
-    tokens_per_second: float | None
+    trial_speed: TrialSpeed | None
     free_bytes: int
     read_share: float = 1.0  # of the input's bytes that a run will read, which --max-tokens may end early
     done_tokens: int = 0  # in finished shards
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The tokens per second of all workers on this machine."""
+        if self.trial_speed is None:
+            return None
+        seconds = self.trial_speed.read_seconds + self.trial_speed.encode_seconds
+        return self.job.budget.workers * PARALLEL_EFFICIENCY / seconds
 
     @property
     def tokens_left(self) -> int | None:
@@ -71,6 +91,15 @@ class Plan:
         """The size of the shards that are still to be written."""
         left = self.tokens_left
         return None if left is None else self.job.output.shard_format.size_bytes(left)
+
+    @property
+    def scratch_bytes(self) -> int | None:
+        """The space on this machine that the shards need, all of them or those that are being made."""
+        output, total = self.job.output, self.output_bytes
+        if total is None:
+            return None
+        shard_bytes = output.shard_format.size_bytes(output.shard_tokens)
+        return output.store.scratch_bytes(total, shard_bytes, shards_at_once(self.job.budget.workers))
 
     @property
     def read_bytes(self) -> int:
@@ -105,7 +134,7 @@ def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
         limited,
         trial.separator_preview(),
         trial.first_documents() if trial_seconds else (),
-        _predict_speed(job, trial.sample, trial.measured) if trial_seconds else None,
+        _measure_speed(trial.sample, trial.measured) if trial_seconds else None,
         free_disk_bytes(job.folder),
         max(0.0, (limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0) - passed),
     )
@@ -118,7 +147,7 @@ class _Trial:
     def __init__(self, job: Job, seconds: float, start: Cursor) -> None:
         self._job = job
         self._seconds = seconds
-        self._start = start if job.commit else _BEGINNING
+        self._start = start if job.is_remote else _BEGINNING
 
     @cached_property
     def sample(self) -> InputSample:
@@ -148,7 +177,7 @@ class _Trial:
 
 def check_disk(plan: Plan) -> None:
     """Raise DiskFullError if the disk can't hold the shards. An estimated size is first reduced by 10 %."""
-    needed, free = plan.output_bytes, plan.free_bytes
+    needed, free = plan.scratch_bytes, plan.free_bytes
     if needed is None:
         return
     about, remark = ("", "") if plan.extent.exact else ("about ", " (an estimate)")
@@ -160,14 +189,14 @@ def check_disk(plan: Plan) -> None:
         )
 
 
-def _predict_speed(job: Job, sample: InputSample, measured: MeasuredSample) -> float | None:
-    """Predict the tokens per second of all workers, each of which reads and encodes."""
+def _measure_speed(sample: InputSample, measured: MeasuredSample) -> TrialSpeed | None:
+    """Return how long reading and encoding took; None if it was too little to tell."""
     if not measured.tokens_per_second or not measured.tokens or not sample.content_bytes:
         return None
     bytes_per_token = measured.text_bytes / measured.tokens
     read_seconds = sample.read_seconds / sample.content_bytes * bytes_per_token
-    seconds = read_seconds + 1 / measured.tokens_per_second
-    return job.budget.workers * _PARALLEL_EFFICIENCY / seconds if seconds else None
+    speed = TrialSpeed(read_seconds, 1 / measured.tokens_per_second)
+    return speed if speed.read_seconds + speed.encode_seconds else None
 
 
 def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
@@ -179,22 +208,30 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     sample, measured = trial.sample, trial.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
-    total_bytes = _unpacked_bytes(files)
+    total_bytes = _unpacked_bytes(job.source, files)
     scale = total_bytes / sample.read_bytes
     sampled = sample.documents
     # The sample keeps only a part of what was read, and the trial may have encoded only a part of that.
     tokens = sampled + (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
     a_file_a_document = job.config.separator == "none" and all(file.kind == "text" for file in files)
     documents = len(files) if a_file_a_document else round(sampled * scale)
-    return _within_limits(Extent(documents, round(tokens * scale), exact=False), measured)
+    batches = len(files) + round(total_bytes / job.config.batch_bytes)
+    return _within_limits(Extent(documents, round(tokens * scale), exact=False, batches=batches), measured)
 
 
-def _unpacked_bytes(files: tuple[InputFile, ...]) -> float:
+def _unpacked_bytes(source: Source, files: tuple[InputFile, ...]) -> float:
     """Return the size of all files after decompression; those that are not on the disk yet, because they come
-    from the hub, as if they were like those that are."""
-    sizes = [(file.size_bytes, file.size_bytes * expansion_of(file)) for file in files if not file.is_missing]
+    from the hub, as if they were like those that are, and those in a bucket like the first few."""
+    chosen = [file for file in files if not file.is_missing]
+    chosen = [file for file in chosen if not file.is_remote] or chosen[:REMOTE_FOOTERS]
+    sizes = [(file.size_bytes, file.size_bytes * _expansion(source, file)) for file in chosen]
     ratio = sum(unpacked for _, unpacked in sizes) / max(1, sum(size for size, _ in sizes))
     return ratio * sum(file.size_bytes for file in files)
+
+
+def _expansion(source: Source, file: InputFile) -> float:
+    reader = source.formats[file.format]
+    return expansion_of(file, reader.open_packed) if isinstance(reader, TextFormat) else 1.0
 
 
 def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
@@ -202,10 +239,10 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     files = tuple(file for file in job.source.files if file.problem is None)
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]
-    if job.commit:
+    if job.is_remote:
         chosen = files[start.file :][: REMOTE_FOOTERS if every_footer else 1] or files[-1:]
     limits = job.length_limits
-    rows = documents = text_bytes = counted = 0
+    rows = documents = text_bytes = counted = batches = footer_bytes = 0
     all_counted = True
     for file in chosen:
         parquet = job.source.formats[file.format]
@@ -213,8 +250,10 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
         try:
             footer = parquet.footer(file)
             few = len(footer.group_rows) <= _CHEAP_ROW_GROUPS and parquet.row_filter is None
-            cheap = not job.commit or (every_footer and few)
+            cheap = not job.is_remote or (every_footer and few)
             stated = parquet.stated_extent(file, limits.least_tokens, limits.most_tokens) if cheap else None
+            batches += sum(1 for _ in parquet.batches(file, 0, False))
+            footer_bytes += parquet.open(file).metadata.serialized_size
         except BadFileError:
             if not job.source.settings.skip_bad:
                 raise
@@ -227,16 +266,18 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
             documents += stated.documents
             counted += stated.tokens
     scale = sum(file.size_bytes for file in files) / max(1, sum(file.size_bytes for file in chosen))
+    parts = round(batches * scale), footer_bytes // max(1, len(chosen))
     if all_counted:
-        return Extent(round(documents * scale), round((counted + documents) * scale), exact=chosen == files)
+        tokens = round((counted + documents) * scale)
+        return Extent(round(documents * scale), tokens, chosen == files, *parts)
     measured = trial.measured
     per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
     if job.source.settings.where is not None:  # what is kept may be longer or shorter than the others
         sample = trial.sample
         rows = round(rows * sample.documents / max(1, sample.seen_documents))
         text_bytes = round(rows * sample.content_bytes / max(1, sample.documents))
-    tokens = rows + text_bytes * per_byte
-    return _within_limits(Extent(round(rows * scale), round(tokens * scale), exact=False), measured)
+    tokens = round((rows + text_bytes * per_byte) * scale)
+    return _within_limits(Extent(round(rows * scale), tokens, False, *parts), measured)
 
 
 def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
@@ -245,7 +286,7 @@ def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
         return extent
     documents = extent.documents * measured.kept_documents / measured.documents
     tokens = extent.tokens * measured.kept_tokens / max(1, measured.tokens)
-    return Extent(round(documents), round(tokens), exact=False)
+    return replace(extent, documents=round(documents), tokens=round(tokens), exact=False)
 
 
 def _limit(extent: Extent, max_tokens: int | None) -> Extent:
@@ -253,4 +294,4 @@ def _limit(extent: Extent, max_tokens: int | None) -> Extent:
         return extent
     share = max_tokens / extent.tokens
     documents = None if extent.documents is None else round(extent.documents * share)
-    return Extent(documents, max_tokens, extent.exact)
+    return replace(extent, documents=documents, tokens=max_tokens)

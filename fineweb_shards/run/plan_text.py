@@ -42,7 +42,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
     size = show_bytes(job.source.size_bytes)
     where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""
     fetch = ""
-    if job.commit:
+    if job.is_remote:
         whole = plan.read_bytes == job.source.size_bytes
         fetch = " to fetch" if whole else f", about {show_bytes(plan.read_bytes)} of it to fetch"
     rows = [("input", f"{where}{count:,} file{'s'[: count != 1]}, {size}{fetch} ({', '.join(kinds)})")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fineweb_shards.buckets.address import BucketAddress
+from fineweb_shards.buckets.copy_command import copy_command
 from fineweb_shards.layouts.base import tokens_of
 from fineweb_shards.run.trainer_warnings import reader_warnings, stray_warnings
 from fineweb_shards.store.files import list_files
@@ -57,5 +59,17 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
     if not tokens_of(manifest.shards, "train"):
         return []
     names = [file.name for file in list_files(manifest.shards)]
-    lines = spec.layout.loader_lines(spec.store.location, names, spec.shard_format.dtype)
-    return ["", "To train on them:", "", *(f"    {line}" for line in lines)]
+    store, dtype = spec.store, spec.shard_format.dtype
+    if not store.is_remote:
+        lines = spec.layout.loader_lines(store.location, names, dtype)
+    else:
+        command, folder = copy_command(BucketAddress.parse(store.location))
+        lines = [
+            "from fineweb_shards.loader import ShardLoader  # fetches them as they are needed",
+            f'loader = ShardLoader("{store.location}", "train", batch_size=64, length=1024)',
+            "",
+            f"# {spec.layout.name} reads files; to copy them here:",
+            command,
+            *spec.layout.loader_lines(folder, names, dtype),
+        ]
+    return ["", "To train on them:", "", *(f"    {line}".rstrip() for line in lines)]

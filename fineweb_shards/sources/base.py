@@ -20,6 +20,7 @@ from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
 
 STANDARD_INPUT = "-"
+_BY_VALUE = ("hub-rows", "bucket-csv", "bucket-tsv")
 _EXPECTED_FILES = 3  # the current one and the next two
 
 
@@ -31,7 +32,6 @@ class HubRef:
     name: str
     hub_split: str
     commit: str
-    max_outage_seconds: int
     work_folder: str  # for what the processes of a run share, and for downloads
     keep_downloads: bool
 
@@ -45,6 +45,7 @@ class ReadSettings:
     batch_bytes: int
     skip_bad: bool
     vocabulary: Vocabulary  # whose tokens FineWeb's `token_count` counts, or not
+    max_outage_seconds: int = 0  # of the network, if files are remote
     hub: HubRef | None = None
     where: Where | None = None  # which documents to read; None: all
     tokens_column: str | None = None  # holds the documents as lists of ids; None: text_column holds them
@@ -66,13 +67,13 @@ class InputFile:
     """One input file, with what is needed to notice that it has changed."""
 
     index: int
-    path: str  # or STANDARD_INPUT
+    path: str  # or STANDARD_INPUT, or the address of an object in a bucket
     name: str  # for messages and the manifest: the path relative to the --input it was found by
     format: str  # a key of formats.FORMATS
     compression: str | None  # "gzip", "zstd" or None
     size_bytes: int
     mtime_ns: int
-    content_hash: str  # of samples of a local file; for a remote one, the hub's hash (ETag)
+    content_hash: str  # of samples of a local file; for a remote one, the hub's hash, or a bucket's ETag
     problem: str | None = None  # why nothing of it can be read: a broken link, a folder without permission
     is_pipe: bool = False  # standard input or a named pipe: can be read once, front to back
     for_validation: bool = False  # all its documents: named by --val-input
@@ -83,6 +84,11 @@ class InputFile:
         return self.format.rpartition("-")[2]
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it is read over the network."""
+        return self.format.startswith(("hub-", "bucket-"))
+
+    @property
     def is_missing(self) -> bool:
         """Whether it comes from the hub, is read from the disk, and is not there yet."""
         return self.format.startswith("download-") and not os.path.exists(self.path)
@@ -90,7 +96,9 @@ class InputFile:
     @property
     def by_value(self) -> bool:
         """Whether the file can only be read front to back, so that its batches carry their bytes."""
-        return self.is_pipe or self.compression is not None or self.format == "hub-rows"
+        # CSV in a bucket, too: only who has read all before a record knows where it begins, and it should be
+        # fetched once.
+        return self.is_pipe or self.compression is not None or self.format in _BY_VALUE
 
 
 class Format(ABC):
@@ -98,7 +106,7 @@ class Format(ABC):
 
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         self.settings = settings
-        self.retrier = Retrier(settings.hub.max_outage_seconds if settings.hub else 0, observer)
+        self.retrier = Retrier(settings.max_outage_seconds, observer)
 
     def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings]]:
         return type(self), (self.settings,)  # without open files and connections, which can't be pickled
@@ -223,7 +231,7 @@ class Source:
     @property
     def is_remote(self) -> bool:
         """Whether workers fetch batches over the network."""
-        return any(file.format.startswith("hub-") for file in self.files)
+        return any(file.is_remote for file in self.files)
 
 
 def decode_text(data: bytes) -> tuple[str, int]:

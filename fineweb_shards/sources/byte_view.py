@@ -7,10 +7,12 @@ document borders (text.py, jsonl.py) works for both.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from functools import partial
+from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 
@@ -22,6 +24,7 @@ from fineweb_shards.sources.decompression import (
     NotCompressedError,
     TrailingGarbageError,
     Unpacker,
+    open_local,
     open_unpacker,
 )
 from fineweb_shards.sources.pipes import open_pipe
@@ -42,6 +45,14 @@ class ByteView(Protocol):
         """Return `size` bytes from `offset` on; fewer only at the end."""
 
     def close(self) -> None: ...
+
+
+OpenPackedFile = Callable[[InputFile], BinaryIO]
+
+
+def open_local_file(file: InputFile) -> BinaryIO:
+    """Open a file on the disk that is read front to back."""
+    return open_local(file.path, file.compression or "")
 
 
 class FileView:
@@ -145,17 +156,11 @@ class StreamView:
         self._stream.close()
 
 
-def open_view(file: InputFile, stream: ReadAhead | None = None) -> FileView | StreamView:
-    """Open the view for a file: a StreamView if it can only be read front to back. `stream` is such a file's
-    if it is being read already."""
-    return StreamView(file, stream) if file.by_value else FileView(file)
-
-
-def expansion_of(file: InputFile) -> float:
+def expansion_of(file: InputFile, open_packed: OpenPackedFile = open_local_file) -> float:
     """Estimate from the beginning of a compressed file how many times larger its text is than the file."""
     if file.compression is None or file.size_bytes == 0:
         return 1.0
-    with open(file.path, "rb") as packed:
+    with contextlib.closing(open_packed(file)) as packed:
         stream: Unpacker | pa.NativeFile = (
             GzipUnpacker(packed) if file.compression == "gzip" else pa.CompressedInputStream(packed, "zstd")
         )
@@ -168,12 +173,15 @@ def expansion_of(file: InputFile) -> float:
         return text_bytes / max(1, packed.tell())
 
 
-def open_stream(file: InputFile) -> ReadAhead:
+def open_stream(file: InputFile, open_packed: OpenPackedFile = open_local_file) -> ReadAhead:
     """Begin to read a stream."""
     if file.is_pipe:
         return ReadAhead(open_pipe(file.path).read, lambda: None)
     try:
-        unpacker = open_unpacker(file.path, file.compression or "")
+        if file.compression is None:
+            plain = open_packed(file)
+            return ReadAhead(plain.read, plain.close)
+        unpacker = open_unpacker(partial(open_packed, file), file.compression)
     except OSError as error:
         raise read_error(file, error) from error
     return ReadAhead(unpacker.read, unpacker.close)

@@ -6,10 +6,12 @@ damaged file would depend on the size of the reads; here they depend on the file
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import zlib
+from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -43,20 +45,32 @@ class Unpacker(Protocol):
     def close(self) -> None: ...
 
 
-def open_unpacker(path: str, compression: str) -> Unpacker:
-    """Open a compressed file; may raise OSError."""
+# Opens a compressed file, again each time it is called; may raise OSError.
+OpenPacked = Callable[[], BinaryIO]
+
+
+def open_local(path: str, compression: str) -> BinaryIO:
+    """Open a compressed file on the disk."""
     if compression == "zstd":
-        return ZstdUnpacker(path)
-    return GzipUnpacker(open(path, "rb")) if isal_zlib is None else FastGzipUnpacker(path)
+        native: BinaryIO = pa.OSFile(os.fsencode(path))  # any name, UTF-8 or not; read without Python's lock
+        return native
+    return open(path, "rb")
+
+
+def open_unpacker(open_packed: OpenPacked, compression: str) -> Unpacker:
+    """Begin to decompress a file; may raise OSError."""
+    if compression == "zstd":
+        return ZstdUnpacker(open_packed)
+    return GzipUnpacker(open_packed()) if isal_zlib is None else FastGzipUnpacker(open_packed)
 
 
 class FastGzipUnpacker:
     """Reads a gzip file with ISA-L, in less than half of zlib's time. Whatever is unusual in a file is left
     to zlib, which reads it again up to there and goes on: so a damaged file ends where it ends for zlib."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._packed = open(path, "rb")  # noqa: SIM115 - closed by close()
+    def __init__(self, open_packed: OpenPacked) -> None:
+        self._open_packed = open_packed
+        self._packed = open_packed()
         self._pending = b""
         self._member = isal_zlib.decompressobj(_GZIP_WINDOW)
         self._position = 0  # in the text
@@ -103,7 +117,7 @@ class FastGzipUnpacker:
 
     def _start_again(self, size: int) -> GzipUnpacker:
         """Return an unpacker that has read the same text with zlib."""
-        unpacker = GzipUnpacker(open(self._path, "rb"))  # noqa: SIM115 - closed by close()
+        unpacker = GzipUnpacker(self._open_packed())
         left = self._position
         while left and (text := unpacker.read(min(left, size))):
             left -= len(text)
@@ -193,8 +207,8 @@ def _inflate_bytewise(member: zlib._Decompress, packed: bytes) -> bytes:
 class ZstdUnpacker:
     """Reads the frames of a zstd file one after another, with pyarrow."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, open_packed: OpenPacked) -> None:
+        self._open_packed = open_packed
         self._stream = self._open()
         self._position = 0  # in the text
         self._failure: DamagedStreamError | None = None
@@ -208,7 +222,7 @@ class ZstdUnpacker:
             self._failure = DamagedStreamError(_reason(error))
             text = self._read_bytewise(size)
         else:
-            if not text and not self._position and os.path.getsize(self._path) == 0:
+            if not text and not self._position and self._is_empty():
                 self._failure = NotCompressedError(_EMPTY)
         if not text and self._failure is not None:
             raise self._failure
@@ -219,7 +233,11 @@ class ZstdUnpacker:
         self._stream.close()
 
     def _open(self) -> Any:
-        return pa.CompressedInputStream(pa.OSFile(os.fsencode(self._path)), "zstd")  # any name, UTF-8 or not
+        return pa.CompressedInputStream(self._open_packed(), "zstd")
+
+    def _is_empty(self) -> bool:
+        with contextlib.closing(self._open_packed()) as packed:
+            return not packed.read(1)
 
     def _read_bytewise(self, size: int) -> bytes:
         """Return the text before an error, by reading the file again, byte by byte at the end."""

@@ -11,11 +11,12 @@ import fnmatch
 import glob
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _ANY_DEPTH = "**"
+FOLDER_PATTERN = (_ANY_DEPTH, "*")  # what a folder stands for
 _Rest = tuple[str, ...]  # the parts of a pattern that are still to be matched
 
 
@@ -35,15 +36,19 @@ class Findings:
 
 def walk_folder(folder: str) -> Findings:
     """Find everything below a folder that is not hidden."""
-    return _Walk(folder).run((_ANY_DEPTH, "*"))
+    return _Walk(folder).run(FOLDER_PATTERN)
 
 
 def walk_glob(pattern: str) -> Findings:
     """Find everything that matches a glob, by the rules of the shell; `**` is any number of folders."""
     parts = Path(pattern).parts
     fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    rest = parts[fixed:] if parts[-1] != _ANY_DEPTH else (*parts[fixed:], "*")
-    return _Walk(str(Path(*parts[:fixed]))).run(rest)
+    return _Walk(str(Path(*parts[:fixed]))).run(with_files(parts[fixed:]))
+
+
+def with_files(pattern: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a pattern that stands for files: `**` at its end means those in all folders."""
+    return (*pattern, "*") if pattern[-1] == _ANY_DEPTH else pattern
 
 
 def spells_ending(pattern: str) -> bool:
@@ -115,6 +120,17 @@ def _names_in(folder: str, wanted: Iterable[str]) -> list[str]:
     if any(glob.has_magic(part) for part in wanted):
         return os.listdir(folder)
     return [part for part in wanted if os.path.lexists(os.path.join(folder, part))]
+
+
+def matches_glob(name: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Tell whether the parts of a name match those of a pattern, by the same rules as a walk."""
+    if not pattern:
+        return not name
+    if pattern[0] == _ANY_DEPTH and matches_glob(name, pattern[1:]):
+        return True
+    if not name or not _matches(name[0], pattern[0]):
+        return False
+    return matches_glob(name[1:], pattern if pattern[0] == _ANY_DEPTH else pattern[1:])
 
 
 def _matches(name: str, part: str) -> bool:

@@ -15,9 +15,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fineweb_shards.buckets.address import is_url
+from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.buckets.objects import ObjectInfo
 from fineweb_shards.errors import BadFileError, InputError, UsageError
 from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
-from fineweb_shards.sources.discovery import spells_ending, walk_folder, walk_glob
+from fineweb_shards.sources.bucket.listing import OpenBucket, find_objects
+from fineweb_shards.sources.bucket.remote_objects import content_hash
+from fineweb_shards.sources.discovery import Findings, spells_ending, walk_folder, walk_glob
 from fineweb_shards.sources.formats import BY_ENDING, FORMATS
 from fineweb_shards.sources.pipes import open_pipe
 
@@ -34,6 +39,7 @@ class _Found:
     path: str
     name: str  # relative to the --input it was found by
     problem: str | None = None  # why it can't be read
+    info: ObjectInfo | None = None  # of an object in a bucket
     for_validation: bool = False
 
     @property
@@ -43,7 +49,7 @@ class _Found:
     @property
     def real_path(self) -> str:
         """The same for all names that lead to the file."""
-        return self.path if self.path == STANDARD_INPUT else os.path.realpath(self.path)
+        return self.path if self.path == STANDARD_INPUT or self.info else os.path.realpath(self.path)
 
 
 def find_files(
@@ -54,6 +60,7 @@ def find_files(
     val_inputs: tuple[str, ...] = (),
     skip_bad: bool = False,
     note: Callable[[str], None] = lambda text: None,
+    open_bucket: OpenBucket = Bucket,
 ) -> tuple[InputFile, ...]:
     """Find all files that the inputs name, in the order they will be read: first those of `val_inputs`, which
     are for validation only, even if an input names them as well.
@@ -66,11 +73,9 @@ def find_files(
             "There is no input.",
             "Name a sample (demo, sample-10BT), files, folders or globs, or a dataset with --dataset.",
         )
-    for_validation = [
-        replace(one, for_validation=True)
-        for one in _find("--val-input", val_inputs, format_name, is_output, note)
-    ]
-    others = _find("--input", inputs, format_name, is_output, note)
+    search = _Search(format_name, is_output, note, open_bucket)
+    for_validation = [replace(one, for_validation=True) for one in _find("--val-input", val_inputs, search)]
+    others = _find("--input", inputs, search)
     found = for_validation + _without_validation(others, for_validation, note)
     files = tuple(
         replace(_describe(index, one, format_name), for_validation=one.for_validation)
@@ -83,16 +88,20 @@ def find_files(
     return files
 
 
-def _find(
-    flag: str,
-    inputs: tuple[str, ...],
-    format_name: str,
-    is_output: Callable[[Path], bool],
-    note: Callable[[str], None],
-) -> list[_Found]:
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """How files are searched for."""
+
+    format_name: str
+    is_output: Callable[[Path], bool]
+    note: Callable[[str], None]
+    open_bucket: OpenBucket
+
+
+def _find(flag: str, inputs: tuple[str, ...], search: _Search) -> list[_Found]:
     """Return the files that all values of a flag stand for, without our own output."""
-    pairs = [found for text in inputs for found in _expand(flag, text, format_name, is_output, note)]
-    found = [one for one in pairs if not is_output(Path(one.path))]
+    pairs = [found for text in inputs for found in _expand(flag, text, search)]
+    found = [one for one in pairs if not search.is_output(Path(one.path))]
     if pairs and not found:
         raise InputError(f"{flag} {inputs[0]}: holds only our own output.", f"Check {flag} and --out.")
     return found
@@ -109,9 +118,7 @@ def _without_validation(
     return [one for one in others if one.real_path not in taken]
 
 
-def _expand(
-    flag: str, text: str, format_name: str, is_output: Callable[[Path], bool], note: Callable[[str], None]
-) -> list[_Found]:
+def _expand(flag: str, text: str, search: _Search) -> list[_Found]:
     """Return the files that one value of a flag stands for. A file named directly is taken, whatever its
     ending."""
     if text == STANDARD_INPUT:
@@ -121,6 +128,8 @@ def _expand(
             f"{flag} is empty; perhaps a variable of the shell is not set.",
             f"Name a file, a folder or a glob; the current folder is {flag} .",
         )
+    if is_url(text):
+        return _expand_url(flag, text, search)
     text = text.replace("{stdlib}", sysconfig.get_path("stdlib"))
     path = Path(os.path.expanduser(text))
     if os.path.isfile(path):
@@ -128,40 +137,61 @@ def _expand(
     if _is_fifo(path):  # a fixed name, because a shell's <(…) has another number every time
         return [_Found(str(path), "pipe" if path.parent.name == "fd" else path.name)]
     if os.path.isdir(path):
-        any_ending, findings = format_name != "auto", walk_folder(str(path))
+        any_ending, findings = False, walk_folder(str(path))
     elif glob.has_magic(text):
         pattern = os.path.expanduser(text)
-        any_ending, findings = format_name != "auto" or spells_ending(pattern), walk_glob(pattern)
+        any_ending, findings = spells_ending(pattern), walk_glob(pattern)
     else:
         raise InputError(f"{flag} {text}: {_describe_missing(path)}.", "Check the path.")
-    ours = {name for name in findings.files if is_output(Path(findings.path_of(name)))}
+    return _take(f"{flag} {text}", findings, search, any_ending=any_ending, is_folder=os.path.isdir(path))
+
+
+def _expand_url(flag: str, text: str, search: _Search) -> list[_Found]:
+    """Return the objects in a bucket that one value of a flag stands for."""
+    found = find_objects(text, search.open_bucket)
+    if found.is_one:
+        taken = [_Found(found.path_of(name), name) for name in found.files]
+    elif not found.files and found.is_folder:
+        raise InputError(f"{flag} {text}: there is no such object or folder.", "Check the address.")
+    else:
+        any_ending = not found.is_folder and spells_ending(text)
+        taken = _take(f"{flag} {text}", found, search, any_ending=any_ending, is_folder=found.is_folder)
+    return [replace(one, info=found.objects[one.name]) for one in taken]
+
+
+def _take(
+    given: str, findings: Findings, search: _Search, *, any_ending: bool, is_folder: bool
+) -> list[_Found]:
+    """Return the files that can be read, by their endings; note which ones are passed over. `given` is flag
+    and value."""
+    any_ending = any_ending or search.format_name != "auto"
+    ours = {name for name in findings.files if search.is_output(Path(findings.path_of(name)))}
     taken = [name for name in findings.files if any_ending or split_suffixes(name)[0] or name in ours]
     passed_over = sorted({*findings.files, *findings.not_files} - {*taken})
     if not taken and not findings.unreadable:
-        raise _no_file_error(flag, text, passed_over, is_folder=os.path.isdir(path))
+        raise _no_file_error(given, passed_over, is_folder=is_folder)
     if passed_over:
         kind = "no kind of file that is read" if findings.not_files else "their endings are not known"
-        note(f"{flag} {text}: {_count(passed_over)} passed over, {kind}: {_first_few(passed_over)}")
+        search.note(f"{given}: {_count(passed_over)} passed over, {kind}: {_first_few(passed_over)}")
     if findings.repeated_folders:
         folders = _first_few(sorted(findings.repeated_folders))
-        note(f"{flag} {text}: not followed, because it leads to a folder that is read anyway: {folders}")
+        search.note(f"{given}: not followed, because it leads to a folder that is read anyway: {folders}")
     problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
     names = sorted({*taken, *problems})
     return [_Found(findings.path_of(name), name, problems.get(name)) for name in names]
 
 
-def _no_file_error(flag: str, text: str, passed_over: list[str], *, is_folder: bool) -> InputError:
+def _no_file_error(given: str, passed_over: list[str], *, is_folder: bool) -> InputError:
     if passed_over and not is_folder:
         return InputError(
-            f"{flag} {text}: none of what matches has a known ending: {_first_few(passed_over)}.",
+            f"{given}: none of what matches has a known ending: {_first_few(passed_over)}.",
             f"Known are {', '.join(BY_ENDING)}; say what the files are with --format.",
         )
     if not is_folder:
-        return InputError(f"{flag} {text}: no file matches.", "Check the pattern (and quote it).")
+        return InputError(f"{given}: no file matches.", "Check the pattern (and quote it).")
     there = f"; there is {_first_few(passed_over)}" if passed_over else ""
     return InputError(
-        f"{flag} {text}: the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or "
-        f"without){there}.",
+        f"{given}: the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or without){there}.",
         "Name the files with a glob, or say what they are with --format.",
     )
 
@@ -210,10 +240,13 @@ def _describe(index: int, found: _Found, format_name: str) -> InputFile:
     path, name = found.path, readable_name(found.name)
     known, compression = split_suffixes(found.name)
     kind = (known or "text") if format_name == "auto" else format_name
-    if path == STANDARD_INPUT or _is_fifo(Path(path)):
+    if path == STANDARD_INPUT or (found.info is None and _is_fifo(Path(path))):
         return _describe_pipe(index, found, kind, compression)
     if compression and not FORMATS[kind].reads_streams:
         raise InputError(f"{path}: compressed {kind} can't be read.", "Unpack it first.")
+    if found.info is not None:
+        size, etag = found.info.size_bytes, content_hash(found.info)
+        return InputFile(index, path, name, f"bucket-{kind}", compression, size, 0, etag)
     problem = found.problem
     if problem is None:
         try:

@@ -1,6 +1,6 @@
 """The table of all formats: the class that reads each, and the endings of its files.
 
-The classes are named, not imported, so that a run over local files never loads the clients of the hub.
+The classes are named, not imported, so that a run over local files never loads the hub's clients.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from fineweb_shards.sources.base import Format
 
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
-    """A line of the table. Formats without endings can't be chosen by --format, only by the hub's listing:
-    `hub-` are read by ranges, `download-` from the disk, once they are there."""
+    """A line of the table. Formats without endings can't be chosen by --format, only by where a file is:
+    `hub-` and `bucket-` are read by ranges, `download-` from the disk, once they are there."""
 
     reader: str  # module and class, relative to this package
     endings: tuple[str, ...] = ()
@@ -27,9 +27,14 @@ FORMATS = {
     "csv": FormatEntry("delimited.CsvFormat", (".csv",)),
     "tsv": FormatEntry("delimited.TsvFormat", (".tsv", ".tab")),
     "text": FormatEntry("text.TextFormat", (".txt", ".text", ".md")),
-    "hub-parquet": FormatEntry("hub.parquet.HubParquetFormat"),
-    "hub-jsonl": FormatEntry("hub.text.HubJsonLinesFormat"),
-    "hub-text": FormatEntry("hub.text.HubTextFormat"),
+    "hub-parquet": FormatEntry("hub.ranged.HubParquetFormat"),
+    "hub-jsonl": FormatEntry("hub.ranged.HubJsonLinesFormat"),
+    "hub-text": FormatEntry("hub.ranged.HubTextFormat"),
+    "bucket-parquet": FormatEntry("bucket.formats.BucketParquetFormat"),
+    "bucket-jsonl": FormatEntry("bucket.formats.BucketJsonLinesFormat"),
+    "bucket-csv": FormatEntry("bucket.formats.BucketCsvFormat"),
+    "bucket-tsv": FormatEntry("bucket.formats.BucketTsvFormat"),
+    "bucket-text": FormatEntry("bucket.formats.BucketTextFormat"),
     "download-parquet": FormatEntry("hub.downloads.DownloadedParquet"),
     "download-jsonl": FormatEntry("hub.downloads.DownloadedJsonLines"),
     "download-csv": FormatEntry("hub.downloads.DownloadedCsv"),

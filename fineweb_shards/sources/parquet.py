@@ -33,7 +33,9 @@ from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 _SLICE_ROWS = 128
 _SLICE_TOKEN_ROWS = 2048  # they are checked and copied all at once, so that few at a time would be slow
 _SLICE_BYTES = 512 * 1024
-_CHUNK_BYTES = 8 * 2**20
+_CHUNK_BYTES = 12 * 2**20  # of two row groups as FineWeb has them one block is made
+# How many times `batch_bytes` a batch has: each costs the parent a millisecond, and from the hub a request.
+_BATCHES_AT_ONCE = 2
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _READ_BUFFER_BYTES = 2**20
 _SMALL_SHARE = 0.05  # of the text's size
@@ -52,8 +54,6 @@ class StatedExtent:
 class ParquetFormat(Format):
     """Documents that are the rows of a column of texts, or of lists of ids."""
 
-    batches_at_once = 1  # how many times `batch_bytes` a batch has; more where each needs a request
-
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
         _use_small_memory_pool()
@@ -67,7 +67,7 @@ class ParquetFormat(Format):
         footer = self.footer(file)
         groups = self._group_counts[file.index] = len(footer.group_rows)
         first, size = position, 0
-        wanted = self.settings.batch_bytes * self.batches_at_once
+        wanted = _BATCHES_AT_ONCE * self.settings.batch_bytes
         for group in range(position, groups):
             group_size = footer.group_bytes[group]
             if group_size >= 2 * wanted:

@@ -13,13 +13,14 @@ The rules:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import BinaryIO
 
 from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings
-from fineweb_shards.sources.byte_view import ByteView, StreamView, open_stream, open_view
+from fineweb_shards.sources.byte_view import ByteView, FileView, StreamView, open_local_file, open_stream
 from fineweb_shards.sources.ranges import FARTHEST_BYTES, Range, find_ranges
 from fineweb_shards.sources.read_ahead import ReadAhead
 from fineweb_shards.sources.separators import Separator, make_separator
@@ -38,6 +39,8 @@ _BOM = b"\xef\xbb\xbf"
 class TextFormat(Format):
     """Documents of plain text, found by a separator."""
 
+    is_remote = False
+
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
         self._view: tuple[str, ByteView] | None = None
@@ -46,14 +49,25 @@ class TextFormat(Format):
     def expect(self, files: Sequence[InputFile]) -> None:
         """Begin to unpack compressed files that will be read next."""
         for file in files:
-            if file.compression and file.problem is None and file.path not in self._streams:
+            is_ours = file.is_remote == self.is_remote and file.problem is None
+            if file.compression and is_ours and file.path not in self._streams:
                 with contextlib.suppress(BadFileError):  # which is raised when the file's turn comes
-                    self._streams[file.path] = open_stream(file)
+                    self._streams[file.path] = self.open_stream(file)
 
     def open_stream_view(self, file: InputFile) -> ByteView:
         """Open a file to cut it into batches."""
         self.make_ready(file)
-        return open_view(file, self._streams.pop(file.path, None))
+        if not file.by_value:
+            return FileView(file)
+        return StreamView(file, self._streams.pop(file.path, None) or self.open_stream(file))
+
+    def open_stream(self, file: InputFile) -> ReadAhead:
+        """Begin to read a file that can only be read front to back."""
+        return open_stream(file, self.open_packed)
+
+    def open_packed(self, file: InputFile) -> BinaryIO:
+        """Open a file to read it front to back, as it is stored."""
+        return open_local_file(file)
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         view = self.open_stream_view(file)
@@ -66,7 +80,7 @@ class TextFormat(Format):
             rule = self.settings.vocabulary.cut_rule
             ranges = find_ranges(view, separator, start, starts_mid_document, batch_bytes, rule)
             ranges = (self._report_uncut(file, part) for part in ranges)
-            with DamageLookahead(file, separator, batch_bytes, rule) as lookahead:
+            with DamageLookahead(file, separator, batch_bytes, rule, self.open_stream) as lookahead:
                 yield from batches_of(file, view, ranges, name, lookahead)
         finally:
             view.close()
@@ -113,7 +127,7 @@ class TextFormat(Format):
         if self._view is None or self._view[0] != file.path:
             self.close()
             self.make_ready(file)
-            self._view = (file.path, open_view(file))
+            self._view = (file.path, FileView(file))
         data = self._view[1].read_at(batch.position, batch.end - batch.position)
         if len(data) < batch.end - batch.position:
             raise BadFileError(f"{file.path}: the file has become shorter while it was read.")
@@ -149,8 +163,16 @@ class DamageLookahead:
     """Reads ahead in a compressed file to the end of a document that is longer than a batch: no piece of it
     may go to a worker before it is known that the document is not cut off by damage."""
 
-    def __init__(self, file: InputFile, separator: Separator, batch_bytes: int, rule: CutRule | None) -> None:
+    def __init__(
+        self,
+        file: InputFile,
+        separator: Separator,
+        batch_bytes: int,
+        rule: CutRule | None,
+        open_again: Callable[[InputFile], ReadAhead],
+    ) -> None:
         self._file = file
+        self._open_again = open_again
         self._separator = separator
         self._batch_bytes = batch_bytes
         self._rule = rule
@@ -169,7 +191,7 @@ class DamageLookahead:
         up to the damage, else None."""
         if self._whole_until is None or offset < self._whole_until:
             return None
-        view = self._view = self._view or StreamView(self._file)
+        view = self._view = self._view or StreamView(self._file, self._open_again(self._file))
         view.skip_to(offset)
         start = end = offset
         for part in find_ranges(view, self._separator, offset, True, self._batch_bytes, self._rule):

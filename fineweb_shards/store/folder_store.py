@@ -19,6 +19,7 @@ from fineweb_shards.system.durable import (
     FolderLock,
     is_locked,
     publish,
+    read_file,
     sync_folder,
     write_file,
 )
@@ -30,6 +31,7 @@ class FolderStore(Store):
 
     path: Path
     grows_in_place: ClassVar[bool] = True
+    is_remote: ClassVar[bool] = False
 
     @property
     def folder(self) -> Path:
@@ -43,12 +45,20 @@ class FolderStore(Store):
     def name(self) -> str:
         return self.path.resolve().name
 
+    def is_same(self, other: Store) -> bool:
+        return isinstance(other, FolderStore) and other.path.resolve() == self.path.resolve()
+
     def find(self, name: str) -> FoundFile | None:
         path = find_file(self.path, name)
         return FoundFile(path.stat().st_size, path == self.path / name) if path else None
 
     def open(self, name: str) -> BinaryIO:
         return open(find_file(self.path, name) or self.path / name, "rb")
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        with self.open(name) as file:
+            file.seek(begin)
+            return file.read(end - begin)
 
     def list_names(self, below: str = "") -> list[str]:
         folder = self.path / below
@@ -60,6 +70,19 @@ class FolderStore(Store):
 
     def is_locked(self) -> bool:
         return is_locked(self.path)
+
+    def manifest_version(self) -> object:
+        try:
+            state = (self.path / FILE_NAME).stat()
+        except OSError:
+            return None
+        return state.st_mtime_ns, state.st_size, state.st_ino
+
+    def read_manifest(self) -> bytes | None:
+        try:
+            return read_file(self.path / FILE_NAME)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def lock(self, observer: Observer) -> contextlib.AbstractContextManager[object]:
         return FolderLock(self.path)
@@ -98,6 +121,9 @@ class FolderStore(Store):
             final.parent.mkdir()
             sync_folder(self.path)
         publish(temporary, final)
+
+    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
+        return total_bytes
 
     def leftovers(self, names: Iterable[str]) -> list[Path]:
         needed = {growing_path(self.path / name) for name in names}

@@ -57,6 +57,7 @@ class Deletion:
                     path.unlink(missing_ok=True)
             self.store.remove(self.files)
             self.store.remove_unrecorded({})
+            self.store.remove_work_copies()
             with contextlib.suppress(OSError):  # it does not exist, or holds other files
                 (self.store.folder / INDEX_FOLDER).rmdir()
         except OSError as error:
@@ -87,7 +88,7 @@ def plan_deletion(store: Store, layout: Layout) -> Deletion:
     found = sorted(work.iterdir()) if work.is_dir() else []
     names = [*sorted(ours), *([FILE_NAME] if manifest else [])]
     files = {name: size for name in names if (size := store.named_bytes(name)) is not None}
-    return Deletion(store, files, tuple(path for path in found if path.name != LOCK_NAME))
+    return Deletion(store, files, tuple(path for path in found if not _is_lock(path.name)))
 
 
 def our_names(store: Store, manifest: Manifest) -> set[str]:
@@ -139,10 +140,14 @@ def _is_whole(store: Store, manifest: Manifest, name: str) -> bool:
         fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
         if odd or tokens <= 0 or not fits:
             return False
-        with store.open(name) as file:
-            return file.read(layout.header_bytes) == shard_format.header(tokens)
+        return store.read_range(name, 0, layout.header_bytes) == shard_format.header(tokens)
     except OSError:
         return False
+
+
+def _is_lock(name: str) -> bool:
+    """Return whether a file of the work folder is the lock, or what says whose it is."""
+    return name == LOCK_NAME or name.startswith(f"{LOCK_NAME}.")
 
 
 def _ask(deletion: Deletion, warn: Say) -> None:

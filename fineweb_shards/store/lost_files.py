@@ -18,8 +18,10 @@ def trim_to_whole_files(manifest: Manifest, store: Store) -> Manifest:
     """Return the manifest up to the last checkpoint whose files are complete; the rest is made again."""
     whole = manifest.complete
     lost: list[ShardRecord] = []
-    for file in list_files(manifest.shards):
-        found = store.find(file.name)
+    files = list_files(manifest.shards)
+    everything = store.find_all(file.name for file in files)
+    for file in files:
+        found = everything.get(file.name)
         size = found.size_bytes if found else 0
         lost += [record for record in file.segments if record.offset + record.bytes > size]
         if size > file.end_bytes and not may_be_longer(manifest, file):

@@ -35,7 +35,7 @@ class ManifestFile:
 
     def save(self, manifest: Manifest) -> None:
         """Replace the store's manifest durably."""
-        self._store.save_manifest(self._text.make(manifest))
+        self._store.save_manifest(self._text.make(manifest, self._store.run_id))
 
 
 def save_manifest(manifest: Manifest, store: Store) -> None:
@@ -43,8 +43,9 @@ def save_manifest(manifest: Manifest, store: Store) -> None:
     ManifestFile(store).save(manifest)
 
 
-def load_manifest(folder: Path) -> Manifest | None:
-    """Load the folder's manifest; None if there is none.
+def load_manifest(folder: Path, location: str = "") -> Manifest | None:
+    """Load the folder's manifest; None if there is none. `location` is what the user calls the folder, if it
+    has copies of another one's files.
 
     Raises DamageError if it is damaged, OutputError if it is another program's.
     """
@@ -55,13 +56,19 @@ def load_manifest(folder: Path) -> Manifest | None:
         return None
     except OSError as error:
         raise output_error(path, error) from error
+    return parse_manifest(data, folder, location)
+
+
+def parse_manifest(data: bytes, folder: Path, location: str = "") -> Manifest:
+    """Make a manifest of the content of a folder's file. Raises errors like `load_manifest`."""
+    path = f"{location}/{FILE_NAME}" if location else str(folder / FILE_NAME)
     if not is_ours(folder, data):
         raise OutputError(
             f"{path}: this is not a manifest of fineweb-shards, but a file of another program.",
             "For a build, choose another --out. Nothing here was touched, and --fresh would not change that.",
         )
     try:
-        return _manifest_from_json(path, parse_object(data))
+        return _manifest_from_json(path, folder, parse_object(data))
     except ValueError as error:
         raise DamageError(
             f"{path}: the manifest is damaged: {error}.",
@@ -70,29 +77,35 @@ def load_manifest(folder: Path) -> Manifest | None:
         ) from error
 
 
-def require_manifest(folder: Path) -> Manifest:
-    """Load the folder's manifest; if there is none, raise OutputError with the next step."""
-    manifest = load_manifest(folder)
+def find_manifest(store: Store) -> Manifest | None:
+    """Load the manifest in the store's folder, which may be a copy; None if there is none."""
+    return load_manifest(store.folder, store.location)
+
+
+def require_manifest(store: Store) -> Manifest:
+    """Load the store's manifest; if there is none, raise OutputError with the next step."""
+    manifest = find_manifest(store)
     if manifest is None:
-        raise missing_manifest_error(folder)
+        raise missing_manifest_error(store)
     return manifest
 
 
-def missing_manifest_error(folder: Path) -> OutputError:
-    """Return an error that says why a folder has no manifest, with the next step."""
+def missing_manifest_error(store: Store) -> OutputError:
+    """Return an error that says why a store has no manifest, with the next step."""
+    folder, location = store.folder, store.location
     if not folder.is_dir():
         here = (
             "this is a file, not a folder" if folder.exists() else "no such folder: nothing was built there"
         )
-        return OutputError(f"{folder}: {here}.", "Name the folder that was the --out of a `build`.")
-    if (folder / WORK_FOLDER).is_dir():
+        return OutputError(f"{location}: {here}.", "Name the folder that was the --out of a `build`.")
+    if (folder / WORK_FOLDER).is_dir() and (not store.is_remote or any((folder / WORK_FOLDER).iterdir())):
         return OutputError(
-            f"{folder}: nothing is built here yet: no run has come as far as its first {FILE_NAME}.",
+            f"{location}: nothing is built here yet: no run has come as far as its first {FILE_NAME}.",
             "Run the build command again, or wait if it was started a moment ago.",
         )
     return OutputError(
-        f"{folder}: nothing is built here: there is no {FILE_NAME}.",
-        f"Build something first: fineweb-shards build --input PATH --out {shlex.quote(str(folder))}",
+        f"{location}: nothing is built here: there is no {FILE_NAME}.",
+        f"Build something first: fineweb-shards build --input PATH --out {shlex.quote(location)}",
     )
 
 
@@ -110,7 +123,7 @@ def is_ours(folder: Path, data: bytes) -> bool:
         return False
 
 
-def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
+def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manifest:
     """Make a manifest from parsed JSON; ValueError if damaged, ChangedError if the format is unknown."""
     found = get(data, "format", int)
     if found not in _READABLE_FORMATS:
@@ -140,7 +153,7 @@ def _manifest_from_json(path: Path, data: dict[str, Any]) -> Manifest:
         seconds=expect("seconds", effort.get("seconds", 0), float),
         peak_memory_bytes=expect("peak_memory_bytes", effort.get("peak_memory_bytes", 0), int),
         digits=expect("digits", data.get("digits", 0), int),
-        vocabulary=vocabulary_of(data, path.parent / WORK_FOLDER),
+        vocabulary=vocabulary_of(data, folder / WORK_FOLDER),
         index=expect("index", data.get("index", False), bool),
     )
     check_manifest(manifest)

@@ -26,12 +26,13 @@ class ManifestText:
         self._files = _ListText()
         self._shards = _ListText()
 
-    def make(self, manifest: Manifest) -> bytes:
-        """Return the text of `manifest.json`."""
+    def make(self, manifest: Manifest, run_id: str = "") -> bytes:
+        """Return the text of `manifest.json`, with the run that has written it, if it has a name."""
         effort = {
             "seconds": round(manifest.seconds, 3),
             "tokens_per_second": round(manifest.tokens / max(manifest.seconds, 1e-3)),
             "peak_memory_bytes": manifest.peak_memory_bytes,
+            **({"run": run_id} if run_id else {}),
         }
         parts = {
             "format": _text_of(FORMAT_VERSION),

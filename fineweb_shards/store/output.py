@@ -23,6 +23,7 @@ from functools import partial
 from fineweb_shards.errors import DiskFullError, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.layouts.base import tokens_of
+from fineweb_shards.layouts.document_index import is_index_of
 from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.growing_file import GrowingFile
@@ -51,14 +52,27 @@ from fineweb_shards.types import (
 # How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a
 # core for a tenth of a second. More would only mean more to lose in a crash.
 _MOST_CHECKPOINTS = 8
+_MOST_RECORDS = len(SPLITS) * (2 + _MOST_CHECKPOINTS)  # of all checkpoints at once
 _LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
 
 
 def begin_output(store: Store, manifest: Manifest) -> None:
     """Remove files that `manifest` does not continue, then save it: the first step of every run."""
+    layout = manifest.layout
+    store.abort_uploads(lambda name: layout.owns(name) or is_index_of(layout, name))
     remove_leftovers(store, manifest)
     remove_outdated_files(store, manifest)
     save_manifest(manifest, store)
+
+
+def checkpoints_at_once(workers: int) -> int:
+    """Return how many checkpoints may be there that are not recorded."""
+    return 1 + min(workers, _MOST_CHECKPOINTS)
+
+
+def shards_at_once(workers: int) -> int:
+    """Return how many files may be there that are not recorded: both splits', and those being sealed."""
+    return len(SPLITS) + checkpoints_at_once(workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,15 @@ class _Checkpoint:
     end: Cursor
     counts: Counts
     seals: list[Future[str]]  # their SHA-256; empty until all is written
+
+    def make_records(self) -> list[ShardRecord]:
+        """Return the records of the segments, once they are sealed; the last one has the counts."""
+        records = [
+            _make_record(segment, seal.result(), self.end)
+            for segment, seal in zip(self.segments, self.seals, strict=True)
+            if segment.tokens
+        ]
+        return [*records[:-1], *(replace(record, counts=self.counts) for record in records[-1:])]
 
 
 class Output:
@@ -140,7 +163,7 @@ class Output:
         finally:  # what is placed may have filled a shard, even if there is no room for the next one
             self._writes.extend(self._plane.place(tokens, placements))
             self._placed += len(placements)
-        self._settle(1 + min(self._plane.workers, _MOST_CHECKPOINTS))
+        self._settle(checkpoints_at_once(self._plane.workers))
 
     def finish(self) -> Manifest:
         """Give every file its final name, and save the manifest as complete."""
@@ -156,6 +179,7 @@ class Output:
         if self._files:
             self._begin_checkpoint(self._placed, set(SPLITS))
         self._settle(0)
+        assert not self._checkpoints, "a complete manifest has everything"
         self._write_sidecars()
         manifest = self.manifest
         totals = {
@@ -235,15 +259,21 @@ class Output:
         while self._writes and self._writes[0].done():
             self._writes[0].result()
             self._writes.popleft()
+        self._begin_seals()
+        while sealed := list(itertools.takewhile(self._is_sealed, self._checkpoints)):
+            self._record(sealed)
+            for _ in sealed:
+                self._checkpoints.popleft()
+            self._begin_seals()
+
+    def _begin_seals(self) -> None:
+        """Have segments sealed that are written."""
         for checkpoint in self._checkpoints:
             if not checkpoint.seals and checkpoint.after <= self._written:
                 joins_parts = any(segment.whole and segment.begin for segment in checkpoint.segments)
                 if joins_parts and checkpoint is not self._checkpoints[0]:
-                    break  # the parts before must have been sealed
+                    return  # a store that puts parts together needs those before it
                 checkpoint.seals.extend(map(self._seal, checkpoint.segments))
-        while self._checkpoints and self._is_sealed(self._checkpoints[0]):
-            self._record(self._checkpoints[0])
-            self._checkpoints.popleft()
 
     def _seal(self, segment: Segment) -> Future[str]:
         spec, longest = self._spec, self._max_wait_seconds
@@ -257,24 +287,29 @@ class Output:
         return self._placed - len(self._writes)
 
     def _is_sealed(self, checkpoint: _Checkpoint) -> bool:
-        return bool(checkpoint.seals) and all(seal.done() for seal in checkpoint.seals)
+        """Return whether a checkpoint is sealed; raise the error if it can't be, once it is the first."""
+        if not checkpoint.seals or not all(seal.done() for seal in checkpoint.seals):
+            return False
+        failures = [failure for seal in checkpoint.seals if (failure := seal.exception()) is not None]
+        if failures and checkpoint is self._checkpoints[0]:
+            raise failures[0]
+        return not failures
 
-    def _record(self, checkpoint: _Checkpoint) -> None:
-        """Name the files that are whole, and save the manifest with the new segments."""
-        records = []
-        for segment, seal in zip(checkpoint.segments, checkpoint.seals, strict=True):
-            sha256 = seal.result()
-            self._name(segment)
-            if segment.tokens:
-                records.append(_make_record(segment, sha256, checkpoint.end))
-        if records:
-            records[-1] = replace(records[-1], counts=checkpoint.counts)
+    def _record(self, checkpoints: Sequence[_Checkpoint]) -> None:
+        """Name the files that are whole, and save the manifest with the new segments. All checkpoints that
+        are sealed are recorded together: saving takes a bucket a fifth of a second."""
+        records: list[ShardRecord] = []
+        for checkpoint in checkpoints:
+            for segment in checkpoint.segments:
+                self._name(segment)
+            records += checkpoint.make_records()
         names = {record.name for record in records}
         for file in self._unnamed:  # before the manifest names it: from then on it must not be removed
             file.is_recorded = file.is_recorded or file.name in names
-        is_new = self.manifest.shards[-len(records) :] != tuple(records)
-        self._save(self.manifest.append(*records) if records and is_new else self.manifest)
-        self._on_record(records, checkpoint.end)
+        # An interruption may have come after some of them were recorded.
+        recorded = self.manifest.shards[-_MOST_RECORDS:]
+        self._save(self.manifest.append(*(record for record in records if record not in recorded)))
+        self._on_record(records, checkpoints[-1].end)
 
     def _name(self, segment: Segment) -> None:
         """Give a file that is whole its name; make sure that one that grows on will be found again."""
@@ -314,9 +349,12 @@ class Output:
 
     def _reopen_growing(self) -> None:
         """Open files that still grow, so that they are finished even if this run has added nothing."""
-        for file in list_files(self.manifest.shards):
-            found = self._spec.store.find(file.name)
-            if found is not None and not found.named:
+        files = list_files(self.manifest.shards)
+        everything = self._spec.store.find_all(file.name for file in files)
+        for file in files:
+            found = everything.get(file.name)
+            # One that is longer was named by a run that was killed before it recorded the rest.
+            if found is not None and (not found.named or found.size_bytes > file.end_bytes):
                 self._file(file.split)
 
 

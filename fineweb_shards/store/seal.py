@@ -21,7 +21,7 @@ def seal_segment(
     Any process can do it, and again if it dies. While the disk is full, it waits.
     """
     try:
-        if segment.header:
+        if segment.header and not segment.begin:
             disk = Disk(segment.path.parent, max_wait_seconds, observer)
             disk.attempt(partial(_write_header, segment))
         with open(segment.path, "rb") as file:

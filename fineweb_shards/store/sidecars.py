@@ -137,13 +137,12 @@ def _read_facts(file: FinishedFile) -> FileFacts:
 
 
 def _ends_with_eot(store: Store, name: str, shard_format: ShardFormat) -> bool:
-    with store.open(name) as file:
-        tokens, _ = shard_format.tokens_in(file.seek(0, os.SEEK_END))
-        if tokens < 1:
-            return False  # damaged: no file of ours is empty
-        file.seek(shard_format.offset_bytes(tokens - 1))
-        last = shard_format.from_bytes(file.read(shard_format.dtype.itemsize))
-    return shard_format.vocabulary.count_eots(last) > 0
+    found = store.find(name)
+    tokens, _ = shard_format.tokens_in(found.size_bytes if found else 0)
+    if tokens < 1:
+        return False  # damaged: no file of ours is empty
+    last = store.read_range(name, shard_format.offset_bytes(tokens - 1), shard_format.offset_bytes(tokens))
+    return shard_format.vocabulary.count_eots(shard_format.from_bytes(last)) > 0
 
 
 def _find_eots(file: BinaryIO, shard_format: ShardFormat) -> Iterator[Places]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -26,6 +26,7 @@ class FoundFile:
 
     size_bytes: int
     named: bool
+    etag: str = ""  # another one for other content, where the store has such a thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Store(ABC):
     """The finished files of an output, by their names. Can be sent to other processes."""
 
     grows_in_place: ClassVar[bool]  # all segments of a file are written into the same file
+    is_remote: ClassVar[bool]  # finished files are not in a folder
 
     @property
     @abstractmethod
@@ -56,11 +58,24 @@ class Store(ABC):
     def name(self) -> str:
         """The last word of the location."""
 
+    @abstractmethod
+    def is_same(self, other: Store) -> bool:
+        """Return whether another store has the same files."""
+
     # For readers
 
     @abstractmethod
     def find(self, name: str) -> FoundFile | None:
         """Look for a file, whether it grows or is finished; None if it is missing."""
+
+    def find_all(self, names: Iterable[str]) -> dict[str, FoundFile]:
+        """Look for many files at once; missing ones are left out."""
+        return {name: found for name in names if (found := self.find(name)) is not None}
+
+    @abstractmethod
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        """Read the bytes from `begin` to `end` of a file; fewer if it is shorter. Raises OSError or a
+        ShardError."""
 
     @abstractmethod
     def open(self, name: str) -> BinaryIO:
@@ -78,11 +93,29 @@ class Store(ABC):
     def is_locked(self) -> bool:
         """Return whether a run is active here now."""
 
+    @abstractmethod
+    def manifest_version(self) -> object:
+        """Tell which manifest is there now: another value after it was replaced; None if there is none."""
+
+    @abstractmethod
+    def read_manifest(self) -> bytes | None:
+        """Read the manifest that is there now; None if there is none. Raises OSError or a ShardError."""
+
+    def refresh(self) -> None:
+        """Bring the copies of the manifest and of the other small files in the folder up to date, if they are
+        copies."""
+
     # For one run
 
     @abstractmethod
     def lock(self, observer: Observer) -> contextlib.AbstractContextManager[object]:
         """Lock the store for one run; LockedError if another one is active."""
+
+    @property
+    def run_id(self) -> str:
+        """What tells this run's manifests from those of others, where a manifest is only replaced if it is
+        still the one that was read; else nothing."""
+        return ""
 
     @abstractmethod
     def save_manifest(self, data: bytes) -> None:
@@ -114,5 +147,16 @@ class Store(ABC):
     def leftovers(self, names: Iterable[str]) -> list[Path]:
         """Return the unfinished files in the work folder that are not of these names."""
 
+    @abstractmethod
+    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
+        """Return how much space on this machine an output of so many bytes needs, if so many shards are being
+        made at once."""
+
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
         """Remove what is kept elsewhere of unfinished files, except for the recorded bytes of each name."""
+
+    def remove_work_copies(self) -> None:
+        """Remove what is kept elsewhere of the work folder's files."""
+
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
+        """Give up uploads that earlier runs have left unfinished, of files whose names are ours."""

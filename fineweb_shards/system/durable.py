@@ -125,7 +125,7 @@ def is_locked(folder: Path) -> bool:
     try:
         # Reading is enough: the folder may belong to another user.
         with open(path, "r+b" if os.access(path, os.W_OK) else "rb") as file:
-            return not _try_lock(file, shared=True)
+            return not try_lock(file, shared=True)
     except OSError:
         return False
 
@@ -138,7 +138,7 @@ def lock_file(file: BinaryIO) -> None:
 
         fcntl.flock(file, fcntl.LOCK_EX)
         return
-    while not _try_lock(file):
+    while not try_lock(file):
         time.sleep(_RETRY_SECONDS)
 
 
@@ -147,17 +147,19 @@ def _try_lock_repeatedly(file: BinaryIO) -> bool:
     Any number of those is no reason to give up; an exclusive lock, which only a run holds, is."""
     refusals = 0
     for _ in range(_TRIES_AMONG_READERS):
-        if _try_lock(file):
+        if try_lock(file):
             return True
-        refusals += not _try_lock(file, shared=True)  # refused only if another process holds it exclusively
-        _unlock(file)
+        refusals += not try_lock(file, shared=True)  # refused only if another process holds it exclusively
+        unlock(file)
         if refusals == _TRIES:
             return False
         time.sleep(_RETRY_SECONDS)
     return False
 
 
-def _try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
+def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
+    """Lock a file if nobody else has it locked, or, if `shared`, if nobody has it for himself; return whether
+    it is locked now. It is freed when the file and all copies of its descriptor are closed."""
     if os.name == "nt":  # has no shared locks
         import msvcrt
 
@@ -178,7 +180,8 @@ def _try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
     return True
 
 
-def _unlock(file: BinaryIO) -> None:
+def unlock(file: BinaryIO) -> None:
+    """Free a lock, also where a process that was forked meanwhile has the file open."""
     if os.name != "nt":  # on Windows, unlocking fails if the lock was not obtained
         import fcntl
 

@@ -27,9 +27,9 @@ from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.joined_ids import JoinedIds, join_ids
 from fineweb_shards.tokenizers.passages import cut_passages
+from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.sample_check import check_sample
 from fineweb_shards.tokenizers.seams import SeamMender
-from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
 from fineweb_shards.types import Counts, EncodedBlock, Places, TextChunk, Tokens, id_of
@@ -43,7 +43,7 @@ _NO_PLACES = np.empty(0, np.int64)
 def make_mender(vocabulary: Vocabulary) -> SeamMender:
     """Return the SeamMender of this process; threads may share it, because nothing in it changes."""
     known = load_token_bytes(vocabulary)
-    reference = TiktokenEngine(known)
+    reference = make_reference(vocabulary)
     encoder = Encoder(reference, reference, eot_first=True, seed=0)
 
     def encode(text: str) -> list[int]:

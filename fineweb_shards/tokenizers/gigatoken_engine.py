@@ -29,6 +29,9 @@ from fineweb_shards.vocabulary import Vocabulary
 # long as encoding 12 MB of English, and the words have to be learnt again.
 _CACHE_BYTES = 96 * 2**20
 _LOOK_EVERY_BYTES = 2**20
+# By how many bytes it grows for each byte of text at the most; 9 to 12 were seen. It grows in steps, by up to
+# 64 MB when its table doubles, whenever one looks.
+_MOST_GROWTH = 16
 # It has no end that is also its beginning, so it is found nowhere but where it was put. A text that has it is
 # noticed by the number of borders, and left to the reference.
 BORDER = "\u0091fineweb-shards: a text ends here\u0092"
@@ -105,14 +108,15 @@ class GigatokenEngine(Engine):
         return ids
 
     def _bound_cache(self) -> None:
-        """Replace the tokenizer if its cache has become too large."""
-        self._until_look_bytes = _LOOK_EVERY_BYTES
+        """Replace the tokenizer if its cache has become too large, and say when to look again."""
         # The process's own growth, because the size of the cache is not told. Whatever else grows by that
         # much only has the effect that the cache is emptied sooner.
         memory_bytes = own_memory_bytes()
         if not self._memory_bytes:
             self._memory_bytes = memory_bytes
-        elif memory_bytes - self._memory_bytes > _CACHE_BYTES:
+        room_bytes = self._memory_bytes + _CACHE_BYTES - memory_bytes
+        if room_bytes < 0:
             self._tokenizer = None  # first, so that there are never two of them
             self._tokenizer = self._load()
             self._memory_bytes = 0
+        self._until_look_bytes = max(_LOOK_EVERY_BYTES, room_bytes // _MOST_GROWTH)

@@ -3,6 +3,8 @@ file: Hugging Face's tokenizers and tiktoken differ about one document in four u
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from fineweb_shards.errors import UsageError
 from fineweb_shards.tokenizers.base import Reference
 from fineweb_shards.tokenizers.sentencepiece_engine import SentencePieceEngine
@@ -26,6 +28,13 @@ def require_reference(name: str, file: str) -> None:
 
 
 def make_reference(vocabulary: Vocabulary) -> Reference:
-    """Return the reference of a vocabulary."""
+    """Return the reference of a vocabulary: one for all that need it in a process, because loading tiktoken
+    takes a tenth of a second and 30 MB."""
+    return _make_reference(vocabulary, vocabulary.folder)
+
+
+@lru_cache(maxsize=2)
+def _make_reference(vocabulary: Vocabulary, folder: str) -> Reference:
+    """`folder` is only a part of the key: vocabularies are equal wherever their files are."""
     require_reference(vocabulary.reference, vocabulary.name)
     return REFERENCES[vocabulary.reference](vocabulary)

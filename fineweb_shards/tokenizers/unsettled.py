@@ -7,20 +7,23 @@ left to the reference, and so is one with a character that the trial has found t
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Letters, digits and marks of Unicode 17, which gigatoken knows and tiktoken does not.
+# Letters, digits and marks of Unicode 17, which gigatoken knows and tiktoken does not; and behind the last of
+# them what is not assigned by then.
 _UNICODE_17 = (
     "88f c5c cdc 1acf-1add 1ae0-1aeb a7ce-a7cf a7d2 a7d4 a7f1 10940-10959 10ec5-10ec7 11db0-11ddb "
     "11de0-11de9 16ea0-16eb8 16ebb-16ed3 16ff2-16ff6 187f8-187ff 18d09-18d1e 18d80-18df2 1e6c0-1e6ff "
-    "2b73a-2b73f 2cea2-2cead 323b0-33479"
+    "2b73a-2b73f 2cea2-2cead 323b0-3ffff"
 )
 # Where scripts are still being added.
-_GROWING = ((0x800, 0x2000), (0xA000, 0xB000), (0x10000, 0x40000))
+_GROWING = ((0x800, 0x2000), (0xA000, 0xB000), (0x10000, 0x32400))
+_BLOCK = 256
 _GROWING_LEADS = (0xE0, 0xE1, 0xEA, 0xF0)  # with which their characters begin in UTF-8
 _END = 0x40000  # the planes from here on are empty, or for private use
 _UNASSIGNED = "Cn"
@@ -67,8 +70,11 @@ def _new_characters() -> NDArray[np.bool_]:
     for span in _UNICODE_17.split():
         first, _, last = span.partition("-")
         new[int(first, 16) : int(last or first, 16) + 1] = True
-    for begin, end in _GROWING:
-        new[begin:end] |= [unicodedata.category(chr(point)) == _UNASSIGNED for point in range(begin, end)]
+    for begin in itertools.chain.from_iterable(range(*span, _BLOCK) for span in _GROWING):
+        block = np.arange(begin, begin + _BLOCK, dtype="<u4").tobytes().decode("utf-32-le")
+        if not block.isprintable():  # if it is, all of it is assigned: most blocks, in a tenth of the time
+            categories = map(unicodedata.category, block)
+            new[begin : begin + _BLOCK] |= [category == _UNASSIGNED for category in categories]
     return new
 
 

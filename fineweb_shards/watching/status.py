@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest, missing_manifest_error
+from fineweb_shards.store.manifest_file import find_manifest, missing_manifest_error
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.resume_command import runnable_here
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
@@ -52,11 +52,12 @@ def read_status(store: Store, *, alive: bool | None = None) -> Status:
     """Read the state of a store; `alive` is whether a run is active there, if the caller knows."""
     if alive is None:
         alive = store.is_locked()  # first: a run that ends now has then written everything
+        store.refresh()
     folder = store.folder
-    manifest = load_manifest(folder)
+    manifest = find_manifest(store)
     heartbeat = load_heartbeat(folder)
     if manifest is None and not alive and heartbeat is None:
-        raise missing_manifest_error(folder)
+        raise missing_manifest_error(store)
     complete = manifest is not None and manifest.complete
     state = RUNNING if alive else COMPLETE if complete else STOPPED
     return Status(store, state, manifest, heartbeat, last_lines(folder, _EVENTS))

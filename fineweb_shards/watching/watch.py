@@ -1,7 +1,8 @@
 """`status --watch`: show the status repeatedly until the run ends.
 
 In a terminal it is refreshed in place every two seconds; elsewhere it is a line a minute; with --json an
-object every two seconds.
+object every two seconds. A run tells a bucket how it is every 15 seconds only, and every look costs requests:
+there it is every ten seconds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fineweb_shards.watching.status import (
 )
 
 _EVERY_SECONDS = 2.0
+_REMOTE_EVERY_SECONDS = 10.0
 _LINE_EVERY_SECONDS = 60.0
 # The terminal's alternate screen, as `top` uses it: on leaving, the old content is restored.
 _ENTER, _LEAVE = "\x1b[?1049h", "\x1b[?1049l"
@@ -61,7 +63,7 @@ def _repeat(store: Store, status: Status, show: Callable[[Status], None], every_
         if time.monotonic() >= next_time:
             next_time = time.monotonic() + every_seconds
             show(status)
-        time.sleep(_EVERY_SECONDS)
+        time.sleep(_REMOTE_EVERY_SECONDS if store.is_remote else _EVERY_SECONDS)
         status = read_status(store)
     return status
 

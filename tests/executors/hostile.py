@@ -20,7 +20,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.store import segment
+from fineweb_shards.store import seal
 from fineweb_shards.system import retry
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.types import Placement, Tokens
@@ -95,13 +95,13 @@ def hostile_fsync(file: int) -> None:
     pass_point("synced")
 
 
-def hostile_read(file: BinaryIO, shard_format: ShardFormat, offset: int, size_bytes: int) -> Any:
+def hostile_read(file: BinaryIO, shard_format: ShardFormat, offset: int, size_bytes: int, begin: int) -> Any:
     pass_point("seal")
     _sealing.now = True
-    return _read(file, shard_format, offset, size_bytes)
+    return _read(file, shard_format, offset, size_bytes, begin)
 
 
-_read = segment.read_contents
+_read = seal.read_contents
 
 
 class HostileWriter(TokenWriter):
@@ -134,5 +134,5 @@ class HostileSpec(WorkerSpec):
             return super().make_writer(observer)  # the parent's disk is fine
         retry.FIRST_WAIT_SECONDS = 0.01
         os.write, os.fsync = hostile_write, hostile_fsync  # type: ignore[assignment]
-        segment.read_contents = hostile_read
+        seal.read_contents = hostile_read
         return HostileWriter(self.shard_format, Disk(self.folder, self.max_outage_seconds, observer))

@@ -54,7 +54,7 @@ def path(tmp_path: Path) -> Path:
 
 def build(out: Path, path: Path, wanted: Wanted, workers: int = 1, **settings: object) -> Manifest:
     """A build with hostile workers; the parent is this process."""
-    job = runs.job_of(out, path, batch_bytes=4096, engine="tiktoken", **wanted.settings(), **settings)
+    job = runs.job_of(out, path, batch_bytes=2048, engine="tiktoken", **wanted.settings(), **settings)
     progress = Progress(EventLog(job.folder))
     spec = hostile.HostileSpec(
         job.source,
@@ -229,7 +229,7 @@ def test_a_thread_that_fails_for_good_ends_the_run(
 def command(path: Path, out: Path) -> list[str]:
     words = [
         "build", "--input", path, "--out", out, "--engine", "tiktoken", "--workers", "1",
-        "--shard-tokens", "3000", "--batch-bytes", "4096",
+        "--shard-tokens", "3000", "--batch-bytes", "2048",
     ]  # fmt: skip
     return [str(word) for word in words]
 

@@ -15,7 +15,8 @@ from layout_reference import Wanted, files
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.loader import ShardLoader
-from fineweb_shards.reading.token_file import has_eot_first, open_token_file, token_files
+from fineweb_shards.reading.token_file import has_eot_first, open_files_in, open_token_file, token_names
+from fineweb_shards.reading.token_folder import open_folder
 
 TOKENS = np.array([5, 70_000, 3, 50256, 9, 1], "<u4")
 NARROW, WIDE = np.dtype("<u2"), np.dtype("<u4")
@@ -59,7 +60,8 @@ def test_torchtitan_has_four_bytes_by_its_name(tmp_path: Path) -> None:
     """And its offsets are no tokens."""
     (tmp_path / "tokens.bin").write_bytes(TOKENS.tobytes())
     np.save(tmp_path / "document_offsets.npy", np.array([0, 4, 6]))
-    (file,) = token_files(tmp_path, "train")
+    folder = open_folder(tmp_path)
+    (file,) = open_files_in(folder, token_names(folder, "train"))
     assert file.map().tolist() == TOKENS.tolist()
 
 
@@ -90,7 +92,7 @@ def test_the_loader_takes_a_split_of_every_layout(tmp_path: Path, layout: str) -
         dtype = "uint16" if layout == "olmo-core" and not manifest else None
         for split in ("train", "val"):
             loader = ShardLoader(out, split, batch_size=1, length=16, framework="numpy", dtype=dtype)
-            names = [shard.file.path.name for shard in loader._shards.known]
+            names = [shard.file.name for shard in loader._shards.known]
             suffix = names[0].rsplit(".", 1)[1]
             tokens = [name for name in expected if name.endswith(suffix) and "offsets" not in name]
             assert names == sorted(name for name in tokens if ("val" in name) == (split == "val"))

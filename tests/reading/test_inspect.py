@@ -112,7 +112,7 @@ def test_a_shard_that_begins_inside_a_document(tmp_path: Path) -> None:
     target = inspection.open_target(tmp_path / "edufineweb_train_000007.npy")
     assert "".join(inspection.read_document(target, 0)) == "whole"
     assert [match.document for match in inspection.find_text(target, "rest")] == [-1]
-    shown = inline.run_command("inspect", target.path, "--grep", "rest")
+    shown = inline.run_command("inspect", target.location, "--grep", "rest")
     assert shown.stdout == "rest: the rest\n"
 
 
@@ -128,7 +128,7 @@ def test_a_document_that_began_before_is_not_counted(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         list(inspection.read_document(target, 2))
     assert [match.document for match in inspection.find_text(target, "e")] == [-1, 0]
-    shown = inline.run_command("inspect", target.path).stdout
+    shown = inline.run_command("inspect", target.location).stdout
     assert f"in the middle of a document, with {len(rest)} tokens of one that began before" in shown
     assert re.search(r"documents +2, EOT before each\n", shown)
     assert re.search(rf"length +{len(whole) / 2:.1f} tokens on average", shown)

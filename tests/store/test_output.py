@@ -191,7 +191,7 @@ class LazyPlane(InProcessPlane):
 
     def run(self, function: Callable[..., Any], *arguments: object) -> Future[Any]:
         future: Future[Any] = Future()
-        self._left[future] = partial(function, *arguments)
+        self._left[future] = partial(function, Observer(), *arguments)
         return future
 
     def wait(self, future: Future[Any], longest_seconds: float | None = None) -> Any:

@@ -20,7 +20,7 @@ from fineweb_shards.commands import build as build_command
 from fineweb_shards.commands import main as cli
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.run import build
+from fineweb_shards.run import executor
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.vocabulary import GPT2
 
@@ -56,7 +56,7 @@ def run_command(*words: Path | str, cwd: Path | None = None) -> subprocess.Compl
     ):
         # Or this process would keep it to its end.
         patch.setattr(build_command, "apply_priority", lambda priority: None)
-        patch.setattr(build, "LocalExecutor", InlineWorkers)
+        patch.setattr(executor, "LocalExecutor", InlineWorkers)
         patch.setattr(sys, "argv", [cli.__file__, *arguments])
         patch.setattr(sys, "stdin", io.StringIO())
         code = cli.main(arguments)

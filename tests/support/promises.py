@@ -47,6 +47,7 @@ PROMISES = {
     32: "the token is sent to the hub only",
     33: "another vocabulary is exact by its own reference, or refused",
     34: "Ray gives the same bytes; a node or driver lost costs time",
+    35: "an object store never shows half a shard; two writers can't both win",
 }
 
 Measure = Callable[[float], AbstractContextManager[None]]
@@ -88,10 +89,10 @@ class Tries:
 
     def __init__(self, scores: list[Score], soak: bool) -> None:
         self._scores = scores
-        self._soak = soak
+        self.soak = soak
 
     def __call__(self, quick: int, full: int) -> Iterator[int]:
-        for number in range(full if self._soak else quick):
+        for number in range(full if self.soak else quick):
             for score in self._scores:
                 score.tries += 1
             yield number

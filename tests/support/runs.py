@@ -28,10 +28,10 @@ from fineweb_shards.run.job import Job, make_job
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, make_mender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
@@ -59,8 +59,9 @@ def encoder_of(job: Job) -> Encoder | TokenJoiner:
     return encoder(job.config.engine, eot_first=job.layout.eot_first)
 
 
-def job_of(out: Path, *inputs: Path | str, **settings: Any) -> Job:
-    return make_job(Config(input=tuple(map(str, inputs)), out=str(out), **settings))
+def job_of(out: Path | str, *inputs: Path | str, **settings: Any) -> Job:
+    config = Config(input=tuple(map(str, inputs)), out=str(out), **settings)
+    return make_job(config, config.open_store(Observer()))
 
 
 def spec_of(source: Source, engine: str = "tiktoken") -> WorkerSpec:
@@ -68,13 +69,15 @@ def spec_of(source: Source, engine: str = "tiktoken") -> WorkerSpec:
     return WorkerSpec(source, engine, 0, ShardFormat(get_layout("build-nanogpt"), GPT2), Path(), 0)
 
 
-def build_inline(out: Path, *inputs: Path | str, **settings: Any) -> Manifest:
+def build_inline(out: Path | str, *inputs: Path | str, **settings: Any) -> Manifest:
     """A build without worker processes; everything else is the real thing."""
     job = job_of(out, *inputs, **settings)
     progress = Progress(EventLog(job.folder))
-    with FolderLock(job.folder):
+    store = job.output.store
+    with store.lock(progress):
         manifest = open_manifest(job, same_source=False)
         if manifest.complete:
+            tidy_finished(store, manifest)
             return manifest
         writer = TokenWriter(job.output.shard_format, Disk(job.folder, job.config.max_outage, progress))
         encode = encoder_of(job)

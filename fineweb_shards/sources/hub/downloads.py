@@ -27,6 +27,7 @@ class Downloads:
     def __init__(self, settings: ReadSettings, retrier: Retrier) -> None:
         assert settings.hub is not None
         self._hub = settings.hub
+        self._max_outage_seconds = settings.max_outage_seconds
         self._retrier = retrier
         self._remote_files = RemoteFiles(settings.hub, retrier)
         self._begun: dict[str, Future[None]] = {}
@@ -57,7 +58,7 @@ class Downloads:
         with self._turn:
             if file.path in self._released:  # the run has ended before it came to this file
                 return
-            disk = Disk(Path(file.path).parent, self._hub.max_outage_seconds, self._retrier.observer)
+            disk = Disk(Path(file.path).parent, self._max_outage_seconds, self._retrier.observer)
             download(file, self._remote_files.get(file), disk, self._retrier)
 
     def release(self, files: Sequence[InputFile]) -> None:

@@ -50,6 +50,11 @@ def requested_wait_seconds(headers: Mapping[str, str], status: int) -> float:
     return min(seconds, LONGEST_REQUESTED_SECONDS)
 
 
+def address_quota(*, has_token: bool) -> int:
+    """Return how often one may ask in a window where a file is, without a token or with a free account's."""
+    return _QUOTAS["resolvers"][1 if has_token else 0]
+
+
 def describe_limit(kind: str, *, has_token: bool) -> tuple[str, str]:
     """Return a text for a quota that is used up, and one that says what would raise it."""
     anonymous, free, pro = _QUOTAS.get(kind, _QUOTAS["resolvers"])

@@ -8,7 +8,6 @@ notice a changed ETag, retries for 23 s where a night needs an hour, and asks th
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections.abc import Mapping
@@ -33,6 +32,7 @@ from fineweb_shards.sources.hub.errors import (
 )
 from fineweb_shards.sources.hub.quota import Quota
 from fineweb_shards.system.retry import Retrier, TransientError
+from fineweb_shards.system.returned_memory import returned_memory
 
 # A connection that delivers a few bytes now and then never runs into a timeout: below this it is given up.
 _SLOWEST_BYTES_PER_SECOND = 4096
@@ -175,7 +175,7 @@ class RemoteFile:
 
     def _read(self, url: str, response: urllib3.BaseHTTPResponse, size: int) -> memoryview:
         """Return the body of an answer."""
-        buffer, received, begin = _make_buffer(size), 0, time.monotonic()
+        buffer, received, begin = returned_memory(size), 0, time.monotonic()
         while received < size and (data := response.read1(_READ_BYTES, decode_content=False)):
             if received + len(data) > size:
                 break
@@ -188,12 +188,6 @@ class RemoteFile:
         if received != size:
             raise TransientError(f"{host_of(url)}: {received:,} of {size:,} bytes")
         return buffer
-
-
-def _make_buffer(size: int) -> memoryview:
-    """Return memory for a range that goes back to the system when nobody needs it: many threads fetch, and
-    malloc would keep a heap for each of them."""
-    return memoryview(mmap.mmap(-1, size))
 
 
 def _bad_address(error: TransientError | HubError) -> TransientError | HubError:

@@ -20,7 +20,7 @@ from fineweb_shards.sources.hub.rows import HubRowsFormat
 from fineweb_shards.system.retry import TransientError
 
 FILE = InputFile(0, "hf://datasets/a/b@c/train", "train", "hub-rows", None, 0, 0, "")
-HUB = HubRef("a/b", "", "train", "c", 3600, "", keep_downloads=False)
+HUB = HubRef("a/b", "", "train", "c", "", keep_downloads=False)
 VALUES = ["text", "", None, 7, 1.5, float("nan"), True, ["a"], {"a": 1}, b"bytes", b"\xff", "\ud800",
           "\0\n\u2028", datetime.datetime(2026, 1, 1), object(), {1, 2}, 10**400]  # fmt: skip
 
@@ -36,7 +36,7 @@ def source_of(tmp_path: Path, rows: list[Any], *, skip: bool, batch_bytes: int =
                     raise row
                 yield row
 
-    settings = replace(settings, skip_bad=skip, hub=HUB)
+    settings = replace(settings, skip_bad=skip, hub=HUB, max_outage_seconds=3600)
     return Source((FILE,), {"hub-rows": Rows(settings)}, settings)
 
 

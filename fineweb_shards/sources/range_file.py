@@ -1,20 +1,41 @@
-"""Read a file on the hub as if it were a local one; ranges can be fetched ahead in the background."""
+"""Read a file over the network as if it were a local one; ranges can be fetched ahead in the background."""
 
 from __future__ import annotations
 
 import io
 import time
 from concurrent.futures import Future
+from typing import Protocol
 
 from fineweb_shards.events import Observer
-from fineweb_shards.sources.hub.remote_file import RemoteFile
+from fineweb_shards.sources.base import InputFile
 from fineweb_shards.system.background import in_background
+
+
+class Remote(Protocol):
+    """A file on the hub or in a bucket. Threads may share it."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def fetch(self, start: int, stop: int, /) -> memoryview:
+        """Return the bytes of a range, all of them, with retries."""
+
+
+class Remotes(Protocol):
+    """The files of the hub or of buckets that this process reads."""
+
+    def get(self, file: InputFile, address: str | None = None) -> Remote:
+        """Return a file. `address` is where another process has found its bytes, if that has to be found."""
+
+    def forget(self, path: str) -> None:
+        """Drop a file that will not be read again soon."""
 
 
 class RangeFile(io.RawIOBase):
     """A seekable file. Reads inside a range that is fetched ahead make no request."""
 
-    def __init__(self, remote: RemoteFile, observer: Observer) -> None:
+    def __init__(self, remote: Remote, observer: Observer) -> None:
         super().__init__()
         self._remote = remote
         self._observer = observer

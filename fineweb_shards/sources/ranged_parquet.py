@@ -1,4 +1,4 @@
-"""Read row groups of parquet files on the hub: the workers fetch them by range requests.
+"""Read row groups of parquet files on the hub or in a bucket: the workers fetch them by range requests.
 
 Files are opened in the background, the next one ahead of time: a footer takes three requests in a row.
 """
@@ -6,9 +6,10 @@ Files are opened in the background, the next one ahead of time: a footer takes t
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,8 @@ from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import InputFile, ReadSettings
 from fineweb_shards.sources.footer import Footer, read_footer
-from fineweb_shards.sources.hub.range_file import RangeFile
-from fineweb_shards.sources.hub.remote_files import RemoteFiles
 from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.sources.range_file import RangeFile, Remotes
 from fineweb_shards.system.background import in_background
 from fineweb_shards.types import Batch, TextChunk
 
@@ -39,40 +39,29 @@ class _OpenFile:
     is_nearly_all_text: bool  # the other columns are small: neighbouring row groups are fetched as one range
 
 
-class HubParquetFormat(ParquetFormat):
-    """Parquet files on the hub, read by range requests."""
+class RangedParquetFormat(ParquetFormat):
+    """Parquet files that are read by range requests. A subclass says where they are."""
 
-    # Larger batches, because each takes a request.
-    batches_at_once = 2
-
-    def __init__(
-        self, settings: ReadSettings, observer: Observer | None = None, before: RemoteFiles | None = None
-    ) -> None:
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
-        assert settings.hub is not None
-        self._remote_files = RemoteFiles(settings.hub, self.retrier, before)
+        self.remotes = self.open_remotes()
         self._opened: dict[str, Future[_OpenFile]] = {}  # by path, those that are needed last at the end
         self._fetches: dict[tuple[str, int], Future[None]] = {}  # by path and position: batches to be read
         self._reading: str | None = None  # the path of the batch that is being read
         self._expected: set[str] = set()  # paths of files that will be listed next
         self._lock = threading.RLock()  # one thread receives orders, another one reads
 
-    def reopened(self, observer: Observer | None) -> HubParquetFormat:
-        """Return the same without open files, but with the addresses that are known."""
-        return type(self)(self.settings, observer or self.retrier.observer, self._remote_files)
+    @abstractmethod
+    def open_remotes(self) -> Remotes:
+        """Return what fetches the files."""
 
     def expect(self, files: Sequence[InputFile]) -> None:
         """Open the current file and the next ones."""
-        ours = [file for file in files if file.format == "hub-parquet" and file.problem is None]
+        ours = [file for file in files if file.is_remote and file.kind == "parquet" and file.problem is None]
         with self._lock:
             self._expected = {file.path for file in ours}
         for file in ours:
             self._begin_opening(file)
-
-    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
-        remote = self._remote_files.get(file)
-        for batch in super().batches(file, position, starts_mid_document):
-            yield replace(batch, address=remote.address)
 
     def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Iterator[Batch]:
         """Keep a large row group in one batch: if it were divided, every worker would fetch all of it."""
@@ -112,11 +101,11 @@ class HubParquetFormat(ParquetFormat):
                     self._close_file(old)
                 self._opened[file.path] = in_background(partial(self._open, file, address))
             elif address is not None:
-                self._remote_files.get(file, address)
+                self.remotes.get(file, address)
             return self._opened[file.path]
 
     def _open(self, file: InputFile, address: str | None) -> _OpenFile:
-        content = RangeFile(self._remote_files.get(file, address), self.retrier.observer)
+        content = RangeFile(self.remotes.get(file, address), self.retrier.observer)
         parsed = self.parse(file, content, _READ_BUFFER_BYTES)
         footer = read_footer(file, parsed, self.settings)
         if _largest_bytes(parsed.metadata, footer.path) <= _LARGEST_FETCH_BYTES:
@@ -132,7 +121,7 @@ class HubParquetFormat(ParquetFormat):
 
     def _close_file(self, path: str) -> None:
         opening = self._opened.pop(path)
-        self._remote_files.forget(path)
+        self.remotes.forget(path)
         if opening.done() and opening.exception() is None:
             opening.result().content.close()
 

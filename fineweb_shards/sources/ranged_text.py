@@ -1,4 +1,4 @@
-"""Read uncompressed text and JSON lines on the hub by ranges of bytes, as from a local file.
+"""Read uncompressed text and JSON lines on the hub or in a bucket by ranges of bytes, as from a local file.
 
 The parent looks at a little window at the end of every batch, to find where documents end; these windows are
 fetched several ahead. The workers fetch their batches.
@@ -7,14 +7,12 @@ fetched several ahead. The workers fetch their batches.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
+from abc import abstractmethod
 
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import InputFile, ReadSettings
-from fineweb_shards.sources.hub.range_file import RangeFile
-from fineweb_shards.sources.hub.remote_files import RemoteFiles
-from fineweb_shards.sources.jsonl import JsonLinesFormat
+from fineweb_shards.sources.byte_view import ByteView
+from fineweb_shards.sources.range_file import RangeFile, Remotes
 from fineweb_shards.sources.text import TextFormat
 from fineweb_shards.types import Batch
 
@@ -24,7 +22,7 @@ _NEAR_BYTES = 256  # a window begins at most so far before the multiple of the b
 
 
 class RemoteView:
-    """The bytes of a file on the hub, by offset. Windows at multiples of `batch_bytes` are fetched ahead."""
+    """The bytes of a file, by offset. Windows at multiples of `batch_bytes` are fetched ahead."""
 
     def __init__(self, content: RangeFile, size_bytes: int, batch_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -50,36 +48,32 @@ class RemoteView:
         self._content.close()
 
 
-class HubTextFormat(TextFormat):
-    """Text on the hub, read by range requests."""
+class RangedTextFormat(TextFormat):
+    """Text that is read by range requests. A subclass says where it is."""
 
-    def __init__(
-        self, settings: ReadSettings, observer: Observer | None = None, before: RemoteFiles | None = None
-    ) -> None:
+    is_remote = True
+
+    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         super().__init__(settings, observer)
-        assert settings.hub is not None
-        self._remote_files = RemoteFiles(settings.hub, self.retrier, before)
+        self.remotes = self.open_remotes()
         self._contents: dict[str, RangeFile] = {}  # by path: files of which batches are being fetched
         self._waiting: dict[str, int] = {}  # by path: how many of those will still be read
         self._lock = threading.Lock()  # one thread receives orders, another one reads
 
-    def reopened(self, observer: Observer | None) -> HubTextFormat:
-        """Return the same without open files, but with the addresses that are known."""
-        return type(self)(self.settings, observer or self.retrier.observer, self._remote_files)
+    @abstractmethod
+    def open_remotes(self) -> Remotes:
+        """Return what fetches the files."""
 
-    def open_stream_view(self, file: InputFile) -> RemoteView:
-        content = RangeFile(self._remote_files.get(file), self.retrier.observer)
+    def open_stream_view(self, file: InputFile) -> ByteView:
+        if file.by_value:
+            return super().open_stream_view(file)
+        content = RangeFile(self.remotes.get(file), self.retrier.observer)
         return RemoteView(content, file.size_bytes, self.settings.batch_bytes)
-
-    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
-        remote = self._remote_files.get(file)
-        for batch in super().batches(file, position, starts_mid_document):
-            yield replace(batch, address=remote.address)
 
     def prefetch(self, file: InputFile, batch: Batch) -> None:
         with self._lock:
             if file.path not in self._contents:
-                remote = self._remote_files.get(file, batch.address)
+                remote = self.remotes.get(file, batch.address)
                 self._contents[file.path] = RangeFile(remote, self.retrier.observer)
             self._waiting[file.path] = self._waiting.get(file.path, 0) + 1
             content = self._contents[file.path]
@@ -91,7 +85,7 @@ class HubTextFormat(TextFormat):
         with self._lock:
             content = self._contents.get(file.path)
         if content is None:  # nobody has asked for it ahead of time
-            remote = self._remote_files.get(file, batch.address)
+            remote = self.remotes.get(file, batch.address)
             return bytes(remote.fetch(batch.position, batch.end))
         data = bytes(content.read_range(batch.position, batch.end))
         content.forget_before(batch.end)
@@ -101,7 +95,3 @@ class HubTextFormat(TextFormat):
                 del self._waiting[file.path], self._contents[file.path]
                 content.close()
         return data
-
-
-class HubJsonLinesFormat(HubTextFormat, JsonLinesFormat):
-    """JSON lines on the hub, read by range requests."""

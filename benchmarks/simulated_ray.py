@@ -1,0 +1,68 @@
+"""Tasks of the Ray executor, simulated: they answer at once. The executor, its schedule and Ray are real.
+
+The driver believes in a cluster of many nodes, and keeps as many tasks under way as those would need. The
+tasks are done by a small cluster on this machine, and take next to no time: they read, encode and write
+nothing. So the driver's processor time is that of the real thing, Ray's own threads included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from simulated_workers import SHA256, encoded_block
+
+from fineweb_shards.events import Observer
+from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.ray import executor as ray_executor
+from fineweb_shards.executors.ray.cluster import LOCAL, Cluster, Node
+from fineweb_shards.executors.ray.executor import RayExecutor
+from fineweb_shards.executors.ray.messages import Encoded, EncodedBatch, Returned
+
+_REAL_CORES = 2
+_REAL_STORE_BYTES = 512 * 2**20
+_NODE_STORE_BYTES = 16 * 2**30
+# Larger than what Ray sends along with an answer: like real tokens they are in its object store.
+_TOKENS = np.zeros(100_000, np.uint16)
+
+
+class SimulatedCluster(Cluster):
+    """A cluster on this machine that says it has many nodes."""
+
+    def __init__(self, nodes: int, cores: int) -> None:
+        super().__init__(LOCAL, _REAL_CORES, _REAL_STORE_BYTES, Observer())
+        self._simulated = [Node(cores, _NODE_STORE_BYTES)] * nodes
+
+    def nodes(self) -> list[Node]:
+        return self._simulated
+
+
+@contextlib.contextmanager
+def simulated_ray(
+    spec: WorkerSpec, nodes: int, cores: int
+) -> Iterator[tuple[RayExecutor, Callable[[], int]]]:
+    """A RayExecutor whose tasks take no time, and a function that counts them."""
+    here = str(Path(__file__).parent)  # Ray's processes have to find this file, too
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    ray_executor.encode_batches = encode_at_once
+    ray_executor.do_errand = do_at_once
+    with RayExecutor(spec, SimulatedCluster(nodes, cores), shared_folder=True) as executor:
+        yield executor, lambda: executor._numbers
+
+
+def encode_at_once(run: str, task: int, orders: bytes) -> tuple[bytes, list[Any]]:
+    """Answer as `encode_batches` would."""
+    batches = tuple(
+        EncodedBatch(((0, encoded_block(order.batch, order.number)),)) for order in pickle.loads(orders)
+    )
+    return pickle.dumps(Encoded(batches, process="simulated")), [_TOKENS]
+
+
+def do_at_once(run: str, task: int, objects: Sequence[Any], errand: bytes) -> bytes:
+    """Answer as `do_errand` would that seals a file."""
+    return pickle.dumps(Returned(SHA256))

@@ -1,0 +1,125 @@
+"""`make cluster-demo`: two nodes of Ray and an S3 server on this machine; one node is killed on the way.
+
+The source files of Python's library become shards in a bucket, encoded by the nodes. When some are there, the
+second node is killed, and later another one comes. In the end every shard must be the one that this machine
+makes alone, in a folder. Everything is in a temporary folder, and gone afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fineweb_shards.buckets.bucket import Bucket
+
+OUT = "s3://demo/shards"
+BUILD = ["build", "demo", "--engine", "tiktoken", "--shard-tokens", "600k", "--quiet"]
+SERVER = "import sys; from moto.server import main; main(['-H', '127.0.0.1', '-p', sys.argv[1]])"
+NODE = {"num_cpus": 1, "object_store_memory": 128 * 2**20}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="cluster-demo-") as name, s3_server() as endpoint:
+        folder = Path(name)
+        os.environ |= {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "demo",
+            "AWS_SECRET_ACCESS_KEY": "demo",
+            "AWS_REGION": "us-east-1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        say(f"an S3 server listens at {endpoint}")
+        run_on_cluster(folder)
+        command("verify", OUT)
+        say("the same on this machine alone, into a folder")
+        command(*BUILD, "--out", str(folder / "alone"))
+        alone = hashes((folder / "alone" / "manifest.json").read_bytes())
+        if bucket_hashes() != alone:
+            sys.exit("The shards differ.")
+        say(f"all {len(alone)} shards are the same, byte for byte")
+
+
+def run_on_cluster(folder: Path) -> None:
+    """Build into the bucket; kill a node when the first shards are there."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        cluster.add_node(**NODE)
+        second = cluster.add_node(**NODE)
+        say("two nodes of Ray are up, with a core each")
+        where = ["--out", OUT, "--scratch", str(folder / "scratch")]
+        cluster_of_nodes = ["--executor", "ray", "--ray-address", cluster.address]
+        build = subprocess.Popen([sys.executable, "-m", "fineweb_shards", *BUILD, *where, *cluster_of_nodes])
+        wait_for_shards(build, 3)
+        cluster.remove_node(second, allow_graceful=False)
+        say("a node is killed, with everything that it had")
+        command("status", OUT, expected=(20,))
+        cluster.add_node(**NODE)
+        say("another node has come")
+        if code := build.wait():
+            sys.exit(code)
+    finally:
+        cluster.shutdown()
+
+
+def wait_for_shards(build: subprocess.Popen[bytes], shards: int) -> None:
+    while len(bucket_hashes()) < shards:
+        if build.poll() is not None:
+            sys.exit(f"The build has ended too early, with exit code {build.returncode}.")
+        time.sleep(0.1)
+
+
+def bucket_hashes() -> dict[str, str]:
+    """Return the shards that the manifest in the bucket names, with their hashes."""
+    found = Bucket(OUT).read("manifest.json")
+    return hashes(found[0]) if found else {}
+
+
+def hashes(manifest: bytes) -> dict[str, str]:
+    return {shard["name"]: shard["sha256"] for shard in json.loads(manifest)["shards"]}
+
+
+def command(*words: str, expected: tuple[int, ...] = (0,)) -> None:
+    """Run the program as a user does."""
+    print(f"$ fineweb-shards {' '.join(words)}", flush=True)
+    done = subprocess.run([sys.executable, "-m", "fineweb_shards", *words], check=False)
+    if done.returncode not in expected:
+        sys.exit(done.returncode)
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """A server with a bucket, in a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    endpoint = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen([sys.executable, "-c", SERVER, str(port)], stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            with suppress(OSError):
+                urllib.request.urlopen(urllib.request.Request(f"{endpoint}/demo", method="PUT")).close()
+                break
+            time.sleep(0.1)
+        yield endpoint
+    finally:
+        server.kill()
+        server.wait()
+
+
+def say(text: str) -> None:
+    print(f"-- {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

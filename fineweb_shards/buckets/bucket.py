@@ -1,0 +1,287 @@
+"""A folder in a bucket: list, read and write its objects, across outages.
+
+Every method tries again what may pass (5xx, 429, broken connections, silence) for at most
+`max_outage_seconds`, and reports the wait to the observer. What no retry would change is an error with the
+next step. An object is visible when all of it is there, never before: so a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from fineweb_shards.buckets.abandoned_uploads import abort_abandoned_uploads
+from fineweb_shards.buckets.address import BucketAddress
+from fineweb_shards.buckets.conditional_writes import knows_conditions, put
+from fineweb_shards.buckets.connection import Connection
+from fineweb_shards.buckets.errors import ConflictError, MissingError, PreconditionError, is_without_reason
+from fineweb_shards.buckets.object_file import ObjectFile
+from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
+from fineweb_shards.buckets.ranges import Ranges
+from fineweb_shards.buckets.stores import require_obstore
+from fineweb_shards.buckets.upload_file import UploadFile, part_bytes_for, parts_at_once
+from fineweb_shards.errors import InputError, ShardError
+from fineweb_shards.events import Observer
+from fineweb_shards.system.retry import Retrier
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutMode
+    from obstore.store import ObjectStore
+
+_LISTED_AT_ONCE = 1000
+_READ_BUFFER_BYTES = 2**20
+
+
+class Bucket:
+    """A folder in a bucket. Threads may share it, and it can be pickled: without credentials, which every
+    process finds by itself, and without the observer.
+
+    `refusal` is the class of error for what no retry would change: OutputError for a bucket that is written.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        max_outage_seconds: float = 3600,
+        observer: Observer | None = None,
+        *,
+        refusal: type[ShardError] = InputError,
+    ) -> None:
+        self.address = BucketAddress.parse(url)
+        require_obstore(self.address)
+        self._max_outage_seconds = max_outage_seconds
+        self._refusal = refusal
+        self._conditional: bool | None = None  # not known yet
+        self._connection = Connection(self.address, Retrier(max_outage_seconds, observer), refusal)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copy, (str(self.address), self._max_outage_seconds, self._refusal, self._conditional)
+
+    def __repr__(self) -> str:
+        return f"Bucket({str(self.address)!r})"
+
+    def reopened(self, observer: Observer | None, max_outage_seconds: float | None = None) -> Bucket:
+        """Return the same with another observer, and perhaps another limit."""
+        limit = self._max_outage_seconds if max_outage_seconds is None else max_outage_seconds
+        return _copy(str(self.address), limit, self._refusal, self._conditional, observer=observer)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield all objects in the folder, and in those below it; with `prefix`, only those in that one."""
+        import obstore
+
+        last: str | None = None  # after an interruption, the listing goes on behind it
+        pages: Iterator[Any] | None = None
+
+        def next_page(store: ObjectStore, folder: str) -> Any:
+            nonlocal pages
+            if pages is None:
+                pages = iter(obstore.list(store, folder or None, offset=last, chunk_size=_LISTED_AT_ONCE))
+            try:
+                return next(pages, ())
+            except Exception:
+                pages = None
+                raise
+
+        while page := self._connection.require(prefix, next_page):
+            for found in page:
+                last = found["path"]
+                yield self._describe(found)
+
+    def list_folder(self, prefix: str = "") -> builtins.list[ObjectInfo]:
+        """Return the objects directly in the folder, or in that of `prefix`, not those in folders below."""
+        import obstore
+
+        found = self._connection.require(
+            prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None)
+        )
+        return [self._describe(one) for one in found["objects"]]
+
+    def head(self, name: str) -> ObjectInfo | None:
+        """Return what is known of an object; None if there is none."""
+        try:
+            return self._describe(self._connection.call(name, _head))
+        except MissingError:
+            return None
+
+    def read(self, name: str) -> tuple[bytes, Version] | None:
+        """Return a small object and its version; None if there is none."""
+        try:
+            return self._connection.call(name, self._get)
+        except MissingError:
+            return None
+
+    def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes:
+        """Return the bytes of a range, all of them. ChangedError if the object has another `etag` by now."""
+        return bytes(Ranges(self._connection, name, etag).fetch(begin, end))
+
+    def ranges(self, info: ObjectInfo) -> Ranges:
+        """Return an object as something that is read by ranges, all of this version of it."""
+        return Ranges(self._connection, info.name, info.etag, info.size_bytes)
+
+    def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
+        """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is
+        what is known of it, if so; all reads are of that version of it, or raise ChangedError."""
+        info = info or self._describe(self._connection.require(name, _head))
+        return io.BufferedReader(ObjectFile(self.ranges(info).fetch, info.size_bytes), _READ_BUFFER_BYTES)
+
+    def download(self, name: str, path: Path) -> None:
+        """Copy an object into a local file, which has its name when all of it is there."""
+        part = path.with_name(f"{path.name}.part")
+        try:
+            with self.open(name) as source, part.open("wb") as target:
+                while data := source.read(_READ_BUFFER_BYTES):
+                    target.write(data)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @property
+    def has_conditional_writes(self) -> bool:
+        """Whether the store refuses a write whose condition does not hold; found out once, by writing a small
+        object and deleting it. If not, `write` looks before it writes, and a second writer in that moment
+        is not noticed."""
+        if self._conditional is None:
+            self._conditional = self.address.scheme != "s3" or knows_conditions(self._connection)
+        return self._conditional
+
+    def write(self, name: str, data: bytes, *, replaces: Version | None) -> Version:
+        """Write a small object if it still has the version `replaces`, or, with None, if there is none yet.
+
+        ConflictError if somebody else has written it. If an answer is lost, the next try meets what the first
+        one has written; so two writers must not write the same content: put something of the run into it.
+        """
+        if not self.has_conditional_writes:
+            self._check_version(name, replaces)
+            return self.overwrite(name, data)
+        mode: PutMode = "create" if replaces is None else replaces.condition()
+        tries = 0
+
+        def try_to_put(store: ObjectStore, key: str) -> Version:
+            nonlocal tries
+            tries += 1
+            return put(data, mode, store, key)
+
+        try:
+            return self._connection.call(name, try_to_put)
+        except (PreconditionError, MissingError):
+            found = self.read(name) if tries > 1 else None
+            if found is not None and found[0] == data:
+                return found[1]  # it was written, and the answer was lost
+            raise self._conflict(name) from None
+
+    def overwrite(self, name: str, data: bytes) -> Version:
+        """Write a small object, whatever is there."""
+        return self._connection.require(name, partial(put, data, "overwrite"))
+
+    def upload(self, path: Path, name: str) -> Version:
+        """Write a local file of any size as an object, in parts if it is large. It is visible when all of it
+        is there. If anything goes wrong on the way, the parts are given up."""
+        with path.open("rb") as file:
+            return self.upload_file(file, os.fstat(file.fileno()).st_size, name)
+
+    def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:
+        """Write an open file of so many bytes as an object, like `upload`."""
+        version = self._connection.require(name, partial(_send, file, size), for_upload=True)
+        found = self._describe(self._connection.require(name, _head))
+        if found.size_bytes != size:
+            raise self._refusal(
+                f"{self.address.child(name)} has {found.size_bytes:,} bytes after an upload of {size:,}.",
+                "The file was changed meanwhile, or somebody else has written the object.",
+            )
+        return version
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects; it is no error if one is not there."""
+        import obstore
+
+        for name in names:
+            try:
+                self._connection.call(name, obstore.delete)
+            except MissingError:
+                continue
+
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> int | None:
+        """Give up the uploads in the folder that a killed run has left unfinished, if their names are ours:
+        their parts are invisible, and cost money. Return their number; None if nobody here can tell, because
+        obstore can't list them: it needs S3 and boto3. Elsewhere a lifecycle rule of the bucket does it.
+
+        Nobody else may be writing there: a running upload is given up as well.
+        """
+        return abort_abandoned_uploads(self.address, is_ours, self._refusal)
+
+    def _get(self, store: ObjectStore, key: str) -> tuple[bytes, Version]:
+        import obstore
+
+        answer = obstore.get(store, key)
+        data = bytes(answer.bytes())
+        self._connection.retrier.observer.add_fetched(len(data))
+        return data, Version.of(answer.meta)
+
+    def _describe(self, found: Any) -> ObjectInfo:
+        return ObjectInfo(
+            self.address.name_of(found["path"]),
+            found["size"],
+            plain_etag(found["e_tag"]),
+            found["last_modified"].timestamp(),
+        )
+
+    def _conflict(self, name: str) -> ConflictError:
+        return ConflictError(f"{self.address.child(name)}: somebody else has written it meanwhile.")
+
+    def _check_version(self, name: str, replaces: Version | None) -> None:
+        """Look, for a store without conditional writes, whether an object is still what it was."""
+        found = self.read(name)
+        now = None if found is None else plain_etag(found[1].etag)
+        if now != (None if replaces is None else plain_etag(replaces.etag)):
+            raise self._conflict(name)
+
+
+def _copy(
+    url: str,
+    max_outage_seconds: float,
+    refusal: type[ShardError],
+    conditional: bool | None,
+    *,
+    observer: Observer | None = None,
+) -> Bucket:
+    bucket = Bucket(url, max_outage_seconds, observer, refusal=refusal)
+    bucket._conditional = conditional
+    return bucket
+
+
+def _head(store: ObjectStore, key: str) -> ObjectMeta:
+    import obstore
+
+    try:
+        return obstore.head(store, key)
+    except obstore.exceptions.BaseError as error:
+        if not is_without_reason(error):
+            raise
+        return obstore.get(store, key).meta  # the answer to a GET has a body, which says why
+
+
+def _send(file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:
+    """Upload a file from its beginning."""
+    import obstore
+
+    file.seek(0)
+    source = UploadFile(file)
+    part_bytes = part_bytes_for(size_bytes)
+    try:
+        answer = obstore.put(
+            store,
+            key,
+            cast(BinaryIO, source),  # of which obstore only reads, seeks and tells
+            chunk_size=part_bytes,
+            max_concurrency=parts_at_once(part_bytes),
+        )
+    except OSError:
+        if source.failure is not None:  # obstore passes on its text only
+            raise source.failure from None
+        raise
+    return Version.of(answer)

@@ -1,0 +1,66 @@
+"""Send requests to a bucket: with retries for what may pass, and our own errors for the rest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from fineweb_shards.buckets.address import BucketAddress
+from fineweb_shards.buckets.errors import AnswerError, translate
+from fineweb_shards.buckets.stores import get_store, note_answer
+from fineweb_shards.errors import ShardError
+from fineweb_shards.system.background import in_background
+from fineweb_shards.system.retry import Retrier
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+Result = TypeVar("Result")
+
+
+class Connection:
+    """A folder in a bucket, and how requests about it are sent. Threads may share it."""
+
+    def __init__(self, address: BucketAddress, retrier: Retrier, refusal: type[ShardError]) -> None:
+        self.address = address
+        self.retrier = retrier
+        self.refusal = refusal
+
+    def call(
+        self, name: str, action: Callable[[ObjectStore, str], Result], *, for_upload: bool = False
+    ) -> Result:
+        """Return what `action` returns for the store and an object's full name in it. Besides errors for a
+        user, AnswerError may be raised, for a caller to whom it is an answer."""
+        key = self.address.key(name)
+
+        def attempt() -> Result:
+            store = get_store(self.address, for_upload=for_upload)
+            from obstore.exceptions import BaseError
+
+            try:
+                result = _call_interruptibly(partial(action, store, key))
+            except (BaseError, FileNotFoundError) as error:  # the second one is a missing object
+                raise translate(error, self.address, name, self.refusal) from None
+            note_answer(self.address)
+            return result
+
+        return self.retrier.call(attempt)
+
+    def require(
+        self, name: str, action: Callable[[ObjectStore, str], Result], *, for_upload: bool = False
+    ) -> Result:
+        """Do the same for a request of which every refusal is an error."""
+        try:
+            return self.call(name, action, for_upload=for_upload)
+        except AnswerError as answer:
+            raise answer.refusal from None
+
+
+def _call_interruptibly(action: Callable[[], Result]) -> Result:
+    """Call a function of obstore. Signals are handled by the main thread, but not inside of obstore, where a
+    server that says nothing would keep Ctrl-C waiting; so there another thread calls it."""
+    if threading.current_thread() is threading.main_thread():
+        return in_background(action).result()
+    return action()

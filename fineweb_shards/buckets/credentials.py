@@ -1,0 +1,125 @@
+"""Find credentials and settings that the ecosystem knows and obstore does not find by itself.
+
+obstore reads the environment (AWS_*, GOOGLE_*, AZURE_*), Google's application default credentials, and asks
+for the roles of instances, containers and pods. It does not read the profiles of the AWS tools
+(~/.aws/credentials and ~/.aws/config) and two of the Azure tools' variables. A profile with keys is read
+here; one that needs a login or a role is left to boto3.
+
+Nothing here is kept, printed or pickled: every process looks for itself.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from fineweb_shards.errors import UsageError
+
+# A profile with one of these has its keys made by somebody else: by a login, a role or a program.
+_MADE_ELSEWHERE = (
+    "sso_session",
+    "sso_start_url",
+    "role_arn",
+    "credential_process",
+    "web_identity_token_file",
+    "login_session",
+)
+# boto3 renews credentials 10 minutes before they expire, if it is asked.
+_ASK_BOTO3_EVERY = timedelta(minutes=5)
+
+
+def store_options(scheme: str) -> dict[str, Any]:
+    """Return what a store has to be told, beyond what obstore finds by itself."""
+    if scheme == "s3":
+        return _aws_options()
+    return _azure_options() if scheme == "az" else {}
+
+
+def may_be_renewed(scheme: str) -> bool:
+    """Tell whether credentials that have expired may be replaced while this process runs. Those in its
+    environment can't be."""
+    fixed = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_BEARER_TOKEN", "az": "AZURE_STORAGE_SAS_TOKEN"}
+    return not os.environ.get(fixed[scheme])
+
+
+def _aws_options() -> dict[str, Any]:
+    """Read a profile, if the environment has no keys. What is in the environment comes first."""
+    name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    profile = _read_profile(name)
+    options: dict[str, Any] = {}
+    if not any(os.environ.get(one) for one in ("AWS_REGION", "AWS_DEFAULT_REGION")) and "region" in profile:
+        options["region"] = profile["region"]
+    endpoints = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    if not any(os.environ.get(one) for one in endpoints) and "endpoint_url" in profile:
+        options["endpoint"] = profile["endpoint_url"]
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        return options
+    if "aws_access_key_id" in profile and "role_arn" not in profile:
+        options["access_key_id"] = profile["aws_access_key_id"]
+        options["secret_access_key"] = profile.get("aws_secret_access_key", "")
+        if "aws_session_token" in profile:
+            options["session_token"] = profile["aws_session_token"]
+    elif any(key in profile for key in _MADE_ELSEWHERE):
+        options["credential_provider"] = _ask_boto3(name or "default")
+    return options
+
+
+def _read_profile(name: str | None) -> Mapping[str, str]:
+    """Return a profile's settings from both files; those in `credentials` come first, as in the AWS tools."""
+    files = {
+        "config": Path(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser(),
+        "credentials": Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser(),
+    }
+    wanted = name or "default"
+    settings: dict[str, str] = {}
+    found = False
+    for kind, path in files.items():
+        section = f"profile {wanted}" if kind == "config" and wanted != "default" else wanted
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path)
+        except (OSError, UnicodeDecodeError, configparser.Error):
+            # The parser's own message quotes lines of the file, which hold keys.
+            raise UsageError(f"{path}: this file of AWS profiles can't be read.", "Repair it.") from None
+        if parser.has_section(section):
+            found = True
+            settings |= dict(parser.items(section))
+    if name is not None and not found:
+        raise UsageError(
+            f"AWS_PROFILE is {name}, and there is no such profile.", f"Look into {files['config']}."
+        )
+    return settings
+
+
+def _ask_boto3(name: str) -> Any:
+    """Return boto3's credentials for a profile that needs a login, a role or a program."""
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        raise UsageError(
+            f"The AWS profile {name} needs a login, a role or a program for its keys, which boto3 handles.",
+            "Install it: pip install boto3",
+        ) from None
+    try:
+        return Boto3CredentialProvider(boto3.Session(profile_name=name), ttl=_ASK_BOTO3_EVERY)
+    except (BotoCoreError, ValueError):
+        raise UsageError(
+            f"The AWS profile {name} gives no credentials.",
+            f"Try: aws sts get-caller-identity --profile {name}",
+        ) from None
+
+
+def _azure_options() -> dict[str, Any]:
+    """Return the account by the names that the Azure tools have for its variables."""
+    options = {}
+    if not os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") and os.environ.get("AZURE_STORAGE_ACCOUNT"):
+        options["account_name"] = os.environ["AZURE_STORAGE_ACCOUNT"]
+    if not os.environ.get("AZURE_STORAGE_ACCOUNT_KEY") and os.environ.get("AZURE_STORAGE_KEY"):
+        options["account_key"] = os.environ["AZURE_STORAGE_KEY"]
+    return options

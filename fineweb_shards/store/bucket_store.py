@@ -1,0 +1,289 @@
+"""Keep finished files in a bucket: what is being made is in a folder on this machine, the scratch folder.
+
+A file is uploaded when it is sealed, in parts if it is large; it is visible when all of it is there. So
+several files may be there before the manifest names the first of them, but each is whole, and what the
+manifest does not name is made again. The manifest is written by compare-and-set: of two runs one is refused.
+The small files of the work folder (log, report, heartbeat) are copied into the bucket now and then, so that
+`status` works from anywhere, and a run can be finished on another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.buckets.conditional_writes import PROBE_PREFIX
+from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
+from fineweb_shards.errors import OutputError
+from fineweb_shards.events import Event, Observer
+from fineweb_shards.store.bucket_lock import BucketLock, is_bucket_locked
+from fineweb_shards.store.bucket_parts import (
+    PARTS_FOLDER,
+    FileSource,
+    JoinedFile,
+    Part,
+    Piece,
+    cover,
+    cut_pieces,
+    parse_part,
+    part_name,
+)
+from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.mirrored_files import MirroredFiles
+from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.store import FoundFile, GrowingPart, Store
+from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, write_file
+from fineweb_shards.units import show_number_of
+
+_PROBE_SECONDS = 60.0  # a probe that is older is left from a run that was killed; a newer one may be in use
+
+
+class BucketStore(Store):
+    """A folder of a bucket, and the scratch folder that belongs to it on this machine."""
+
+    grows_in_place: ClassVar[bool] = False
+    is_remote: ClassVar[bool] = True
+
+    def __init__(self, bucket: Bucket, scratch: Path) -> None:
+        self._bucket = bucket
+        self._scratch = scratch
+        self._mirror = MirroredFiles(bucket, scratch / WORK_FOLDER)
+        self._version: Version | None = None  # of the manifest that this run has read or written
+        self._lock: BucketLock | None = None  # of this run
+        self._observer = Observer()  # of this run
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BucketStore, (self._bucket, self._scratch)
+
+    @property
+    def folder(self) -> Path:
+        return self._scratch
+
+    @property
+    def location(self) -> str:
+        return str(self._bucket.address)
+
+    @property
+    def name(self) -> str:
+        return self.location.rpartition("/")[2]
+
+    def is_same(self, other: Store) -> bool:
+        return isinstance(other, BucketStore) and other.location == self.location
+
+    # For readers
+
+    def fetch(self) -> None:
+        """Copy the manifest and the small files of the work folder to this machine."""
+        work = self._scratch / WORK_FOLDER
+        work.mkdir(parents=True, exist_ok=True)
+        found = self._bucket.read(FILE_NAME)
+        if found is None:
+            self._version = None
+            (self._scratch / FILE_NAME).unlink(missing_ok=True)
+        else:
+            data, self._version = found
+            write_file(self._scratch / FILE_NAME, data, work)
+        self._mirror.pull()
+
+    def find(self, name: str) -> FoundFile | None:
+        return _judge(self._bucket.head(name), self._list_parts(name))
+
+    def find_all(self, names: Iterable[str]) -> dict[str, FoundFile]:
+        objects = list(self._bucket.list())  # one listing, instead of requests for each file
+        named = {info.name: info for info in objects}
+        parts = _by_file(part for info in objects if (part := parse_part(info)) is not None)
+        found = {name: _judge(named.get(name), parts[name]) for name in names}
+        return {name: file for name, file in found.items() if file is not None}
+
+    def open(self, name: str) -> BinaryIO:
+        named, parts = self._bucket.head(name), self._list_parts(name)
+        if named is not None and not parts:
+            return self._bucket.open(name, named)
+        pieces = cover(named, parts)
+        if not pieces:
+            raise FileNotFoundError(2, "there is no such object", f"{self._bucket.address.child(name)}")
+        return io.BufferedReader(JoinedFile([_source_of(piece, self._bucket) for piece in pieces]))
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        pieces = cover(self._bucket.head(name), self._list_parts(name))
+        data = [
+            self._bucket.read_range(
+                piece.info.name,
+                max(begin, piece.begin) - piece.begin + piece.skip,
+                min(end, piece.end) - piece.begin + piece.skip,
+                piece.info.etag,
+            )
+            for piece in pieces
+            if piece.begin < end and begin < piece.end
+        ]
+        return b"".join(data)
+
+    def list_names(self, below: str = "") -> list[str]:
+        return [info.name.rpartition("/")[2] for info in self._bucket.list_folder(below)]
+
+    def named_bytes(self, name: str) -> int | None:
+        found = self._bucket.head(name)
+        return None if found is None else found.size_bytes
+
+    def is_locked(self) -> bool:
+        return is_bucket_locked(self._bucket)
+
+    def manifest_version(self) -> object:
+        found = self._bucket.head(FILE_NAME)
+        return None if found is None else (found.etag, found.size_bytes)
+
+    def read_manifest(self) -> bytes | None:
+        found = self._bucket.read(FILE_NAME)
+        return None if found is None else found[0]
+
+    def refresh(self) -> None:
+        found = self._bucket.head(FILE_NAME)
+        if found is None or self._version is None or found.etag != plain_etag(self._version.etag):
+            self.fetch()
+        else:
+            self._mirror.pull()
+
+    # For one run
+
+    @contextlib.contextmanager
+    def lock(self, observer: Observer) -> Iterator[object]:
+        self._observer = observer
+        with FolderLock(self._scratch):
+            if not self._bucket.has_conditional_writes:
+                text = "this store does not check conditions, so two runs may not notice each other"
+                observer.tell(Event("note", f"note: {self.location}: {text}"))
+            bucket = self._bucket.reopened(observer)
+            with BucketLock(bucket, self._scratch, self._mirror.push, observer) as self._lock:
+                self.fetch()
+                yield self
+
+    @property
+    def run_id(self) -> str:
+        return self._lock.run_id if self._lock is not None else ""
+
+    def save_manifest(self, data: bytes) -> None:
+        self._version = self._bucket.write(FILE_NAME, data, replaces=self._version)
+        write_file(self._scratch / FILE_NAME, data, self._scratch / WORK_FOLDER)
+
+    def remove(self, names: Iterable[str]) -> None:
+        names = list(names)
+        if FILE_NAME in names:
+            self._version = None
+        parts = [part.info.name for part in self._list_parts() if part.file in names]
+        self._bucket.delete([*parts, *names])
+        for name in names:
+            (self._scratch / name).unlink(missing_ok=True)
+
+    def prepare(self, name: str, offset: int) -> GrowingPart:
+        path = self._scratch / WORK_FOLDER / f"{name}.{offset}.tmp"
+        path.write_bytes(b"")
+        return GrowingPart(path, offset)
+
+    def add_segment(self, segment: Segment, observer: Observer) -> None:
+        bucket = self._bucket.reopened(observer)
+        if not segment.whole:
+            bucket.upload(segment.path, part_name(segment.name, segment.begin))
+        elif not segment.begin:
+            bucket.upload(segment.path, segment.name)
+        else:
+            self._join(segment, bucket)
+
+    def _join(self, segment: Segment, bucket: Bucket) -> None:
+        """Write a whole file: its header, the parts before its last segment, and that segment."""
+        named, parts = bucket.head(segment.name), self._list_parts(segment.name)
+        pieces = cut_pieces(cover(named, parts), segment.begin)
+        if not pieces or pieces[-1].end != segment.begin:
+            raise OutputError(
+                f"{bucket.address.child(segment.name)}: its parts before byte {segment.begin:,} are missing.",
+                "Somebody else has removed them. The same command makes them again.",
+            )
+        header = segment.header  # the first part has nothing in its place
+        sources: list[FileSource] = [
+            (len(header), lambda: io.BytesIO(header)),
+            *(_source_of(piece, bucket, max(0, len(header) - piece.begin)) for piece in pieces),
+            (segment.end - segment.begin, lambda: segment.path.open("rb")),
+        ]
+        with io.BufferedReader(JoinedFile(sources)) as whole:
+            bucket.upload_file(whole, segment.end, segment.name)
+
+    def name_file(self, segment: Segment) -> None:
+        if segment.whole and segment.begin:
+            self._bucket.delete([part.info.name for part in self._list_parts(segment.name)])
+        segment.path.unlink(missing_ok=True)
+
+    def add_file(self, temporary: Path, name: str, observer: Observer) -> None:
+        self._bucket.reopened(observer).upload(temporary, name)
+        temporary.unlink()
+
+    def leftovers(self, names: Iterable[str]) -> list[Path]:
+        return list((self._scratch / WORK_FOLDER).glob("*.tmp"))
+
+    def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
+        for file, parts in _by_file(self._list_parts()).items():
+            end = recorded.get(file, 0)
+            named = self._bucket.head(file)
+            # Once the file is whole, a run that was killed may not have come to deleting its parts.
+            begin = 0 if named is not None and named.size_bytes == end else end
+            self._bucket.delete([part.info.name for part in parts if part.begin >= begin])
+        probes = [one for one in self._bucket.list_folder(WORK_FOLDER) if one.name.startswith(PROBE_PREFIX)]
+        oldest = time.time() - _PROBE_SECONDS
+        self._bucket.delete([one.name for one in probes if one.modified_seconds <= oldest])
+
+    def remove_work_copies(self) -> None:
+        self._mirror.remove()
+
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
+        is_new = self._version is None and not (self._lock and self._lock.follows_dead_run)
+        if is_new:  # nobody was here before, and the client for it takes a moment to load
+            return
+        try:
+            aborted = self._bucket.abort_uploads(
+                lambda name: name.startswith(f"{PARTS_FOLDER}/") or is_ours(name)
+            )
+        except OutputError as error:  # not every store can list them, and not everybody may
+            self._observer.tell(Event("note", f"note: {error.message} {error.hint}", loud=False))
+            return
+        if aborted:
+            text = f"{show_number_of(aborted, 'unfinished upload')} of an earlier run given up"
+            self._observer.tell(Event("note", f"note: {text}", loud=False))
+
+    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
+        return min(total_bytes, shards_at_once * shard_bytes)
+
+    def _list_parts(self, file: str = "") -> list[Part]:
+        below = f"{PARTS_FOLDER}/{file}" if file else PARTS_FOLDER
+        return [part for info in self._bucket.list(below) if (part := parse_part(info)) is not None]
+
+
+def _source_of(piece: Piece, bucket: Bucket, skip: int = 0) -> FileSource:
+    """Return a piece without its first `skip` bytes, for JoinedFile."""
+
+    def opened() -> BinaryIO:
+        file = bucket.open(piece.info.name, piece.info)
+        file.seek(piece.skip + skip)
+        return file
+
+    return piece.end - piece.begin - skip, opened
+
+
+def _by_file(parts: Iterable[Part]) -> dict[str, list[Part]]:
+    found: dict[str, list[Part]] = defaultdict(list)
+    for part in parts:
+        found[part.file].append(part)
+    return found
+
+
+def _judge(named: ObjectInfo | None, parts: list[Part]) -> FoundFile | None:
+    """Say how long a file is, and whether it has its name: parts that reach further mean that it grows."""
+    pieces = cover(named, parts)
+    if not pieces:
+        return FoundFile(0, True, named.etag) if named is not None else None
+    end = pieces[-1].end
+    etag = named.etag if named is not None and not parts else ""
+    return FoundFile(end, named is not None and named.size_bytes >= end, etag)

@@ -1,0 +1,86 @@
+"""Open the store that --out names: a folder, or a bucket with a scratch folder on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fineweb_shards.buckets.address import BucketAddress, is_url
+from fineweb_shards.errors import InputError, OutputError, ShardError
+from fineweb_shards.events import Observer
+from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.store.store import Store
+
+if TYPE_CHECKING:
+    from fineweb_shards.buckets.bucket import Bucket
+
+READING_OUTAGE_SECONDS = 600.0  # how long a verb that only reads waits for a store that does not answer
+
+
+def open_store(location: str, scratch: str, max_outage_seconds: float, observer: Observer) -> Store:
+    """Open the store of a run. Nothing is read or written yet."""
+    if not is_url(location):
+        return FolderStore(Path(os.path.expanduser(location)))
+    from fineweb_shards.store.bucket_store import BucketStore
+
+    bucket = _open_bucket(location, max_outage_seconds, observer)
+    return BucketStore(bucket, scratch_folder(location, scratch))
+
+
+def open_store_to_read(
+    location: str,
+    observer: Observer,
+    max_outage_seconds: float = READING_OUTAGE_SECONDS,
+    refusal: type[ShardError] = OutputError,
+) -> Store:
+    """Open a store to look at it, or to read from it. Of a bucket the small files are copied into a temporary
+    folder, which is removed with the store. `refusal` is the class of error for what no retry would change.
+    """
+    if not is_url(location):
+        return FolderStore(Path(os.path.expanduser(location)))
+    from fineweb_shards.store.bucket_store import BucketStore
+
+    temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-")
+    bucket = _open_bucket(location, max_outage_seconds, observer, refusal)
+    store = BucketStore(bucket, Path(temporary.name))
+    weakref.finalize(store, temporary.cleanup)
+    store.fetch()
+    return store
+
+
+def is_object(location: str) -> bool:
+    """Tell whether an address is that of an object, and not of a folder or a bucket."""
+    address = BucketAddress.parse(location)
+    if not address.prefix:
+        return False
+    folder, _, name = str(address).rpartition("/")
+    return _open_bucket(folder, READING_OUTAGE_SECONDS, None, InputError).head(name) is not None
+
+
+def cache_home() -> Path:
+    """Return the folder of this program among the user's caches."""
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "fineweb-shards"
+
+
+def scratch_folder(location: str, scratch: str) -> Path:
+    """Return the folder on this machine for what is being made for a bucket: one for each address."""
+    address = str(BucketAddress.parse(location))
+    parent = Path(os.path.expanduser(scratch)) if scratch else cache_home()
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", address.partition("://")[2])[-60:].strip("-.")
+    return parent / f"{readable}-{hashlib.sha256(address.encode()).hexdigest()[:12]}"
+
+
+def _open_bucket(
+    location: str,
+    max_outage_seconds: float,
+    observer: Observer | None,
+    refusal: type[ShardError] = OutputError,
+) -> Bucket:
+    from fineweb_shards.buckets.bucket import Bucket
+
+    return Bucket(location, max_outage_seconds, observer, refusal=refusal)

@@ -1,0 +1,56 @@
+"""Builds into a bucket, each in a fork of this process, for a test that kills them at a certain request.
+
+Reads jobs from standard input, one a line: {"out", "input", "settings"}. Answers with the process id of the
+build when it begins, and with its exit code (negative for a signal) and its error when it has ended.
+Files of more than 4 KiB are uploaded in parts, and a lock is that of a dead run after a moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+
+import runs
+
+from fineweb_shards.buckets import upload_file
+from fineweb_shards.store import bucket_lock, bucket_store
+
+upload_file._SMALLEST_PART_BYTES = 4096
+bucket_lock.STALE_SECONDS, bucket_lock._LOOK_SECONDS = 0.2, 0.05
+bucket_store._PROBE_SECONDS = 0.0
+
+
+def build(job: dict[str, Any]) -> None:
+    runs.build_inline(job["out"], job["input"], **{"engine": "tiktoken", **job["settings"]})
+
+
+def answer(value: object) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def main() -> None:
+    runs.encoder("tiktoken", eot_first=False)
+    runs.encoder("tiktoken", eot_first=True)
+    for line in sys.stdin:
+        reader, writer = os.pipe()
+        if not (child := os.fork()):
+            try:
+                build(json.loads(line))
+            except BaseException:
+                os.write(writer, traceback.format_exc()[-4000:].encode())
+                os._exit(1)
+            os._exit(0)
+        os.close(writer)
+        answer(child)
+        with os.fdopen(reader) as errors:
+            error = errors.read()
+        answer([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), error])
+
+
+main()

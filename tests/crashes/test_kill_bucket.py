@@ -1,0 +1,143 @@
+"""kill -9 at every request to a bucket: what is visible is whole, and the next run has the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import layout_reference
+import pytest
+from bucket_server import Door, make_bucket
+from bucket_view import BucketView, Watcher, check_finished
+from documents import make_documents
+from inputs import write_jsonl
+from layout_reference import Wanted
+from promises import Tries
+
+DRIVER = Path(__file__).parent / "bucket_crash_driver.py"
+DOCUMENTS = make_documents(24, seed=96)
+
+
+class Builds:
+    """Another process, whose forks build."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.pids: queue.SimpleQueue[int] = queue.SimpleQueue()  # of each build, for one that kills it
+
+    def run(self, out: str, source: Path, **settings: object) -> tuple[int, str]:
+        """A build: its exit code, negative for a signal, and its error."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        job = {"out": out, "input": str(source), "settings": {"max_outage": 20, **settings}}
+        print(json.dumps(job), file=self._process.stdin, flush=True)
+        self.pids.put(json.loads(self._process.stdout.readline()))
+        code, error = json.loads(self._process.stdout.readline())
+        return code, error
+
+
+class Killer:
+    """Kills a build at its `number`-th request, before the server hears of it or before the answer."""
+
+    def __init__(self, builds: Builds, door: Door, number: int, when: str, then: Watcher) -> None:
+        self._builds, self._number, self._when = builds, number, when
+        self.requests: list[str] = []
+        look = then.look
+        door.on_request = lambda method, path: self._count(method, path)
+
+        def on_answer(method: str, path: str) -> None:
+            look(method, path)
+            if self._when == "after" and f"{method} {path}" == self._fatal:
+                self._kill()
+
+        self._fatal = ""
+        door.on_answer = on_answer
+
+    def _count(self, method: str, path: str) -> None:
+        self.requests.append(f"{method} {path}")
+        if len(self.requests) == self._number:
+            self._fatal = self.requests[-1]
+            if self._when == "before":
+                self._kill()
+
+    def _kill(self) -> None:
+        os.kill(self._builds.pids.get(), signal.SIGKILL)
+        raise ConnectionResetError
+
+
+@pytest.fixture
+def builds(door: Door) -> Iterator[Builds]:
+    words = [sys.executable, str(DRIVER)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield Builds(process)
+
+
+def check_manifest(view: BucketView) -> None:
+    """Whatever the manifest names is in the bucket: in the whole file, or in a part of it."""
+    objects = {name: view.read(name) for name in view.names()}
+    if "manifest.json" not in objects:
+        return
+    for record in json.loads(objects["manifest.json"])["shards"]:
+        name, begin, size = record["name"], record["offset"], record["bytes"]
+        digests = set()
+        for key, data in objects.items():
+            folder, _, offset = key.rpartition("/")
+            first = int(offset) if folder == f".fineweb-shards/parts/{name}" else 0 if key == name else None
+            if first is not None and first <= begin:
+                digests.add(hashlib.sha256(data[begin - first : begin - first + size]).hexdigest())
+        assert record["sha256"] in digests, record
+
+
+@pytest.mark.promise(35)
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted("megatron", 4000, val_tokens=5000),
+        Wanted("llm.c", 4000, val_ratio=Fraction(2, 5)),
+        pytest.param(Wanted("build-nanogpt", 4000, index=True), marks=pytest.mark.soak),
+        pytest.param(Wanted("nanogpt", 4000, val_ratio=Fraction(1, 4)), marks=pytest.mark.soak),
+        pytest.param(Wanted("plain", 4000, val_ratio=Fraction(1, 4), drop=True), marks=pytest.mark.soak),
+        pytest.param(Wanted("torchtitan", 4000, index=True), marks=pytest.mark.soak),
+    ],
+    ids=lambda wanted: wanted.layout,
+)
+def test_a_kill_at_every_request(
+    bucket_environment: str, door: Door, builds: Builds, tmp_path: Path, wanted: Wanted, tries: Tries
+) -> None:
+    """Before the server hears of it and before its answer: creating an upload, each part, completing it, the
+    manifest, the lock, joining and deleting parts. By turns it is resumed here or as on another machine."""
+    source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    expected = layout_reference.files(DOCUMENTS, wanted)
+    settings = {key: value for key, value in wanted.settings().items() if value is not None}
+    out = f"{make_bucket(bucket_environment)}/whole"
+    watcher = Watcher(BucketView(bucket_environment, out), door, expected)
+    killer = Killer(builds, door, 0, "never", watcher)
+    assert builds.run(out, source, **settings, scratch=str(tmp_path / "whole")) == (0, "")
+    builds.pids.get()
+    points = [(n, when) for n in range(1, len(killer.requests) + 1) for when in ("before", "after")]
+    points = points if tries.soak else points[3 :: len(points) // 5]
+    for attempt in tries(len(points), len(points)):
+        number, when = points[attempt]
+        out = f"{make_bucket(bucket_environment)}/folder"
+        view, scratch = BucketView(bucket_environment, out), tmp_path / str(attempt)
+        watcher = Watcher(view, door, expected)
+        killer = Killer(builds, door, number, when, watcher)
+        code, error = builds.run(out, source, **settings, scratch=str(scratch), batch_bytes=2048)
+        assert code == -signal.SIGKILL, error
+        check_manifest(view)
+        door.on_request = lambda method, path: None
+        door.on_answer = watcher.look
+        other = tmp_path / f"{attempt}-other" if attempt % 3 == 2 else scratch
+        fate = f"{when} {killer.requests[-1]}"
+        assert builds.run(out, source, **settings, scratch=str(other), batch_bytes=5000) == (0, ""), fate
+        builds.pids.get()
+        assert watcher.torn == [], fate
+        check_finished(view, other, expected)

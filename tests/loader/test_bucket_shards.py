@@ -1,0 +1,406 @@
+"""A loader of shards in a bucket: the batches of the folder, from a cache that processes share."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import loader_reference
+import numpy as np
+import pytest
+import reference
+import runs
+from bucket_folders import make_parts, upload_folder
+from bucket_server import Door, Fault
+from documents import make_documents
+from doubles import FakeClock
+from inputs import write_text
+from loader_reference import Ids
+
+from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError
+from fineweb_shards.loader import ShardLoader, followed_shards
+from fineweb_shards.loader import bucket_pieces as pieces_module
+from fineweb_shards.loader.forkable_store import ForkableStore
+
+BATCH, LENGTH = 2, 80
+SHARD_TOKENS = 2000
+SHARD_BYTES = 2 * SHARD_TOKENS + 128
+DOCUMENTS = [text for text in make_documents(100, seed=83) if text and "<|endoftext|>" not in text]
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"align": "document"},
+    {"align": "document", "seed": 5, "shuffle": "documents"},
+    {"seed": 5},
+]
+FIRST = "edufineweb_train_000001.npy"
+
+
+def joined(batch: tuple[Any, Any]) -> list[Ids]:
+    x, y = batch
+    assert np.array_equal(x[:, 1:], y[:, :-1])
+    return np.column_stack([x, y[:, -1]]).tolist()
+
+
+def loader_of(shards: Any, cache_dir: Path, rank: int = 0, ranks: int = 1, **settings: Any) -> ShardLoader:
+    return ShardLoader(
+        shards,
+        batch_size=BATCH,
+        length=LENGTH,
+        rank=rank,
+        ranks=ranks,
+        framework="numpy",
+        cache_dir=cache_dir,
+        **settings,
+    )
+
+
+def epoch_rows(loader: ShardLoader, epoch: int = 0) -> list[Ids]:
+    return [row for batch in loader.epoch_batches(epoch) for row in joined(batch)]
+
+
+def shards_of(layout: str, lengths: list[int]) -> tuple[list[Ids], bool]:
+    """The training shards, and whether the first one begins inside a document; by tiktoken alone."""
+    stream = reference.stream(DOCUMENTS).tolist()
+    if layout == "nanogpt":
+        stream = [*stream[1:], reference.EOT]
+    ends = [SHARD_TOKENS + end for end in (0, *itertools.accumulate(lengths))]
+    assert ends[-1] == len(stream)
+    shards = [stream[a:b] for a, b in itertools.pairwise(ends)]
+    return shards, layout == "nanogpt" and stream[SHARD_TOKENS - 1] != reference.EOT
+
+
+def expected_rows(
+    layout: str, lengths: list[int], settings: dict[str, Any], epoch: int = 0, *, in_order: bool = False
+) -> list[Ids]:
+    shards, mid_document = shards_of(layout, lengths)
+    return loader_reference.epoch_rows(
+        shards,
+        LENGTH,
+        eot=reference.EOT,
+        eot_first=layout != "nanogpt",
+        first_mid_document=mid_document,
+        aligned="align" in settings,
+        shuffle=settings.get("shuffle", "rows" if "seed" in settings else ""),
+        seed=settings.get("seed"),
+        epoch=epoch,
+        shards_in_order=in_order,
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The finished folder of a layout, built once."""
+    folder = tmp_path_factory.mktemp("built")
+    path = write_text(folder / "a.txt", DOCUMENTS)
+
+    @cache
+    def build(layout: str) -> Path:
+        more = {"val_tokens": SHARD_TOKENS} if layout == "nanogpt" else {}
+        runs.build_inline(folder / layout, path, layout=layout, shard_tokens=SHARD_TOKENS, **more)
+        return folder / layout
+
+    return build
+
+
+@pytest.fixture
+def url(built: Callable[[str], Path], bucket_url: str) -> str:
+    upload_folder(built("build-nanogpt"), f"{bucket_url}/some/out")
+    return f"{bucket_url}/some/out"
+
+
+def lengths_in(folder: Path) -> list[int]:
+    """The lengths of the training shards."""
+    records = json.loads((folder / "manifest.json").read_text())["shards"]
+    return [record["tokens"] for record in records if record["split"] == "train"]
+
+
+def cached(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.tokens"))
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: "-".join(map(str, one.values())) or "plain")
+@pytest.mark.parametrize("layout", ["build-nanogpt", "nanogpt"])
+def test_the_batches_are_those_of_the_folder(
+    built: Callable[[str], Path], bucket_url: str, tmp_path: Path, layout: str, settings: dict[str, Any]
+) -> None:
+    """On both ranks, in two epochs, from a cache that is too small for all of it; and a state that was saved
+    with the folder goes on here."""
+    folder, there = built(layout), f"{bucket_url}/out"
+    upload_folder(folder, there)
+    small = 3 * SHARD_BYTES if layout == "build-nanogpt" or "seed" not in settings else 10**6
+    for rank in range(2):
+        local = loader_of(folder, tmp_path / "unused", rank, 2, **settings)
+        remote = loader_of(there, tmp_path / "cache", rank, 2, cache_bytes=small, **settings)
+        assert len(local) == len(remote) > 10
+        for _ in range(2 * len(local)):
+            assert joined(local.next_batch()) == joined(remote.next_batch())
+        remote.load_state_dict(local.state_dict())
+        assert joined(local.next_batch()) == joined(remote.next_batch())
+    assert not (tmp_path / "unused").exists()
+    if settings and layout == "build-nanogpt":
+        rows = expected_rows(layout, lengths_in(folder), settings)
+        assert epoch_rows(loader_of(there, tmp_path / "cache", **settings)) == rows[: len(rows) // 2 * 2]
+
+
+def test_the_cache_is_bounded_and_used_again(url: str, door: Door, tmp_path: Path) -> None:
+    """It holds no more than it may, or what is being read and the next one; what is in it is not fetched."""
+    loader = loader_of(url, tmp_path, cache_bytes=2 * SHARD_BYTES)
+    for _ in range(len(loader)):
+        loader.next_batch()
+        assert len(cached(tmp_path)) <= 4  # two are mapped, one is on its way, one could not be deleted
+    everything = loader_of(url, tmp_path)
+    rows = epoch_rows(everything)
+    names = [shard.file.name for shard in everything._shards.known][:-1]  # the last is too short for a batch
+    assert len(cached(tmp_path)) >= len(names) > 10
+    door.requests.clear()
+    assert epoch_rows(loader_of(url, tmp_path)) == rows
+    assert not [line for line in door.requests if line.startswith("GET") and any(n in line for n in names)]
+
+
+def test_a_shard_is_fetched_before_its_turn(url: str, tmp_path: Path) -> None:
+    """While the first one is read the second one comes."""
+    loader = loader_of(url, tmp_path)
+    loader.next_batch()
+    second = loader._shards.known[1].bucket
+    assert second is not None
+    second.cache.map(second.pieces[0])  # waits for it, if it is on its way
+    assert len(cached(tmp_path)) == 2
+
+
+def test_a_damaged_shard_is_not_given(url: str, built: Callable[[str], Path], tmp_path: Path) -> None:
+    """Another content under its name is refused by its hash, and stays out of the cache; so is a missing
+    object, and one that is too short."""
+    data = bytearray((built("build-nanogpt") / FIRST).read_bytes())
+    data[1000] ^= 1
+    bucket = Bucket(url)
+    bucket.overwrite(FIRST, bytes(data))
+    loader = loader_of(url, tmp_path)
+    for _ in range(2):
+        with pytest.raises(DamageError, match=rf"{url}/{FIRST}: SHA-256 of bytes 0 to 4,128 is .*, should"):
+            loader.next_batch()
+    bucket.overwrite(FIRST, bytes(data[:1000]))
+    with pytest.raises(DamageError, match=f"{FIRST}: it ends before byte 4,128"):
+        loader.next_batch()
+    bucket.delete([FIRST])
+    with pytest.raises(DamageError, match=f"{FIRST}: there is no such object"):
+        loader.next_batch()
+    assert not list(tmp_path.glob("*.part"))
+    names = {path.stem for path in cached(tmp_path)}
+    assert loader._shards.known[0].bucket is not None
+    assert loader._shards.known[0].bucket.pieces[0].key not in names
+
+
+def test_what_a_killed_download_leaves_is_no_shard(url: str, tmp_path: Path) -> None:
+    """A part is not taken for the whole, nor is a file of another length; parts of the dead are removed."""
+    loader = loader_of(url, tmp_path)
+    pieces = loader._shards.known[0].bucket
+    assert pieces is not None
+    key = pieces.pieces[0].key
+    (tmp_path / f"{key}.0123.part").write_bytes(b"x" * 1000)
+    (tmp_path / f"{key}.tokens").write_bytes(b"x" * 1000)
+    other = "0" * 8 + "f" * 56
+    (tmp_path / f"{other}.77.part").write_bytes(b"x" * 1000)
+    (tmp_path / "lock-0").write_bytes(b"")
+    x, _ = loader.next_batch()
+    assert x.ravel().tolist() == reference.stream(DOCUMENTS)[SHARD_TOKENS : SHARD_TOKENS + 160].tolist()
+    assert not (tmp_path / f"{other}.77.part").exists()
+
+
+RACE = """
+import sys
+from pathlib import Path
+from fineweb_shards.loader import ShardLoader
+url, cache = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+loader = ShardLoader(url, batch_size=2, length=80, framework="numpy", cache_dir=cache, cache_bytes=8000)
+for x, y in loader.epoch_batches(0):
+    print(int(x.sum()), int(y.sum()), flush=True)
+"""
+
+
+def test_processes_share_a_cache(url: str, tmp_path: Path) -> None:
+    """Four at once, with a cache that holds two shards: every batch of each is right."""
+    expected = "".join(
+        f"{int(x.sum())} {int(y.sum())}\n" for x, y in loader_of(url, tmp_path / "mine").epoch_batches(0)
+    )
+    words = [sys.executable, "-c", RACE, url, str(tmp_path / "shared")]
+    processes = [
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [process.communicate()[0] for process in processes] == [expected] * 4
+    assert not list((tmp_path / "shared").glob("*.part"))
+
+
+def test_a_shard_is_fetched_once_for_all(url: str, door: Door, tmp_path: Path) -> None:
+    """Whoever needs it while it is on its way waits for it."""
+    loaders = [loader_of(url, tmp_path) for _ in range(6)]
+    door.requests.clear()
+    threads = [threading.Thread(target=loader.next_batch) for loader in loaders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len([line for line in door.requests if line.startswith("GET") and line.endswith(FIRST)]) == 1
+
+
+def test_a_forked_process_reads_on(url: str, tmp_path: Path) -> None:
+    """The workers of a torch DataLoader are forked, where the client of the store would hang; a new process
+    gets a copy."""
+    loader = loader_of(url, tmp_path, align="document")
+    rows = epoch_rows(loader_of(url, tmp_path / "mine", align="document"))
+    loader.next_batch()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        found = epoch_rows(loader)
+        with os.fdopen(writing, "wb") as pipe:
+            pickle.dump(found, pipe)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pickle.load(pipe) == rows
+    assert os.waitpid(child, 0)[1] == 0
+    assert epoch_rows(pickle.loads(pickle.dumps(loader))) == rows
+
+
+def test_files_of_others_in_a_list(
+    url: str, bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects without a manifest, in pieces, in the order of the list, beside one with a manifest; a replaced
+    one is noticed."""
+    monkeypatch.setattr(pieces_module, "_PIECE_BYTES", 1000)
+    tokens = np.arange(5000, dtype=np.uint16)
+    np.save(tmp_path / "b.npy", tokens)
+    Bucket(bucket_url).upload(tmp_path / "b.npy", "theirs/b.npy")
+    loader = loader_of([f"{bucket_url}/theirs/b.npy", f"{url}/{FIRST}"], tmp_path / "cache")
+    given = np.concatenate([x.ravel() for x, _ in loader.epoch_batches(0)])
+    mine = reference.stream(DOCUMENTS)[SHARD_TOKENS:][: SHARD_TOKENS // 160 * 160]
+    assert given.tolist() == [*tokens[: 5000 // 160 * 160], *mine]
+    with pytest.raises(InputError, match=r"with a seed all of its 10,000 bytes are read in any order"):
+        loader_of([f"{bucket_url}/theirs/b.npy"], tmp_path / "other", seed=1, cache_bytes=5000)
+    late = loader_of([f"{bucket_url}/theirs/b.npy"], tmp_path / "late")
+    late.next_batch()
+    np.save(tmp_path / "b.npy", tokens[::-1].copy())
+    Bucket(bucket_url).upload(tmp_path / "b.npy", "theirs/b.npy")
+    with pytest.raises(ChangedError, match="was replaced"):
+        epoch_rows(late)
+
+
+def test_a_store_that_fails_for_a_while_is_asked_again(url: str, door: Door, tmp_path: Path) -> None:
+    """A broken answer in the middle of a shard costs nothing but time."""
+    door.faults += [Fault("GET", "npy", times=3, cut=True), Fault("GET", "npy", times=3, status=503)]
+    assert len(epoch_rows(loader_of(url, tmp_path))) > 10
+
+
+def test_a_full_disk_is_said(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After what nobody reads was deleted, and with the next step."""
+    (tmp_path / ("1" * 64 + ".tokens")).write_bytes(b"x")
+
+    def fetch(*_: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ForkableStore, "fetch_range", fetch)
+    with pytest.raises(DiskFullError, match=r"no space for 4,128 bytes of edufineweb_train_000001.npy"):
+        loader_of(url, tmp_path).next_batch()
+    assert not cached(tmp_path)
+
+
+def test_what_is_not_there_is_said(bucket_url: str, tmp_path: Path) -> None:
+    """No shards below an address, or no such bucket."""
+    with pytest.raises(InputError, match="no file of tokens with 'train' in its name"):
+        loader_of(f"{bucket_url}/nothing", tmp_path)
+    with pytest.raises(InputError, match="no such bucket"):
+        loader_of("s3://no-such-bucket-at-all/x", tmp_path)
+    with pytest.raises(InputError, match="there is no such object"):
+        loader_of([f"{bucket_url}/nothing.npy"], tmp_path)
+
+
+class Rehearsal(FakeClock):
+    """A build into a bucket, which grows by a checkpoint with each sleep of who follows it."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        super().__init__()
+        self.folder, self.bucket = folder, Bucket(url)
+        self.data = json.loads((folder / "manifest.json").read_text())
+        self.data.pop("checksum")
+        self.records = self.data["shards"]
+        self.names = sorted({record["name"] for record in self.records})
+        self.finished = 0
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.finished += 1
+        ends = [record["end"] for record in self.records]
+        while self.finished < len(ends) and ends[self.finished] == ends[self.finished - 1]:
+            self.finished += 1
+        complete = self.finished > len(self.records)
+        one_file = len(self.names) < len(self.records)
+        for name in self.names:
+            offsets = [r["offset"] for r in self.records[: self.finished] if r["name"] == name]
+            if offsets and (complete or not one_file):
+                self.bucket.upload(self.folder / name, name)
+            elif offsets:
+                make_parts(self.bucket, self.folder, name, offsets)
+        shown = {**self.data, "shards": self.records[: self.finished], "complete": complete}
+        if not complete:
+            shown["totals"] = {}
+        self.bucket.overwrite("manifest.json", json.dumps(shown).encode())
+
+
+@pytest.mark.parametrize("layout", ["build-nanogpt", "nanogpt"])
+def test_a_build_into_a_bucket_is_followed(
+    built: Callable[[str], Path],
+    bucket_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: str,
+) -> None:
+    """Its shards are given as they come, also those of one file that grows, which are parts."""
+    build = Rehearsal(built(layout), f"{bucket_url}/out")
+    monkeypatch.setattr(followed_shards, "Clock", lambda: build)
+    settings: dict[str, Any] = {"align": "document", "seed": 5}
+    loader = loader_of(f"{bucket_url}/out", tmp_path, follow=True, **settings)
+    lengths = lengths_in(built(layout))
+    for epoch in range(2):
+        rows = expected_rows(layout, lengths, settings, epoch, in_order=epoch == 0)
+        assert epoch_rows(loader, epoch) == rows[: len(rows) // BATCH * BATCH]
+    assert min(build.waits) >= 1.0
+
+
+def test_a_build_that_runs_is_waited_for(
+    bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock in the bucket says that it does; without one, there is nothing to wait for after a while."""
+    clock = FakeClock()
+    monkeypatch.setattr(followed_shards, "Clock", lambda: clock)
+    bucket = Bucket(f"{bucket_url}/out")
+    bucket.overwrite(".fineweb-shards/lock.json", b"{}")
+
+    def sleep(seconds: float) -> None:
+        FakeClock.sleep(clock, seconds)
+        if clock.seconds > 1000:
+            bucket.delete([".fineweb-shards/lock.json"])
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    loader = loader_of(f"{bucket_url}/out", tmp_path, follow=True, patience_seconds=100)
+    with pytest.raises(InputError, match="no build has begun here for 2 min"):
+        loader.next_batch()
+    assert clock.seconds > 1000
