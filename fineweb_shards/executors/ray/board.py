@@ -53,7 +53,7 @@ class Board:
 
 
 def start_board(name: str, shipment: Shipment) -> Any:
-    """Start the board of a run on the driver's node, and return its handle. If it dies Ray starts it again."""
+    """Start the board of a run on the driver's node; return its handle. If it dies, Ray starts it again."""
     ray = load_ray()
     node = ray.get_runtime_context().get_node_id()
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
