@@ -18,7 +18,7 @@ given = $(filter-out undefined default file,$(origin $(1)))
 TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(name)), $(name)=$(call quote,$(value $(name)))))
 
 .DEFAULT_GOAL := help
-.PHONY: help shards plan status report verify test soak check bench bench-hub bench-line bench-tokenizers bench-control cluster-demo clean
+.PHONY: help shards plan status report verify test soak check bench bench-hub bench-line bench-tokenizers bench-control bench-ray cluster-demo clean
 
 help: ## list the targets
 	@echo "make shards [SAMPLE=name] [OUT=folder] [WORKERS=n] [ARGS='--flag value']"
@@ -72,6 +72,9 @@ bench-tokenizers: .venv/dev ## every tokenizer: its own library, and this progra
 
 bench-control: .venv/dev ## how many tokens a second the parent can order, with simulated workers
 	@$(BIN)/python benchmarks/control_plane.py $(ARGS)
+
+bench-ray: .venv/dev ## the same files with local processes and with Ray on this machine
+	@$(BIN)/python benchmarks/ray_speed.py $(ARGS)
 
 cluster-demo: .venv/dev ## two nodes of Ray and an S3 server on this machine, a node killed on the way; a minute
 	@$(BIN)/python docs/examples/cluster_demo.py

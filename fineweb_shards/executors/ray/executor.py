@@ -66,6 +66,9 @@ from fineweb_shards.types import KeptTokens, Placement, Quarantined, Tokens
 # Of a core, so that there is always a little of it left for errands: they must not wait for batches.
 _ENCODING_CORES = 0.99
 _ERRAND_CORES = 0.01
+# Ray has other processes for another environment. So those that encode do nothing else, and there are no more
+# of them than tasks at once: each has an engine, and a cache of words that has to grow.
+_ERRAND_ENVIRONMENT = {"env_vars": {"FINEWEB_SHARDS_TASK": "errand"}}
 _REMOTE_TASKS_PER_CORE = 2
 _BATCHES = 4  # in a task
 _REMOTE_BATCHES = 8
@@ -162,7 +165,9 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._encode_task = ray.remote(encode_batches).options(
             num_returns=2, num_cpus=self._cores_of_task, **common
         )
-        self._errand_task = ray.remote(do_errand).options(num_cpus=_ERRAND_CORES, **common)
+        self._errand_task = ray.remote(do_errand).options(
+            num_cpus=_ERRAND_CORES, runtime_env=_ERRAND_ENVIRONMENT, **common
+        )
         self._ask_for_news()
 
     def _leave_mark(self) -> str:

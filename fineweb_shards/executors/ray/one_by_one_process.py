@@ -18,7 +18,12 @@ from multiprocessing import connection
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
-from fineweb_shards.executors.exit_cause import OUT_OF_MEMORY_EXIT_CODE, Death, explain_exit
+from fineweb_shards.executors.exit_cause import (
+    OUT_OF_MEMORY_EXIT_CODE,
+    THREAD_FAILED_EXIT_CODE,
+    Death,
+    explain_exit,
+)
 from fineweb_shards.executors.local.worker import describe_error, die_with_parent
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.system.machine import offer_to_oom_killer, oom_kills
@@ -76,7 +81,7 @@ def encode_in_process(
 def _run(pipe: connection.Connection) -> None:
     """Encode one batch: the process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=die_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     offer_to_oom_killer()
     spec, order = pickle.loads(pipe.recv_bytes())
     try:
@@ -92,3 +97,11 @@ def _run(pipe: connection.Connection) -> None:
         pipe.send(error)
     except Exception as error:
         pipe.send(ShardError(f"A worker failed at position {order.batch.position}: {describe_error(error)}"))
+
+
+def _end_with_parent() -> None:
+    """End this process when the task's is gone, however that is noticed."""
+    try:
+        die_with_parent()
+    finally:
+        os._exit(THREAD_FAILED_EXIT_CODE)

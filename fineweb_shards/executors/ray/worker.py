@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ from fineweb_shards.executors.ray.vocabulary import unpack_vocabulary
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
+from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.tokenizers.token_joiner import TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
 
 MARK_FILE = "ray-run"  # in the work folder; what is in it tells a node whether it sees the driver's folder
@@ -122,7 +124,7 @@ class TaskObserver(Observer):
 
 
 class RunProcess:
-    """A process of a run, with its engine loaded."""
+    """What a process keeps between the tasks of a run: its engine, and open files of the input."""
 
     def __init__(self, board: Any, shipment: Shipment) -> None:
         self._board = board
@@ -135,8 +137,12 @@ class RunProcess:
         self._spec = unpack_vocabulary(spec, shipment.vocabulary_files)
         apply_priority(spec.priority)
         self._source = spec.source.reopened(self._observer)
-        self._encoder = self._spec.make_encoder()
         self._reported: set[str] = set()
+
+    @cached_property
+    def _encoder(self) -> Encoder | TokenJoiner:
+        """Loaded with the first batch: a process may have nothing but errands."""
+        return self._spec.make_encoder()
 
     def encode(self, task: int, orders: Sequence[WorkOrder], tokens: list[Tokens]) -> Encoded:
         """Encode batches; put the tokens of each block into the list, unless the driver needs them."""

@@ -1,0 +1,217 @@
+"""The parts of the executor on Ray that need no cluster: what is where, what is refused, what is sent."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+import vocabularies
+from doubles import Listener
+from inputs import write_jsonl
+
+from fineweb_shards.errors import InputError, OutputError, UsageError
+from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
+from fineweb_shards.executors.ray import one_by_one_process, worker
+from fineweb_shards.executors.ray.api import load_ray
+from fineweb_shards.executors.ray.cluster import check_address
+from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
+from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
+from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpack_vocabulary
+from fineweb_shards.executors.ray.waits import Waits
+from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.tokenizers.vocabulary_files import load_definition
+from fineweb_shards.types import Placement
+
+
+def placement(path: str, offset: int) -> Placement:
+    return Placement(path, offset, np.array([[0, 1]]))
+
+
+def test_a_file_gets_what_belongs_before_its_end() -> None:
+    """What belongs behind the end of a segment waits for the next one, and a block that is in two files is
+    kept until both are written."""
+    unwritten, attempt = Unwritten(), Attempt(1)
+    for block in range(3):
+        unwritten.receive((0, block), attempt, block, 100)
+    assert (unwritten.unplaced_bytes, unwritten.placed_bytes) == (300, 0)
+    unwritten.place((0, 0), 100, [placement("a", 0)])
+    unwritten.place((0, 1), 100, [placement("a", 10), placement("a", 20), placement("b", 0)])
+    assert (unwritten.unplaced_bytes, unwritten.placed_bytes) == (100, 200)
+    assert unwritten.fullest() == ("a", 300)
+    first = unwritten.take("a", 20)
+    assert [share.placement.offset for share in first] == [0, 10]
+    rest = [*unwritten.take("a"), *unwritten.take("b")]
+    assert [(share.placement.path, share.placement.offset) for share in rest] == [("a", 20), ("b", 0)]
+    assert unwritten.fullest() == (None, 0)
+    written = [unwritten.note_written(share.block) for share in [*first, *rest]]
+    assert written == [True, False, False, True]
+    unwritten.forget([(0, 0), (0, 1)])
+    assert attempt.keys == {(0, 2)}
+    unwritten.forget_unplaced()
+    assert (attempt.keys, unwritten.unplaced_bytes, unwritten.placed_bytes) == (set(), 0, 0)
+
+
+def test_lost_tokens_are_waited_for() -> None:
+    """A block that was placed waits for another attempt; one that was not is received as a new one. It may be
+    placed while its tokens are lost."""
+    unwritten, lost, again = Unwritten(), Attempt(1), Attempt(2)
+    for block in range(2):
+        unwritten.receive((0, block), lost, block, 100)
+    unwritten.place((0, 0), 100, [placement("a", 0)])
+    unwritten.lose(lost)
+    (share,) = unwritten.take("a")
+    assert share.block.attempt is None
+    assert (unwritten.unplaced_bytes, unwritten.placed_bytes) == (0, 100)
+    late = unwritten.place((0, 1), 100, [placement("a", 10)])
+    assert late.attempt is None
+    for block in range(2):
+        unwritten.receive((0, block), again, 1 - block, 100)
+    assert (share.block.attempt, share.block.array) == (again, 1)
+    assert (late.attempt, late.array) == (again, 0)
+    assert (unwritten.unplaced_bytes, unwritten.placed_bytes) == (0, 200)
+
+
+def test_a_wait_ends_with_the_last_task_that_waits() -> None:
+    """However the task ends."""
+    listener = Listener()
+    waits = Waits(listener)
+    waits.note(1, "network", "no route")
+    waits.note(2, "network", "no answer")
+    waits.end(1)
+    waits.end(3)
+    assert listener.waits[-1] == ("network", "no answer")
+    waits.end(2)
+    assert listener.waits[-1] == ("network", None)
+
+
+def test_a_client_connection_is_refused() -> None:
+    """With the command that does it on the cluster."""
+    with pytest.raises(UsageError, match="ray://head:10001: a client connection") as refused:
+        check_address("ray://head:10001")
+    assert "ray job submit" in refused.value.hint
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not installed, or has no wheel."""
+
+    def refuse(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named '{name}'")
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    with pytest.raises(UsageError, match="No module named 'ray'") as missing:
+        load_ray()
+    assert "fineweb_shards[ray]" in missing.value.hint
+
+
+def test_an_address_needs_the_executor(tmp_path: Path) -> None:
+    """An address that nothing would use is a mistake."""
+    with pytest.raises(UsageError, match="--ray-address auto: the executor is local"):
+        runs.job_of(tmp_path / "out", __file__, ray_address="auto", format="text")
+
+
+def test_a_node_that_sees_another_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, with the folder and what to do; also if the folder is there, but not the same one."""
+    monkeypatch.setattr(worker, "node_name", lambda: "node7 (10.0.0.7)")
+    with pytest.raises(OutputError, match=r"node7 \(10.0.0.7\)") as missing:
+        worker._check_folder(tmp_path, "mark")
+    assert str(tmp_path) in missing.value.message
+    assert "shared file system" in missing.value.hint
+    (tmp_path / WORK_FOLDER).mkdir()
+    (tmp_path / WORK_FOLDER / worker.MARK_FILE).write_text("another")
+    with pytest.raises(OutputError):
+        worker._check_folder(tmp_path, "mark")
+    (tmp_path / WORK_FOLDER / worker.MARK_FILE).write_text("mark")
+    worker._check_folder(tmp_path, "mark")
+    worker._check_folder(tmp_path / "nowhere", None)  # a bucket needs no folder
+
+
+def test_a_node_that_does_not_see_the_input_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no damaged file, which might be left out: the run stops, and names node and file."""
+    monkeypatch.setattr(worker, "node_name", lambda: "node7 (10.0.0.7)")
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    source = runs.job_of(tmp_path / "out", path, on_bad_file="skip").source
+    process = worker.RunProcess.__new__(worker.RunProcess)
+    process._source = source
+    (batch,) = source.batches(runs.START)
+    process._check_input(batch)
+    path.unlink()
+    encoded = process._encode_batch(WorkOrder(batch), [])
+    assert isinstance(encoded.error, InputError)
+    assert type(encoded.error) is InputError
+    assert str(path) in encoded.error.message
+    assert "node7" in encoded.error.message
+
+
+def test_nodes_get_addresses_and_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But no folder of the driver's, nothing else, and nothing that is set on the node already."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    source = runs.job_of(tmp_path / "out", path).source
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub")
+    monkeypatch.setenv("HF_HOME", "/driver")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
+    monkeypatch.setenv("https_proxy", "http://proxy")
+    monkeypatch.setenv("SECRET_OF_ANOTHER_PROGRAM", "canary")
+    packed = pack_environment(source)
+    assert packed["HF_ENDPOINT"] == "http://hub"
+    assert packed["AWS_SECRET_ACCESS_KEY"] == "canary"
+    assert packed["https_proxy"] == "http://proxy"
+    assert not {"HF_HOME", "SECRET_OF_ANOTHER_PROGRAM", "PATH"} & set(packed)
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    apply_environment(packed)
+    assert os.environ["HF_ENDPOINT"] == "http://mirror"
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == "canary"
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+
+
+def test_the_files_of_a_vocabulary_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node has them in a folder of its own; what somebody else has put there is replaced."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "node"))
+    (tmp_path / "node").mkdir()
+    tokenizer = vocabularies.MAKERS[0](tmp_path)
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    flags = dict(zip(tokenizer.flags[::2], tokenizer.flags[1::2], strict=True))
+    settings = {name.lstrip("-").replace("-", "_"): str(value) for name, value in flags.items()}
+    job = runs.job_of(tmp_path / "out", path, **settings)
+    job = job.with_engine(tmp_path / "driver")
+    spec = runs.spec_of(job.source)
+    spec = type(spec)(job.source, None, 0, job.output.shard_format, Path(), 0)
+    files = pack_vocabulary(spec.vocabulary)
+    assert files
+    for _ in range(2):
+        unpacked = unpack_vocabulary(spec, files).vocabulary
+        folder = Path(unpacked.folder)
+        assert folder.is_relative_to(tmp_path / "node")
+        assert unpacked == spec.vocabulary
+        assert load_definition(unpacked) == load_definition(spec.vocabulary)
+        for file in folder.iterdir():
+            file.write_bytes(b"other")
+
+
+def test_bytes_of_a_stream_go_by_value() -> None:
+    """Another machine has no access to a descriptor of this one."""
+    shared = SharedBytes(b"text")
+    assert shared.by_value().read() == b"text"
+    assert not shared.by_value().has_descriptor
+
+
+def test_a_process_does_not_outlive_the_thread_that_watches_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the thread fails, nobody would notice that the parent is gone."""
+
+    def fail() -> None:
+        raise OSError("no more descriptors")
+
+    codes: list[int] = []
+    monkeypatch.setattr(one_by_one_process, "die_with_parent", fail)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with pytest.raises(OSError, match="descriptors"):
+        one_by_one_process._end_with_parent()
+    assert codes == [THREAD_FAILED_EXIT_CODE]
