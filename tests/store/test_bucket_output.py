@@ -10,13 +10,11 @@ from pathlib import Path
 import layout_reference
 import pytest
 import runs
-from bucket_server import Door
+from bucket_server import Door, use_small_parts
 from bucket_view import BucketView, Watcher, check_finished
 from documents import make_documents
 from inputs import write_jsonl
 from layout_reference import Wanted
-
-from fineweb_shards.buckets import upload_file
 
 DOCUMENTS = make_documents(36, seed=95)
 LAYOUTS = [
@@ -75,7 +73,7 @@ def build(out: str, source: Path, scratch: Path) -> Callable[..., object]:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of more than 4 KiB are uploaded in parts."""
-    monkeypatch.setattr(upload_file, "_SMALLEST_PART_BYTES", 4096)
+    use_small_parts(monkeypatch)
 
 
 @pytest.mark.promise(35)

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.buckets import stores
+from fineweb_shards.buckets import stores, upload_file
 
 KEY, SECRET, TOKEN = "AKIACANARYCANARY1234", "canarySECRETcanarySECRETcanary12", "canaryTOKENcanary"
 _SERVER = """
@@ -128,6 +128,13 @@ def forget_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process look for settings and credentials again."""
     monkeypatch.setattr(stores, "_stores", {})
     monkeypatch.setattr(stores, "_answered", set())
+
+
+def use_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files of more than 4 KiB uploaded in parts, a few at once."""
+    monkeypatch.setattr(upload_file, "_SMALLEST_PART_BYTES", 4096)
+    monkeypatch.setattr(upload_file, "_MIB", 4096)
+    monkeypatch.setattr(upload_file, "_MEMORY_BYTES", 4 * 4096)
 
 
 @dataclass
