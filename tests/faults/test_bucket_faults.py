@@ -29,7 +29,7 @@ KINDS = [
     Fault(after=True, status=500, code="InternalError"),  # done, and the answer says that it is not
     Fault(status=400, code="RequestTimeout"),
     Fault(status=403, code="ExpiredToken"),
-    Fault(status=200, code="InternalError"),  # S3 may find out after it has begun to answer
+    Fault(status=429, times=2),
 ]
 # What it happens to.
 STEPS = {
@@ -65,7 +65,9 @@ def impatient(door: Door, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 def faults() -> list[tuple[str, Fault]]:
     """Every kind at every step, in an order in which the first few are of all kinds and steps."""
     steps = list(STEPS.items())
-    pairs = []
+    # S3 begins to answer before all parts are put together, and may find out later that they can't be.
+    late = dataclasses.replace(STEPS["completing an upload"], status=200, code="InternalError")
+    pairs = [("completing an upload", late)]
     for turn in range(len(steps)):
         for number, kind in enumerate(KINDS):
             name, step = steps[(turn + number) % len(steps)]
