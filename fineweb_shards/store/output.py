@@ -264,7 +264,9 @@ class Output:
                 joins_parts = any(segment.whole and segment.begin for segment in checkpoint.segments)
                 if joins_parts and checkpoint is not self._checkpoints[0]:
                     return  # a store that puts parts together needs those before it
-                checkpoint.seals.extend(map(self._seal, checkpoint.segments))
+                # All or none: after Ctrl-C in between, half of them would look like all.
+                seals = [self._seal(segment) for segment in checkpoint.segments]
+                checkpoint.seals.extend(seals)
 
     def _seal(self, segment: Segment) -> Future[str]:
         spec, longest = self._spec, self._max_wait_seconds
