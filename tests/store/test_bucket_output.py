@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
+import inline
 import layout_reference
 import pytest
 import runs
-from bucket_server import Door
+from bucket_server import KEY, SECRET, Door, Fault, use_small_parts
 from bucket_view import BucketView, Watcher, check_finished
 from documents import make_documents
 from inputs import write_jsonl
 from layout_reference import Wanted
 
-from fineweb_shards.buckets import upload_file
+from fineweb_shards.errors import ChangedError, NetworkError, OutputError
 
 DOCUMENTS = make_documents(36, seed=95)
 LAYOUTS = [
@@ -75,7 +77,7 @@ def build(out: str, source: Path, scratch: Path) -> Callable[..., object]:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of more than 4 KiB are uploaded in parts."""
-    monkeypatch.setattr(upload_file, "_SMALLEST_PART_BYTES", 4096)
+    use_small_parts(monkeypatch)
 
 
 @pytest.mark.promise(35)
@@ -92,3 +94,126 @@ def test_every_layout_has_the_bytes_of_the_reference(
     assert watcher.torn == []
     assert watcher.changes >= len(expected)
     assert json.loads(view.read("manifest.json"))["complete"]
+
+
+NANOGPT = Wanted("build-nanogpt", 6000)
+FILES = layout_reference.files(DOCUMENTS, NANOGPT)
+
+
+@pytest.mark.promise(35)
+@pytest.mark.parametrize("wanted", [NANOGPT, Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4))])
+def test_a_finished_output_grows_on(
+    build: Callable[..., object], view: BucketView, door: Door, scratch: Path, wanted: Wanted
+) -> None:
+    """With a higher --max-tokens, and whole at every moment: as it was, or as it will be."""
+    short = dataclasses.replace(wanted, max_tokens=14_000)
+    before, after = layout_reference.files(DOCUMENTS, short), layout_reference.files(DOCUMENTS, wanted)
+    watcher = Watcher(view, door, before, after)
+    build(short)
+    check_finished(view, scratch, before)
+    build(wanted)
+    check_finished(view, scratch, after)
+    assert watcher.torn == []
+
+
+def test_a_lost_object_is_made_again(build: Callable[..., object], view: BucketView, scratch: Path) -> None:
+    """Together with what comes after it."""
+    build(NANOGPT)
+    view.delete(sorted(FILES)[1])
+    build(NANOGPT)
+    check_finished(view, scratch, FILES)
+
+
+def test_another_setting_is_refused(build: Callable[..., object], view: BucketView) -> None:
+    """By name, as in a folder, also from another machine."""
+    build(NANOGPT)
+    with pytest.raises(ChangedError, match="--shard-tokens was 6,000"):
+        build(dataclasses.replace(NANOGPT, shard_tokens=7000))
+    assert view.outputs() == FILES
+
+
+def test_objects_of_others_are_refused(build: Callable[..., object], view: BucketView) -> None:
+    """Shards that nobody has recorded, and a manifest of another program; nothing of them is touched, not
+    even at a second try."""
+    view.write("edufineweb_train_000001.npy", b"somebody's")
+    for _ in range(2):
+        with pytest.raises(OutputError, match="neither replaces nor deletes"):
+            build(NANOGPT)
+    view.delete("edufineweb_train_000001.npy")
+    view.write("manifest.json", b'{"name": "a web application"}')
+    for _ in range(2):
+        with pytest.raises(OutputError, match="another program"):
+            build(NANOGPT)
+    assert view.names() == ["manifest.json"]
+
+
+@pytest.mark.promise(35)
+def test_fresh_deletes_what_is_ours_and_nothing_else(
+    build: Callable[..., object], out: str, source: Path, scratch: Path, view: BucketView
+) -> None:
+    """Objects and unfinished uploads of others stay, and nothing of the old run comes back."""
+    build(dataclasses.replace(NANOGPT, index=True))
+    view.write("notes.txt", b"mine")
+    view.write("index/notes.txt", b"mine")
+    view.write(".fineweb-shards/history.json", b"of the old run")
+    view.begin_upload("notes.bin")
+    view.begin_upload("edufineweb_train_000009.npy")
+    words = ["build", "--input", source, "--out", out, "--scratch", scratch, "--shard-tokens", "7000"]
+    done = inline.run_command(*words, "--engine", "tiktoken", "--workers", "1", "--fresh", "--yes")
+    assert done.returncode == 0, done.stderr
+    expected = layout_reference.files(DOCUMENTS, dataclasses.replace(NANOGPT, shard_tokens=7000))
+    assert view.outputs() == expected
+    assert {"notes.txt", "index/notes.txt"} <= {*view.names()}
+    assert view.uploads() == ["notes.bin"]
+    assert b"of the old run" not in view.read(".fineweb-shards/history.json")
+
+
+def test_another_machine_goes_on(
+    build: Callable[..., object], view: BucketView, door: Door, tmp_path: Path
+) -> None:
+    """With another scratch folder; an outage that lasts too long has ended the first run."""
+    door.faults = [Fault("PUT", "train_000002", status=503, times=10_000)]
+    with pytest.raises(NetworkError) as caught:
+        build(NANOGPT, max_outage=1, batch_bytes=2048)
+    assert caught.value.exit_code == 10
+    door.faults = []
+    recorded = {one["name"] for one in json.loads(view.read("manifest.json"))["shards"]}
+    assert recorded == {"edufineweb_val_000000.npy", "edufineweb_train_000001.npy"}
+    build(NANOGPT, tmp_path / "elsewhere")
+    check_finished(view, tmp_path / "elsewhere", FILES)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault(status=403, code="AccessDenied", times=999), "access is denied"),
+        (Fault(status=403, code="InvalidAccessKeyId", times=999), "the credentials are refused"),
+        (Fault(status=404, code="NoSuchBucket", times=999), "there is no such bucket"),
+        (Fault(status=403, code="ExpiredToken", times=999), "the credentials have expired"),
+    ],
+    ids=lambda value: getattr(value, "code", ""),
+)
+def test_a_refusal_is_a_sentence(
+    out: str, source: Path, scratch: Path, door: Door, fault: Fault, words: str
+) -> None:
+    """With exit code 5 and the next step; no secret is said or kept."""
+    door.faults = [fault]
+    done = inline.run_command("build", "--input", source, "--out", out, "--scratch", scratch)
+    assert done.returncode == 5, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.promise(25)
+def test_credentials_are_nowhere(out: str, source: Path, scratch: Path, view: BucketView, door: Door) -> None:
+    """Neither on the screen nor in a file, here or in the bucket, whatever goes wrong."""
+    door.faults = [Fault("PUT", "train", status=500, code="InternalError"), Fault("PUT", "val", resets=True)]
+    words = ["build", "--input", source, "--out", out, "--scratch", scratch, "--shard-tokens", "6000"]
+    done = inline.run_command(*words, "--engine", "tiktoken")
+    assert done.returncode == 0, done.stderr
+    said = [done.stdout.encode(), done.stderr.encode()]
+    kept = [path.read_bytes() for path in scratch.rglob("*") if path.is_file()]
+    stored = [view.read(name) for name in view.names()]
+    for data in (*said, *kept, *stored):
+        assert SECRET.encode() not in data
+        assert KEY.encode() not in data
