@@ -43,7 +43,6 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # worker's actions, `write_blocks` and `do_errands` are in test_unwritten.py.
 INVENTORY = {
     "executors/producer.py": 1,
-    "executors/ray/one_by_one_process.py": 1,
     "executors/local/watchdog.py": 1,
     "executors/local/worker.py": 1,
     "executors/ray/one_by_one_process.py": 1,  # ends the process with its parent, as in a local worker
