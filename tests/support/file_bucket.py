@@ -10,7 +10,6 @@ Prints `AWS_ENDPOINT_URL=…`, and at SIGTERM its processor time in seconds.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import signal
@@ -36,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
     turn = threading.Lock()  # looking at a condition and writing are one step
     etags: dict[Path, str] = {}  # noqa: RUF012 - of all handlers
 
-    def do_PUT(self) -> None:  # noqa: N802 - the name that the base class calls
+    def do_PUT(self) -> None:
         path, query = self._target()
         received = path.with_name(f".{uuid.uuid4().hex}")
         received.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
             self.etags[final] = uuid.uuid4().hex
         return self._answer(200, b"", ETag=f'"{self.etags[final]}"')
 
-    def do_POST(self) -> None:  # noqa: N802 - the name that the base class calls
+    def do_POST(self) -> None:
         path, query = self._target()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if "uploads" in query:
@@ -76,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         shutil.rmtree(parts)
         return self._answer(200, f'<R><ETag>"{self.etags[path]}"</ETag></R>'.encode())
 
-    def do_DELETE(self) -> None:  # noqa: N802 - the name that the base class calls
+    def do_DELETE(self) -> None:
         path, query = self._target()
         if "uploadId" in query:
             shutil.rmtree(self._parts(query), ignore_errors=True)
@@ -84,10 +83,10 @@ class Handler(BaseHTTPRequestHandler):
         path.unlink(missing_ok=True)
         self._answer(204)
 
-    def do_HEAD(self) -> None:  # noqa: N802 - the name that the base class calls
+    def do_HEAD(self) -> None:
         self._send_object(with_body=False)
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that the base class calls
+    def do_GET(self) -> None:
         path, query = self._target()
         if "uploads" in query:
             return self._answer(200, b"<ListMultipartUploadsResult/>")
