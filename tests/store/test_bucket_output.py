@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import sys
+import threading
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -15,20 +19,28 @@ import runs
 from bucket_server import KEY, SECRET, Door, Fault, use_small_parts
 from bucket_view import BucketView, Watcher, check_finished
 from documents import make_documents
+from doubles import FailingCall
 from inputs import write_jsonl
 from layout_reference import Wanted
 
+from fineweb_shards.commands import build as build_module
+from fineweb_shards.commands import main as cli
 from fineweb_shards.errors import ChangedError, NetworkError, OutputError
+from fineweb_shards.executors.local import watchdog
+from fineweb_shards.run import plan
 
 DOCUMENTS = make_documents(36, seed=95)
-LAYOUTS = [
-    Wanted("build-nanogpt", 6000, val_tokens=3000),
+QUICK = [
     Wanted("build-nanogpt", 6000, index=True),
-    Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4)),
     Wanted("megatron", 6000, val_tokens=7000),
-    Wanted("modded-nanogpt", 6000, val_documents=9),
     Wanted("llm.c", 6000, val_ratio=Fraction(2, 5)),
     Wanted("plain", 6000, val_ratio=Fraction(1, 4), drop=True),
+]
+LAYOUTS = [
+    *QUICK,
+    Wanted("build-nanogpt", 6000, val_tokens=3000),
+    Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4)),
+    Wanted("modded-nanogpt", 6000, val_documents=9),
     Wanted("datatrove", 6000, val_tokens=3000, index=True),
     Wanted("olmo-core", 6000, val_ratio=Fraction(1, 4), index=True),
     Wanted("torchtitan", 6000, index=True),
@@ -82,7 +94,10 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.promise(35)
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("wanted", LAYOUTS, ids=lambda wanted: wanted.layout)
+@pytest.mark.parametrize(
+    "wanted",
+    [pytest.param(one, marks=[] if one in QUICK else pytest.mark.soak, id=one.layout) for one in LAYOUTS],
+)
 def test_every_layout_has_the_bytes_of_the_reference(
     build: Callable[..., object], view: BucketView, door: Door, scratch: Path, wanted: Wanted
 ) -> None:
@@ -217,3 +232,79 @@ def test_credentials_are_nowhere(out: str, source: Path, scratch: Path, view: Bu
     for data in (*said, *kept, *stored):
         assert SECRET.encode() not in data
         assert KEY.encode() not in data
+
+
+def test_an_error_of_the_second_segment_of_a_checkpoint_is_told(
+    build: Callable[..., object], door: Door
+) -> None:
+    """With a share for validation a checkpoint has two; the first one alone is no checkpoint."""
+    door.faults = [Fault("PUT", "edu_fineweb_train", status=503, times=10_000)]
+    with pytest.raises(NetworkError):
+        build(Wanted("llm.c", 6000, val_ratio=Fraction(2, 5)), max_outage=1, batch_bytes=2048)
+
+
+def test_another_tokenizer_travels_with_the_shards(
+    out: str, source: Path, tmp_path: Path, view: BucketView
+) -> None:
+    """Its file is in the bucket, and a machine that has never seen it knows what is there."""
+    words = ["build", "--input", source, "--out", out, "--shard-tokens", "6000", "--eot", "50256"]
+    done = inline.run_command(*words, "--scratch", tmp_path / "a", "--max-tokens", "9000")
+    assert done.returncode == 0, done.stderr
+    before = view.outputs()
+    done = inline.run_command(*words, "--scratch", tmp_path / "b", "--max-tokens", "9000")
+    assert done.returncode == 0, done.stderr
+    assert "Nothing to do" in done.stdout
+    done = inline.run_command(*words, "--scratch", tmp_path / "c")
+    assert done.returncode == 0, done.stderr
+    assert view.outputs() == FILES
+    assert before["edufineweb_val_000000.npy"] == FILES["edufineweb_val_000000.npy"]
+
+
+def test_a_scratch_folder_that_is_too_small_is_refused(
+    out: str, source: Path, scratch: Path, view: BucketView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is made, with what is missing."""
+    monkeypatch.setattr(plan, "free_disk_bytes", lambda folder: 1000)
+    done = inline.run_command("build", "--input", source, "--out", out, "--scratch", scratch)
+    assert done.returncode == 5, done.stderr
+    assert "missing" in done.stderr
+    assert view.outputs() == {}
+
+
+def test_a_full_scratch_folder_is_waited_for(
+    build: Callable[..., object], view: BucketView, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a full disk is elsewhere; then the same files."""
+    failing = FailingCall(os.write, 3, errno.ENOSPC)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing)
+        build(NANOGPT)
+    assert failing.calls > 3
+    check_finished(view, scratch, FILES)
+
+
+@pytest.mark.promise(35)
+@pytest.mark.soak
+def test_a_worker_that_waits_for_the_bucket_is_not_stuck(
+    bucket_url: str,
+    door: Door,
+    view: BucketView,
+    source: Path,
+    scratch: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The watchdog ends workers that do nothing, and waiting in an upload is told."""
+    monkeypatch.setattr(watchdog, "STUCK_SECONDS", 6.0)
+    monkeypatch.setattr(build_module, "apply_priority", lambda priority: None)
+    door.faults = [Fault("PUT", "train_000001", status=503, code="SlowDown", times=10_000)]
+    ended = threading.Timer(25.0, door.faults.clear)
+    ended.start()
+    out = f"{bucket_url}/folder"
+    words = ["build", "--input", source, "--out", out, "--scratch", scratch, "--shard-tokens", "6000"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [cli.__file__])
+        assert cli.main([*map(str, words), "--workers", "1", "--engine", "tiktoken", "--quiet"]) == 0
+    log = next(scratch.rglob("log.txt")).read_text()
+    assert "waiting for the network" in log
+    assert "did nothing" not in log
+    check_finished(view, scratch, FILES)
