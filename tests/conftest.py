@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,27 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 STARTUP = Path(__file__).parent / "support" / "startup"
 os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
 os.nice = lambda increment: 0
+
+MEMORY_DISK = Path("/dev/shm")
+NEEDED_BYTES = 2 * 10**9  # several times the most that the suite has there at one time
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every day, what tests write is in memory, where there is room for it: they sync files a hundred thousand
+    times, and on a disk that is a third of their time. A soak is on the disk, and so is what TMPDIR names."""
+    if config.getoption("soak") or "TMPDIR" in os.environ or not MEMORY_DISK.is_dir():
+        return
+    if os.access(MEMORY_DISK, os.W_OK) and shutil.disk_usage(MEMORY_DISK).free > NEEDED_BYTES:
+        os.environ["TMPDIR"] = str(MEMORY_DISK)  # for the other processes of xdist, and for commands
+        tempfile.tempdir = None
+
+
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """A folder on the disk, always: where memory is measured, files must not be part of it."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
 
 # Files whose tests take longest, the first ones most.
 LONG = [
