@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+import forked
 import hypothesis
 
 pytest_plugins = ["promises"]
@@ -35,11 +36,16 @@ NEEDED_BYTES = 2 * 10**9  # several times the most that the suite has there at o
 def pytest_configure(config: pytest.Config) -> None:
     """Every day, what tests write is in memory, where there is room for it: they sync files a hundred thousand
     times, and on a disk that is a third of their time. A soak is on the disk, and so is what TMPDIR names."""
+    forked.always_with_workers = config.getoption("soak")
     if config.getoption("soak") or "TMPDIR" in os.environ or not MEMORY_DISK.is_dir():
         return
     if os.access(MEMORY_DISK, os.W_OK) and shutil.disk_usage(MEMORY_DISK).free > NEEDED_BYTES:
         os.environ["TMPDIR"] = str(MEMORY_DISK)  # for the other processes of xdist, and for commands
         tempfile.tempdir = None
+
+
+def pytest_unconfigure() -> None:
+    forked.close()
 
 
 @pytest.fixture

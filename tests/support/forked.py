@@ -12,19 +12,33 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import runs
+
+# In a soak the real command is started all the same (conftest.py).
+always_with_workers = False
 PROGRAM = Path(__file__).parent / "forked_commands.py"
 
 
 @cache
 def _process() -> subprocess.Popen[str]:
-    """The one that is forked. It ends with this process, which is at the other end of its standard input."""
+    """The one that is forked."""
     return subprocess.Popen(
         [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 
+def close() -> None:
+    """End the process that is forked, if it was needed."""
+    if _process.cache_info().currsize:
+        with _process() as process:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
 def run_command(*words: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`fineweb-shards …`."""
+    if always_with_workers:
+        return runs.run_command(*words, **environment)
     process = _process()
     assert process.stdin is not None
     assert process.stdout is not None
