@@ -34,8 +34,8 @@ NEEDED_BYTES = 2 * 10**9  # several times the most that the suite has there at o
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Every day, what tests write is in memory, where there is room for it: they sync files a hundred thousand
-    times, and on a disk that is a third of their time. A soak is on the disk, and so is what TMPDIR names."""
+    """Every day, what tests write is in memory, where there is room for it: they sync files a hundred
+    thousand times, for which a disk takes minutes. A soak is on the disk; TMPDIR names any other place."""
     forked.always_with_workers = config.getoption("soak")
     if config.getoption("soak") or "TMPDIR" in os.environ or not MEMORY_DISK.is_dir():
         return
@@ -57,18 +57,23 @@ def disk_path() -> Iterator[Path]:
 
 # Files whose tests take longest, the first ones most.
 LONG = [
-    "test_hub.py",
+    "test_vocabularies.py",
     "test_poison.py",
-    "test_standard_streams.py",
+    "test_hub.py",
     "test_same_bytes.py",
-    "test_memory.py",
-    "test_local.py",
-    "test_parquet.py",
+    "test_layouts.py",
     "test_kill_layouts.py",
+    "test_transport.py",
+    "test_quota.py",
+    "test_local.py",
+    "test_standard_streams.py",
+    "test_hub_text.py",
     "test_kill.py",
     "test_deaths.py",
-    "test_threads.py",
-    "test_damage.py",
+    "test_follow.py",
+    "test_memory.py",
+    "test_downloads.py",
+    "test_unwritten.py",
 ]
 
 

@@ -1,6 +1,6 @@
 """Commands that speak to the hub, without workers, each in a fork of one process that has loaded the hub's
-clients: a tenth of the time of `runs.run_command`, which has the same answer. For tests in which the processes
-are not the point."""
+clients: a tenth of the time of `runs.run_command`, which has the same answer. For tests in which workers are
+not the point."""
 
 from __future__ import annotations
 

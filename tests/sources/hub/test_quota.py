@@ -39,7 +39,7 @@ def test_the_anonymous_quota_is_no_limit(home: Path, tmp_path: Path) -> None:
 def test_a_quota_is_waited_for_before_it_is_hit(home: Path, tmp_path: Path) -> None:
     """Answers tell what is left: all processes together ask for no more than that."""
     with StandInHub([sample_repository()], cdn=True, resolver_quota=(6, 1.0), api_quota=(5, 1.0)) as hub:
-        done = build_with_workers(hub, home, tmp_path / "out", "--workers", "4")
+        done = build_with_workers(hub, home, tmp_path / "out", "--workers", "3")
         assert done.returncode == 0, done.stderr
         assert refused(hub) == 0
     assert runs.shards_in(tmp_path / "out") == expected_shards()
@@ -48,7 +48,7 @@ def test_a_quota_is_waited_for_before_it_is_hit(home: Path, tmp_path: Path) -> N
 @pytest.mark.promise(31)
 def test_after_a_429_all_wait_together(home: Path, tmp_path: Path) -> None:
     """Nobody asks again before the time that one was told, and then no more ask than are allowed."""
-    workers, seconds = 4, 2
+    workers, seconds = 3, 2
     limit = Status(429, rate_limit_reset_seconds=seconds)
     plan = ScriptedFaults([None] * 3 + [limit], on="resolve", path_contains=".parquet")
     with StandInHub([sample_repository()], [plan], cdn=True, resolver_quota=(8, 1.0)) as hub:
