@@ -82,8 +82,7 @@ def test_addresses_that_expire_during_the_run(home: Path, tmp_path: Path, tries:
         options = {"signature_seconds": 1.0, "refusal_status": status, "latency_seconds": 0.03}
         repository = sample_repository(rows=2)
         with StandInHub([repository], cdn=True, signature_style=style, **options) as hub:  # type: ignore[arg-type]
-            run = build if number else build_with_workers
-            done = run(hub, home, tmp_path / str(number))
+            done = build_with_workers(hub, home, tmp_path / str(number))
             assert done.returncode == 0, done.stderr
             assert resolves(hub) < len(hub.requests_of("cdn"))
             assert "Traceback" not in done.stderr
