@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,33 +53,46 @@ def asleep(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> object:
         yield
 
 
+class Race:
+    """Runs that start in the same moment; who has the lock keeps it until `end`."""
+
+    def __init__(self, racers: int) -> None:
+        self.racers = racers
+        self.winners = 0
+        self.refusals: list[LockedError] = []
+        self.begin, self.end = threading.Barrier(racers), threading.Event()
+
+    @property
+    def is_decided(self) -> bool:
+        return self.winners + len(self.refusals) == self.racers
+
+    def run(self, store: BucketStore) -> None:
+        self.begin.wait()
+        try:
+            with store.lock(Listener()):
+                self.winners += 1
+                self.end.wait(60)
+        except LockedError as error:
+            self.refusals.append(error)
+
+
 @pytest.mark.promise(35)
 def test_of_racing_starts_one_wins(door: Door, open_store: OpenStore, tries: Tries) -> None:
     """All others are told that another run is writing here. S3 looks and writes in one step, and moto in two:
     so the door lets requests in one by one."""
     door.one_by_one = True
     for attempt in tries(2, 20):
-        outcomes: list[str] = []
-        begin, end = threading.Barrier(4), threading.Event()
-
-        def race(machine: str) -> None:
-            begin.wait()
-            try:
-                with open_store(machine).lock(Listener()):
-                    outcomes.append("won")
-                    end.wait(60)
-            except LockedError as error:
-                assert error.exit_code == 6
-                assert "another run is writing here (process " in error.message
-                outcomes.append("refused")
-
-        starts = [in_background(lambda one=n: race(f"{attempt}-{one}")) for n in range(4)]
-        while len(outcomes) < 4 and not any(one.done() and one.exception() for one in starts):
+        race = Race(racers=4)
+        stores = [open_store(f"{attempt}-{racer}") for racer in range(race.racers)]
+        starts = [in_background(partial(race.run, store)) for store in stores]
+        while not race.is_decided and not any(one.done() and one.exception() for one in starts):
             threading.Event().wait(0.01)
-        end.set()
+        race.end.set()
         for start in starts:
             start.result(60)
-        assert sorted(outcomes) == ["refused", "refused", "refused", "won"]
+        assert race.winners == 1
+        assert [error.exit_code for error in race.refusals] == [6] * 3
+        assert all("another run is writing here (process " in error.message for error in race.refusals)
 
 
 @pytest.mark.promise(35)
@@ -163,3 +177,24 @@ def test_without_conditions_racing_starts_look_again(open_store: OpenStore, door
         assert "does not check conditions" in notes.texts("note")[0]
         with pytest.raises(LockedError), open_store("b").lock(Listener()):
             pytest.fail("both have the lock")
+
+
+def test_a_beat_that_fails_is_told_and_the_next_one_comes(
+    open_store: OpenStore, view: BucketView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the failure is: without beats another run would take the lock over."""
+    failed, listener = threading.Event(), Listener()
+    write = Bucket.write
+
+    def fail_once(bucket: Bucket, name: str, data: bytes, *, replaces: object) -> object:
+        if name == bucket_lock.OBJECT_NAME and json.loads(data)["beats"] == 2:
+            failed.set()
+            raise ZeroDivisionError("beat")
+        return write(bucket, name, data, replaces=replaces)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Bucket, "write", fail_once)
+    with open_store("a").lock(listener):
+        assert failed.wait(60)
+        while json.loads(view.read(bucket_lock.OBJECT_NAME))["beats"] < 3:
+            threading.Event().wait(0.01)
+    assert any("ZeroDivisionError: beat" in text for text in listener.texts("lock"))
