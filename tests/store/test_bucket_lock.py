@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,7 @@ def view(bucket_environment: str, bucket_url: str) -> BucketView:
 
 
 @contextlib.contextmanager
-def asleep(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> object:
+def asleep(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store that is locked by a run that does nothing any more, and has not ended."""
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 10_000.0)
     monkeypatch.setattr(bucket_lock, "STALE_SECONDS", 0.2)
@@ -52,33 +54,45 @@ def asleep(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> object:
         yield
 
 
+class Race:
+    """Starts at the same moment, each on a machine of its own. Whoever wins waits for the others."""
+
+    def __init__(self, starts: list[BucketStore]) -> None:
+        self.won: list[str] = []
+        self.refusals: list[LockedError] = []
+        self._starts = starts
+        self._begin, self._end = threading.Barrier(len(starts)), threading.Event()
+
+    def run(self) -> None:
+        starts = [in_background(partial(self._start, store)) for store in self._starts]
+        while len(self.won) + len(self.refusals) < len(starts):
+            assert not [one for one in starts if one.done() and one.exception()]
+            time.sleep(0.01)
+        self._end.set()
+        for start in starts:
+            start.result()
+
+    def _start(self, store: BucketStore) -> None:
+        self._begin.wait()
+        try:
+            with store.lock(Listener()):
+                self.won.append(store.run_id)
+                self._end.wait()
+        except LockedError as error:
+            self.refusals.append(error)
+
+
 @pytest.mark.promise(35)
 def test_of_racing_starts_one_wins(door: Door, open_store: OpenStore, tries: Tries) -> None:
     """All others are told that another run is writing here. S3 looks and writes in one step, and moto in two:
     so the door lets requests in one by one."""
     door.one_by_one = True
     for attempt in tries(2, 20):
-        outcomes: list[str] = []
-        begin, end = threading.Barrier(4), threading.Event()
-
-        def race(machine: str) -> None:
-            begin.wait()
-            try:
-                with open_store(machine).lock(Listener()):
-                    outcomes.append("won")
-                    end.wait(60)
-            except LockedError as error:
-                assert error.exit_code == 6
-                assert "another run is writing here (process " in error.message
-                outcomes.append("refused")
-
-        starts = [in_background(lambda one=n: race(f"{attempt}-{one}")) for n in range(4)]
-        while len(outcomes) < 4 and not any(one.done() and one.exception() for one in starts):
-            threading.Event().wait(0.01)
-        end.set()
-        for start in starts:
-            start.result(60)
-        assert sorted(outcomes) == ["refused", "refused", "refused", "won"]
+        race = Race([open_store(f"{attempt}-{number}") for number in range(4)])
+        race.run()
+        assert len(race.won) == 1
+        assert {error.exit_code for error in race.refusals} == {6}
+        assert all("another run is writing here (process " in error.message for error in race.refusals)
 
 
 @pytest.mark.promise(35)

@@ -40,10 +40,8 @@ class Handler(BaseHTTPRequestHandler):
         received = path.with_name(f".{uuid.uuid4().hex}")
         received.parent.mkdir(parents=True, exist_ok=True)
         self._receive(received)
-        if "partNumber" in query:
-            final = self._parts(query) / f"{int(query['partNumber'][0]):05}"
-        else:
-            final = path
+        number = int(query.get("partNumber", ["0"])[0])
+        final = self._parts(query) / f"{number:05}" if number else path
         with self.turn:
             known = self.etags.get(final)
             wanted = (self.headers.get("If-Match") or "").strip('"')
