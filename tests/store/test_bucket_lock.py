@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def view(bucket_environment: str, bucket_url: str) -> BucketView:
 
 
 @contextlib.contextmanager
-def asleep(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> object:
+def asleep(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store that is locked by a run that does nothing any more, and has not ended."""
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 10_000.0)
     monkeypatch.setattr(bucket_lock, "STALE_SECONDS", 0.2)
@@ -54,24 +55,29 @@ def asleep(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 class Race:
-    """Runs that start in the same moment; who has the lock keeps it until `end`."""
+    """Starts at the same moment, each on a machine of its own. Whoever wins waits for the others."""
 
-    def __init__(self, racers: int) -> None:
-        self.racers = racers
-        self.winners = 0
+    def __init__(self, starts: list[BucketStore]) -> None:
+        self.won: list[str] = []
         self.refusals: list[LockedError] = []
-        self.begin, self.end = threading.Barrier(racers), threading.Event()
+        self._starts = starts
+        self._begin, self._end = threading.Barrier(len(starts)), threading.Event()
 
-    @property
-    def is_decided(self) -> bool:
-        return self.winners + len(self.refusals) == self.racers
+    def run(self) -> None:
+        starts = [in_background(partial(self._start, store)) for store in self._starts]
+        while len(self.won) + len(self.refusals) < len(starts):
+            assert not [one for one in starts if one.done() and one.exception()]
+            time.sleep(0.01)
+        self._end.set()
+        for start in starts:
+            start.result()
 
-    def run(self, store: BucketStore) -> None:
-        self.begin.wait()
+    def _start(self, store: BucketStore) -> None:
+        self._begin.wait()
         try:
             with store.lock(Listener()):
-                self.winners += 1
-                self.end.wait(60)
+                self.won.append(store.run_id)
+                self._end.wait()
         except LockedError as error:
             self.refusals.append(error)
 
@@ -82,16 +88,10 @@ def test_of_racing_starts_one_wins(door: Door, open_store: OpenStore, tries: Tri
     so the door lets requests in one by one."""
     door.one_by_one = True
     for attempt in tries(2, 20):
-        race = Race(racers=4)
-        stores = [open_store(f"{attempt}-{racer}") for racer in range(race.racers)]
-        starts = [in_background(partial(race.run, store)) for store in stores]
-        while not race.is_decided and not any(one.done() and one.exception() for one in starts):
-            threading.Event().wait(0.01)
-        race.end.set()
-        for start in starts:
-            start.result(60)
-        assert race.winners == 1
-        assert [error.exit_code for error in race.refusals] == [6] * 3
+        race = Race([open_store(f"{attempt}-{number}") for number in range(4)])
+        race.run()
+        assert len(race.won) == 1
+        assert {error.exit_code for error in race.refusals} == {6}
         assert all("another run is writing here (process " in error.message for error in race.refusals)
 
 

@@ -40,8 +40,8 @@ class Handler(BaseHTTPRequestHandler):
         received = path.with_name(f".{uuid.uuid4().hex}")
         received.parent.mkdir(parents=True, exist_ok=True)
         self._receive(received)
-        part = query.get("partNumber")
-        final = self._parts(query) / f"{int(part[0]):05}" if part else path
+        number = int(query.get("partNumber", ["0"])[0])
+        final = self._parts(query) / f"{number:05}" if number else path
         with self.turn:
             known = self.etags.get(final)
             wanted = (self.headers.get("If-Match") or "").strip('"')
