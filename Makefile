@@ -18,7 +18,7 @@ given = $(filter-out undefined default file,$(origin $(1)))
 TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(name)), $(name)=$(call quote,$(value $(name)))))
 
 .DEFAULT_GOAL := help
-.PHONY: help shards plan status report verify test soak check bench bench-hub bench-line bench-tokenizers bench-control bench-ray cluster-demo clean
+.PHONY: help shards plan status report verify test soak check bench bench-hub bench-line bench-tokenizers bench-control bench-ray cluster-demo bench-bucket clean
 
 help: ## list the targets
 	@echo "make shards [SAMPLE=name] [OUT=folder] [WORKERS=n] [ARGS='--flag value']"
@@ -66,6 +66,9 @@ bench-hub: .venv/dev ## the same files from the disk and from a hub on loopback
 
 bench-line: .venv/dev ## the same files from the disk and over a line like that to a real CDN
 	@$(BIN)/python benchmarks/line.py $(ARGS)
+
+bench-bucket: .venv/dev ## the same build into a folder and into a bucket on loopback
+	@$(BIN)/python benchmarks/bucket.py $(ARGS)
 
 bench-tokenizers: .venv/dev ## every tokenizer: its own library, and this program with it
 	@$(BIN)/python benchmarks/tokenizer_speed.py $(ARGS)

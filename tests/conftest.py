@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+import forked
 import hypothesis
 
 pytest_plugins = ["promises", "bucket_server"]
@@ -25,20 +29,51 @@ STARTUP = Path(__file__).parent / "support" / "startup"
 os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
 os.nice = lambda increment: 0
 
+MEMORY_DISK = Path("/dev/shm")
+NEEDED_BYTES = 2 * 10**9  # several times the most that the suite has there at one time
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every day, what tests write is in memory, where there is room for it: they sync files a hundred
+    thousand times, for which a disk takes minutes. A soak is on the disk; TMPDIR names any other place."""
+    forked.always_with_workers = config.getoption("soak")
+    if config.getoption("soak") or "TMPDIR" in os.environ or not MEMORY_DISK.is_dir():
+        return
+    if os.access(MEMORY_DISK, os.W_OK) and shutil.disk_usage(MEMORY_DISK).free > NEEDED_BYTES:
+        os.environ["TMPDIR"] = str(MEMORY_DISK)  # for the other processes of xdist, and for commands
+        tempfile.tempdir = None
+
+
+def pytest_unconfigure() -> None:
+    forked.close()
+
+
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """A folder on the disk, always: where memory is measured, files must not be part of it."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
 # Files whose tests take longest, the first ones most.
 LONG = [
-    "test_hub.py",
+    "test_vocabularies.py",
     "test_poison.py",
-    "test_standard_streams.py",
+    "test_hub.py",
     "test_same_bytes.py",
-    "test_memory.py",
-    "test_local.py",
-    "test_parquet.py",
+    "test_layouts.py",
     "test_kill_layouts.py",
+    "test_transport.py",
+    "test_quota.py",
+    "test_local.py",
+    "test_standard_streams.py",
+    "test_hub_text.py",
     "test_kill.py",
     "test_deaths.py",
-    "test_threads.py",
-    "test_damage.py",
+    "test_follow.py",
+    "test_memory.py",
+    "test_downloads.py",
+    "test_unwritten.py",
 ]
 
 

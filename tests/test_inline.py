@@ -1,4 +1,4 @@
-"""The command in this process stands for the real one: the same exit code, and the same words."""
+"""The command in this process, or in a fork, stands for the real one: the same exit code, the same words."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import re
 import signal
 from pathlib import Path
 
+import forked
 import inline
 import pytest
 import reference
 import runs
 from documents import make_documents
+from fourteen_files import DATASET, FLAGS, environment, expected_shards, sample_repository
 from inputs import write_jsonl
+from standin_hub import StandInHub
 
 DOCUMENTS = make_documents(60, seed=12)
 
@@ -55,3 +58,26 @@ def test_this_process_stays_as_it_was() -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0), signal.getsignal(signal.SIGTERM)
     inline.run_command("build", "--input", "nowhere.txt", "--out", "out")
     assert (os.getpriority(os.PRIO_PROCESS, 0), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("more", [[], ["--split", "nonsense"]], ids=["build", "mistake"])
+def test_a_fork_says_asks_and_leaves_the_same(
+    tmp_path: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code, standard output and error, what the hub is asked for a listing, and the shards; and a fork
+    knows nothing of the one before it."""
+    monkeypatch.setattr(forked, "always_with_workers", False)
+    words = ["build", *DATASET, *FLAGS, "--workers", "1", *more, "--out"]
+    asked, said = [], []
+    with StandInHub([sample_repository(rows=20, files=2)]) as hub:
+        for name, run in (("real", runs.run_command), ("a", forked.run_command), ("b", forked.run_command)):
+            out = tmp_path / name
+            done = run(*words, out, **environment(hub, tmp_path / f"home {name}"))
+            asked.append([(record.method, record.path) for record in hub.requests_of("api")])
+            said.append((done.returncode, words_of(done.stdout, out), words_of(done.stderr, out)))
+            assert done.returncode == (3 if more else 0), done.stderr
+            assert runs.shards_in(out) == ({} if more else expected_shards(2))
+            hub.clear_requests()
+    assert asked[0]
+    assert asked == [asked[0]] * 3
+    assert said == [said[0]] * 3

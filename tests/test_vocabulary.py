@@ -35,7 +35,7 @@ from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
-from fineweb_shards.store import segment
+from fineweb_shards.store import seal
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.lost_files import trim_to_whole_files
@@ -372,7 +372,7 @@ def test_an_id_outside_the_vocabulary_is_damage(tmp_path: Path, monkeypatch: pyt
         write(tmp_path, "megatron", tokens)
     assert not runs.outputs_in(tmp_path)
     with monkeypatch.context() as blind:
-        blind.setattr(segment, "find_damage", lambda *arguments: None)
+        blind.setattr(seal, "find_damage", lambda *arguments: None)
         write(tmp_path, "megatron", tokens)
     (damage,) = verify_folder(FolderStore(tmp_path)).damages
     assert f"token {2**31 + 5} is outside the vocabulary" in damage

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 from fineweb_shards.buckets.address import BucketAddress
 from fineweb_shards.errors import ShardError
+
+# Nothing depends on it, so it waits for no outage.
+_LIMITS: dict[str, Any] = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 3}}
 
 
 def abort_abandoned_uploads(
@@ -17,11 +21,12 @@ def abort_abandoned_uploads(
     if address.scheme != "s3" or importlib.util.find_spec("boto3") is None:
         return None
     import boto3
+    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
     aborted = 0
     try:
-        client = boto3.client("s3")
+        client = boto3.client("s3", config=Config(**_LIMITS))
         pages = client.get_paginator("list_multipart_uploads").paginate(
             Bucket=address.bucket, Prefix=f"{address.prefix}/" if address.prefix else ""
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
@@ -190,9 +190,9 @@ def _are_same(config: Config, begun: Manifest, *names: str) -> bool:
 def _open_files(
     config: Config, settings: ReadSettings, output: OutputSpec, notes: list[str], observer: Observer
 ) -> Source:
-    def is_output(path: Path) -> bool:
-        ours = path.name == FILE_NAME or output.layout.owns(path.name)
-        return ours and path.parent.resolve() == output.folder.resolve()
+    def is_output(path: str) -> bool:
+        name = PurePath(path).name
+        return (name == FILE_NAME or output.layout.owns(name)) and output.store.has_inside(path)
 
     files = find_files(
         config.input,

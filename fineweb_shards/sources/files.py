@@ -55,7 +55,7 @@ class _Found:
 def find_files(
     inputs: tuple[str, ...],
     format_name: str,
-    is_output: Callable[[Path], bool] = lambda path: False,
+    is_output: Callable[[str], bool] = lambda path: False,
     *,
     val_inputs: tuple[str, ...] = (),
     skip_bad: bool = False,
@@ -93,7 +93,7 @@ class _Search:
     """How files are searched for."""
 
     format_name: str
-    is_output: Callable[[Path], bool]
+    is_output: Callable[[str], bool]
     note: Callable[[str], None]
     open_bucket: OpenBucket
 
@@ -101,7 +101,7 @@ class _Search:
 def _find(flag: str, inputs: tuple[str, ...], search: _Search) -> list[_Found]:
     """Return the files that all values of a flag stand for, without our own output."""
     pairs = [found for text in inputs for found in _expand(flag, text, search)]
-    found = [one for one in pairs if not search.is_output(Path(one.path))]
+    found = [one for one in pairs if not search.is_output(one.path)]
     if pairs and not found:
         raise InputError(f"{flag} {inputs[0]}: holds only our own output.", f"Check {flag} and --out.")
     return found
@@ -165,7 +165,7 @@ def _take(
     """Return the files that can be read, by their endings; note which ones are passed over. `given` is flag
     and value."""
     any_ending = any_ending or search.format_name != "auto"
-    ours = {name for name in findings.files if search.is_output(Path(findings.path_of(name)))}
+    ours = {name for name in findings.files if search.is_output(findings.path_of(name))}
     taken = [name for name in findings.files if any_ending or split_suffixes(name)[0] or name in ours]
     passed_over = sorted({*findings.files, *findings.not_files} - {*taken})
     if not taken and not findings.unreadable:

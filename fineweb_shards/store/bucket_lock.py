@@ -24,7 +24,7 @@ from typing import Self
 from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.buckets.errors import ConflictError
 from fineweb_shards.buckets.objects import Version
-from fineweb_shards.errors import LockedError, ShardError
+from fineweb_shards.errors import LockedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, write_quickly
@@ -136,8 +136,8 @@ class BucketLock:
                     text = f"{self._bucket.address}: another run has taken over; the next shard is refused"
                     self._observer.tell(Event("lock", text))
                     return
-            except ShardError as error:
-                text = f"the lock could not be renewed: {error.message}"
+            except Exception as error:  # even a bug: without a beat another run would take over
+                text = f"the lock could not be renewed: {type(error).__name__}: {error}"
                 self._observer.tell(Event("lock", text, loud=False))
             else:
                 self._attempt(lambda: self._on_beat(self._hasty_bucket))
@@ -164,8 +164,9 @@ class BucketLock:
         """Do what the run does not depend on; report a failure instead of raising it."""
         try:
             action()
-        except (ShardError, OSError) as error:
-            self._observer.tell(Event("lock", f"{self._bucket.address}: {error}", loud=False))
+        except Exception as error:  # even a bug: the lock is more important
+            text = f"{self._bucket.address}: {type(error).__name__}: {error}"
+            self._observer.tell(Event("lock", text, loud=False))
 
 
 def _read_scratch_id(scratch: Path) -> str:

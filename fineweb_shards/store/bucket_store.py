@@ -76,6 +76,9 @@ class BucketStore(Store):
     def is_same(self, other: Store) -> bool:
         return isinstance(other, BucketStore) and other.location == self.location
 
+    def has_inside(self, path: str) -> bool:
+        return path.rpartition("/")[0] == self.location
+
     # For readers
 
     def fetch(self) -> None:

@@ -48,6 +48,9 @@ class FolderStore(Store):
     def is_same(self, other: Store) -> bool:
         return isinstance(other, FolderStore) and other.path.resolve() == self.path.resolve()
 
+    def has_inside(self, path: str) -> bool:
+        return Path(path).parent.resolve() == self.path.resolve()
+
     def find(self, name: str) -> FoundFile | None:
         path = find_file(self.path, name)
         return FoundFile(path.stat().st_size, path == self.path / name) if path else None

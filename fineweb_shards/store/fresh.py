@@ -21,7 +21,7 @@ from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.store.untracked_files import find_untracked
-from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error
+from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_number_of
 
@@ -88,7 +88,7 @@ def plan_deletion(store: Store, layout: Layout) -> Deletion:
     found = sorted(work.iterdir()) if work.is_dir() else []
     names = [*sorted(ours), *([FILE_NAME] if manifest else [])]
     files = {name: size for name in names if (size := store.named_bytes(name)) is not None}
-    return Deletion(store, files, tuple(path for path in found if not _is_lock(path.name)))
+    return Deletion(store, files, tuple(path for path in found if not is_lock_name(path.name)))
 
 
 def our_names(store: Store, manifest: Manifest) -> set[str]:
@@ -143,11 +143,6 @@ def _is_whole(store: Store, manifest: Manifest, name: str) -> bool:
         return store.read_range(name, 0, layout.header_bytes) == shard_format.header(tokens)
     except OSError:
         return False
-
-
-def _is_lock(name: str) -> bool:
-    """Return whether a file of the work folder is the lock, or what says whose it is."""
-    return name == LOCK_NAME or name.startswith(f"{LOCK_NAME}.")
 
 
 def _ask(deletion: Deletion, warn: Say) -> None:

@@ -12,7 +12,7 @@ from fineweb_shards.store.manifest_checks import check_manifest
 from fineweb_shards.store.manifest_text import FORMAT_VERSION, ManifestText, checksum_of
 from fineweb_shards.store.manifest_vocabulary import check_dtype, vocabulary_of
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, read_file
+from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error, read_file
 from fineweb_shards.system.json_values import expect, get, make, parse_object
 from fineweb_shards.types import Quarantined, ShardRecord
 
@@ -118,7 +118,7 @@ def is_ours(folder: Path, data: bytes) -> bool:
     if sum(f'"{name}"'.encode() in data for name in _FIELDS) > len(_FIELDS) // 2:
         return True
     try:
-        return any(path.name != LOCK_NAME for path in (folder / WORK_FOLDER).iterdir())
+        return any(not is_lock_name(path.name) for path in (folder / WORK_FOLDER).iterdir())
     except OSError:
         return False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.buckets.conditional_writes import PROBE_PREFIX
-from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, write_quickly
+from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, write_quickly
 
 _LARGEST_BYTES = 64 * 2**20  # a tokenizer's file has 20 MB at most
 _State = tuple[int, int]
@@ -58,7 +58,7 @@ class MirroredFiles:
 
 def _is_mirrored(name: str) -> bool:
     is_probe = f"{WORK_FOLDER}/{name}".startswith(PROBE_PREFIX)
-    return not (is_probe or name == LOCK_NAME or name.startswith(f"{LOCK_NAME}.") or name.endswith(".tmp"))
+    return not (is_probe or is_lock_name(name) or name.endswith(".tmp"))
 
 
 def _state_of(path: Path) -> _State:

@@ -58,11 +58,15 @@ _LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when 
 
 def begin_output(store: Store, manifest: Manifest) -> None:
     """Remove files that `manifest` does not continue, then save it: the first step of every run."""
-    layout = manifest.layout
-    store.abort_uploads(lambda name: layout.owns(name) or is_index_of(layout, name))
+    _abort_uploads(store, manifest)
     remove_leftovers(store, manifest)
     remove_outdated_files(store, manifest)
     save_manifest(manifest, store)
+
+
+def _abort_uploads(store: Store, manifest: Manifest) -> None:
+    layout = manifest.layout
+    store.abort_uploads(lambda name: layout.owns(name) or is_index_of(layout, name))
 
 
 def checkpoints_at_once(workers: int) -> int:
@@ -189,6 +193,9 @@ class Output:
             "dropped_tokens": dropped.tokens if dropped else 0,
             **asdict(manifest.counts + self._counts),  # with those of a rest that has no token
         }
+        _abort_uploads(
+            self._spec.store, manifest
+        )  # of workers that died, or whose beginning was not answered
         self._save(replace(manifest, complete=True, totals=totals))
         if dropped is not None:  # only now: until here the saved manifest may have named a part of it
             dropped.discard()
@@ -273,7 +280,9 @@ class Output:
                 joins_parts = any(segment.whole and segment.begin for segment in checkpoint.segments)
                 if joins_parts and checkpoint is not self._checkpoints[0]:
                     return  # a store that puts parts together needs those before it
-                checkpoint.seals.extend(map(self._seal, checkpoint.segments))
+                # All or none: after Ctrl-C in between, half of them would look like all.
+                seals = [self._seal(segment) for segment in checkpoint.segments]
+                checkpoint.seals.extend(seals)
 
     def _seal(self, segment: Segment) -> Future[str]:
         spec, longest = self._spec, self._max_wait_seconds

@@ -62,6 +62,10 @@ class Store(ABC):
     def is_same(self, other: Store) -> bool:
         """Return whether another store has the same files."""
 
+    @abstractmethod
+    def has_inside(self, path: str) -> bool:
+        """Return whether a path or address is that of something directly in the store."""
+
     # For readers
 
     @abstractmethod

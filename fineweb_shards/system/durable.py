@@ -25,6 +25,12 @@ _RETRY_SECONDS = 0.02
 _TRIES_AMONG_READERS = 500
 
 
+def is_lock_name(name: str) -> bool:
+    """Tell whether a file of the work folder is the lock, or belongs to it: such files say nothing about
+    whether a run has done anything there."""
+    return name == LOCK_NAME or name.startswith(f"{LOCK_NAME}.")
+
+
 def output_error(path: Path, error: OSError) -> OutputError:
     """Turn an OSError from writing into one of our errors."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -16,12 +16,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
+import pytest
 import runs
+from bucket_server import use_small_parts
 
-from fineweb_shards.buckets import upload_file
 from fineweb_shards.store import bucket_lock, bucket_store
 
-upload_file._SMALLEST_PART_BYTES = 4096
+use_small_parts(pytest.MonkeyPatch())
 bucket_lock.STALE_SECONDS, bucket_lock._LOOK_SECONDS = 0.2, 0.05
 bucket_store._PROBE_SECONDS = 0.0
 

@@ -81,7 +81,7 @@ def test_a_kill_before_and_after_every_file_operation(
     """Of a run over several shards: whatever the manifest names is whole, and the next run completes."""
     path, expected, operations = three_shards
     points = [(number, when) for number in range(1, operations + 1) for when in ("before", "after")]
-    points = points if soak else points[::5]  # by turns before and after; crash_every_point.py has them all
+    points = points if soak else points[::5]  # by turns before and after; test_kill_layouts.py has them all
     for attempt in tries(len(points), len(points)):
         number, when = points[attempt]
         out = tmp_path / str(attempt)

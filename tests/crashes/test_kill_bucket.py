@@ -112,8 +112,8 @@ def check_manifest(view: BucketView) -> None:
 def test_a_kill_at_every_request(
     bucket_environment: str, door: Door, builds: Builds, tmp_path: Path, wanted: Wanted, tries: Tries
 ) -> None:
-    """Before the server hears of it and before its answer: creating an upload, each part, completing it, the
-    manifest, the lock, joining and deleting parts. By turns it is resumed here or as on another machine."""
+    """Before the server hears of it and before its answer: creating an upload, each part, completing it,
+    the manifest, the lock, joining and deleting parts. By turns it is resumed here or on another machine."""
     source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     expected = layout_reference.files(DOCUMENTS, wanted)
     settings = {key: value for key, value in wanted.settings().items() if value is not None}
@@ -123,7 +123,7 @@ def test_a_kill_at_every_request(
     assert builds.run(out, source, **settings, scratch=str(tmp_path / "whole")) == (0, "")
     builds.pids.get()
     points = [(n, when) for n in range(1, len(killer.requests) + 1) for when in ("before", "after")]
-    points = points if tries.soak else points[3 :: len(points) // 5]
+    points = points if tries.soak else points[3 :: len(points) // 4]
     for attempt in tries(len(points), len(points)):
         number, when = points[attempt]
         out = f"{make_bucket(bucket_environment)}/folder"

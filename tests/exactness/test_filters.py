@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import forked
 import inline
 import layout_reference
 import numpy as np
@@ -315,7 +316,7 @@ def test_from_the_hub(tmp_path: Path, kind: str) -> None:
             "HF_HOME": str(tmp_path / "home"),
             "NO_PROXY": "127.0.0.1",
         }
-        done = runs.run_command(
+        done = forked.run_command(
             "build", "--dataset", "a/b", "--out", tmp_path / "out", "--where", WHERE,
             "--shard-tokens", "9k", "--batch-bytes", "20k", "--workers", "1", **environment,
         )  # fmt: skip

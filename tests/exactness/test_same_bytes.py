@@ -36,6 +36,7 @@ from fineweb_shards.watching.screen import Screen
 LARGE_SHARD_SIZES = [1_000_000, 777_777, 10**9]
 SHARD_SIZES = [100_000, 77_777, 10**9]
 SMALL_SHARD_SIZES = [10_000, 7_777, 10**9]
+EVERY_DAY = [("gigatoken", 3), ("fastokens", 1), ("tiktoken", 3)]
 FILES = ("parquet", "jsonl", "txt", "csv", "tsv")
 PACKED_FILES = ("jsonl.gz", "txt.gz", "txt.zst", "csv.gz", "csv.zstd")
 PIPES = ("stdin", "stdin jsonl", "stdin csv")
@@ -44,9 +45,13 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.mark.promise(5)
 @pytest.mark.parametrize(
-    "workers", [1, pytest.param(2, marks=pytest.mark.soak), 3, pytest.param(8, marks=pytest.mark.soak)]
+    ("engine", "workers"),
+    [
+        pytest.param(engine, workers, marks=() if (engine, workers) in EVERY_DAY else pytest.mark.soak)
+        for engine in (*FAST_ENGINES, "tiktoken")
+        for workers in (1, 2, 3, 8)
+    ],
 )
-@pytest.mark.parametrize("engine", [*FAST_ENGINES, "tiktoken"])
 def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, engine: str) -> None:
     """Any number of workers, either engine, three batch sizes, three shard sizes: the reference's stream."""
     documents = make_documents(600, seed=21)
@@ -133,7 +138,7 @@ def test_the_same_documents_in_every_form(tmp_path: Path, form: str, soak: bool)
         writers.get(form.rsplit(".")[-1], Path.write_bytes)(path, data)
     out = tmp_path / "out"
     words = ["build", *arguments, "--out", out, "--shard-tokens", "9k", "--batch-bytes", "20k"]
-    if soak or stdin is not None or form in ("parquet", "jsonl.gz"):
+    if soak or stdin is not None or form == "parquet":
         done = runs.run_command(*words, stdin=stdin)
     else:
         done = inline.run_command(*words)

@@ -26,7 +26,7 @@ from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
 from fineweb_shards.executors.local import watchdog, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.reading import token_stream, verify
+from fineweb_shards.reading import checked_segments, verify
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store import seal
 from fineweb_shards.store.folder_store import FolderStore
@@ -38,16 +38,20 @@ DOCUMENTS = make_documents(400, seed=11)
 EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 # Every place where the package starts threads, each with a test below or, for the monitor, in
-# tests/watching/test_monitor.py, for what is read ahead in tests/sources/test_read_ahead.py. Of a worker's
-# actions, `write_blocks` and `do_errands` are in test_unwritten.py.
+# tests/watching/test_monitor.py, for what is read ahead in tests/sources/test_read_ahead.py, for the loader's
+# helper in tests/loader/test_bucket_shards.py, for a bucket's lock in tests/store/test_bucket_lock.py. Of a
+# worker's actions, `write_blocks` and `do_errands` are in test_unwritten.py.
 INVENTORY = {
     "executors/producer.py": 1,
-    "executors/ray/one_by_one_process.py": 1,
     "executors/local/watchdog.py": 1,
     "executors/local/worker.py": 1,
+    "executors/ray/one_by_one_process.py": 1,  # ends the process with its parent, as in a local worker
+    "loader/helper_process.py": 1,
+    "reading/token_file.py": 1,  # a pool, whose `map` raises what a thread has raised
     "reading/token_stream.py": 1,
     "reading/verify.py": 1,
     "sources/read_ahead.py": 1,
+    "store/bucket_lock.py": 1,
     "system/background.py": 1,
     "watching/monitor.py": 1,
 }
@@ -189,7 +193,7 @@ def test_a_check_that_fails_ends_its_verb(tmp_path: Path, verb: str, monkeypatch
         raise ZeroDivisionError("check")
 
     monkeypatch.setattr(verify, "check_segment", fail)
-    monkeypatch.setattr(token_stream, "check_segment", fail)
+    monkeypatch.setattr(checked_segments, "check_segment", fail)
     check: Callable[[], object] = partial(verify.verify_folder, FolderStore(tmp_path / "out"))
     if verb == "export":
         check = partial(runs.export, tmp_path / "out", tmp_path / "copy", layout="llm.c", shard_tokens=4000)

@@ -77,12 +77,12 @@ def run_limited(words: list[str], procs: Path) -> tuple[int, str, int]:
     ids=["a line of 100 MB", "100 MB in lines", "a line of 1 GB", "a text of 15 GB"],
 )
 def test_a_giant_text_inside_a_hard_limit(
-    tmp_path: Path, megabytes: int, ending: bytes, more: list[str]
+    disk_path: Path, megabytes: int, ending: bytes, more: list[str]
 ) -> None:
     """No worker is killed by the kernel, and all processes together stay inside --max-memory."""
-    path = write_giant(tmp_path / "giant.txt", megabytes * 10**6, ending)
+    path = write_giant(disk_path / "giant.txt", megabytes * 10**6, ending)
     words = runs.command(
-        "build", "--input", path, "--out", tmp_path / "out", "--workers", "2", "--max-memory", str(BUDGET),
+        "build", "--input", path, "--out", disk_path / "out", "--workers", "2", "--max-memory", str(BUDGET),
         *more,
     )  # fmt: skip
     with hard_limit(BUDGET + 100 * MIB) as procs:
@@ -94,11 +94,11 @@ def test_a_giant_text_inside_a_hard_limit(
 
 
 @pytest.mark.promise(17)
-def test_a_slow_disk_does_not_fill_the_memory(tmp_path: Path) -> None:
+def test_a_slow_disk_does_not_fill_the_memory(disk_path: Path) -> None:
     """Workers wait for the writer; what is in flight stays in its window."""
-    path = write_giant(tmp_path / "giant.txt", 60 * 10**6, b"\n\n")
+    path = write_giant(disk_path / "giant.txt", 60 * 10**6, b"\n\n")
     driver = Path(__file__).parent / "slow_disk_driver.py"
-    words = [sys.executable, str(driver), "build", "--input", str(path), "--out", str(tmp_path / "out")]
+    words = [sys.executable, str(driver), "build", "--input", str(path), "--out", str(disk_path / "out")]
     words += ["--workers", "2", "--max-memory", str(BUDGET)]
     with (
         subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,

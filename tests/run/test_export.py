@@ -120,7 +120,10 @@ def test_an_empty_stream(tmp_path: Path) -> None:
     assert runs.outputs_in(tmp_path / "out") == {}
 
 
-def test_a_kill_at_every_file_operation_of_an_export(made: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.promise(1)
+def test_a_kill_at_every_file_operation_of_an_export(
+    made: dict[str, Path], tmp_path: Path, soak: bool
+) -> None:
     """It resumes like a build."""
     wanted = Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4))
     tries = runs.crash_everywhere(
@@ -130,6 +133,7 @@ def test_a_kill_at_every_file_operation_of_an_export(made: dict[str, Path], tmp_
             "out": str(tmp_path / "out"),
             "settings": export_settings(wanted),
             "resumed": export_settings(wanted),
+            "step": 1 if soak else 2,
             "expected": reference.digests(layout_reference.files(DOCUMENTS, wanted)),
         }
     )

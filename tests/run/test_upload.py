@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import pytest
 import runs
 from documents import make_documents
@@ -55,7 +56,7 @@ def environment(hub: StandInHub, home: Path, token: str | None = TOKEN) -> dict[
 def upload(
     hub: StandInHub, home: Path, folder: Path, *words: str, token: str | None = TOKEN
 ) -> subprocess.CompletedProcess[str]:
-    done = runs.run_command("upload", folder, "--repo", REPO, *words, **environment(hub, home, token))
+    done = forked.run_command("upload", folder, "--repo", REPO, *words, **environment(hub, home, token))
     assert TOKEN not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done

@@ -93,7 +93,7 @@ def test_the_standard_library_is_an_input() -> None:
 def test_our_own_output_is_no_input(folder: Path) -> None:
     """A manifest in the input's folder would be read as JSON lines."""
     (folder / "manifest.json").write_text("{}")
-    found = find_files((str(folder),), "auto", lambda path: path.name == "manifest.json")
+    found = find_files((str(folder),), "auto", lambda path: path.endswith("/manifest.json"))
     assert [file.name for file in found] == ["a.jsonl", "b.txt", "sub/c.txt.gz", "z.parquet"]
 
 

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
+import os
+import sys
+import threading
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
+import inline
 import layout_reference
 import pytest
 import runs
-from bucket_server import Door
+from bucket_server import KEY, SECRET, Door, Fault, use_small_parts
 from bucket_view import BucketView, Watcher, check_finished
 from documents import make_documents
+from doubles import FailingCall
 from inputs import write_jsonl
 from layout_reference import Wanted
 
-from fineweb_shards.buckets import upload_file
+from fineweb_shards.commands import build as build_module
+from fineweb_shards.commands import main as cli
+from fineweb_shards.errors import ChangedError, NetworkError, OutputError
+from fineweb_shards.executors.local import watchdog
+from fineweb_shards.run import plan
 
 DOCUMENTS = make_documents(36, seed=95)
-LAYOUTS = [
-    Wanted("build-nanogpt", 6000, val_tokens=3000),
+QUICK = [
     Wanted("build-nanogpt", 6000, index=True),
-    Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4)),
     Wanted("megatron", 6000, val_tokens=7000),
-    Wanted("modded-nanogpt", 6000, val_documents=9),
     Wanted("llm.c", 6000, val_ratio=Fraction(2, 5)),
     Wanted("plain", 6000, val_ratio=Fraction(1, 4), drop=True),
+]
+LAYOUTS = [
+    *QUICK,
+    Wanted("build-nanogpt", 6000, val_tokens=3000),
+    Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4)),
+    Wanted("modded-nanogpt", 6000, val_documents=9),
     Wanted("datatrove", 6000, val_tokens=3000, index=True),
     Wanted("olmo-core", 6000, val_ratio=Fraction(1, 4), index=True),
     Wanted("torchtitan", 6000, index=True),
@@ -75,12 +89,15 @@ def build(out: str, source: Path, scratch: Path) -> Callable[..., object]:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of more than 4 KiB are uploaded in parts."""
-    monkeypatch.setattr(upload_file, "_SMALLEST_PART_BYTES", 4096)
+    use_small_parts(monkeypatch)
 
 
 @pytest.mark.promise(35)
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("wanted", LAYOUTS, ids=lambda wanted: wanted.layout)
+@pytest.mark.parametrize(
+    "wanted",
+    [pytest.param(one, marks=[] if one in QUICK else pytest.mark.soak, id=one.layout) for one in LAYOUTS],
+)
 def test_every_layout_has_the_bytes_of_the_reference(
     build: Callable[..., object], view: BucketView, door: Door, scratch: Path, wanted: Wanted
 ) -> None:
@@ -92,3 +109,202 @@ def test_every_layout_has_the_bytes_of_the_reference(
     assert watcher.torn == []
     assert watcher.changes >= len(expected)
     assert json.loads(view.read("manifest.json"))["complete"]
+
+
+NANOGPT = Wanted("build-nanogpt", 6000)
+FILES = layout_reference.files(DOCUMENTS, NANOGPT)
+
+
+@pytest.mark.promise(35)
+@pytest.mark.parametrize("wanted", [NANOGPT, Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4))])
+def test_a_finished_output_grows_on(
+    build: Callable[..., object], view: BucketView, door: Door, scratch: Path, wanted: Wanted
+) -> None:
+    """With a higher --max-tokens, and whole at every moment: as it was, or as it will be."""
+    short = dataclasses.replace(wanted, max_tokens=14_000)
+    before, after = layout_reference.files(DOCUMENTS, short), layout_reference.files(DOCUMENTS, wanted)
+    watcher = Watcher(view, door, before, after)
+    build(short)
+    check_finished(view, scratch, before)
+    build(wanted)
+    check_finished(view, scratch, after)
+    assert watcher.torn == []
+
+
+def test_a_lost_object_is_made_again(build: Callable[..., object], view: BucketView, scratch: Path) -> None:
+    """Together with what comes after it."""
+    build(NANOGPT)
+    view.delete(sorted(FILES)[1])
+    build(NANOGPT)
+    check_finished(view, scratch, FILES)
+
+
+def test_another_setting_is_refused(build: Callable[..., object], view: BucketView) -> None:
+    """By name, as in a folder, also from another machine."""
+    build(NANOGPT)
+    with pytest.raises(ChangedError, match="--shard-tokens was 6,000"):
+        build(dataclasses.replace(NANOGPT, shard_tokens=7000))
+    assert view.outputs() == FILES
+
+
+def test_objects_of_others_are_refused(build: Callable[..., object], view: BucketView) -> None:
+    """Shards that nobody has recorded, and a manifest of another program; nothing of them is touched, not
+    even at a second try."""
+    view.write("edufineweb_train_000001.npy", b"somebody's")
+    for _ in range(2):
+        with pytest.raises(OutputError, match="neither replaces nor deletes"):
+            build(NANOGPT)
+    view.delete("edufineweb_train_000001.npy")
+    view.write("manifest.json", b'{"name": "a web application"}')
+    for _ in range(2):
+        with pytest.raises(OutputError, match="another program"):
+            build(NANOGPT)
+    assert view.names() == ["manifest.json"]
+
+
+@pytest.mark.promise(35)
+def test_fresh_deletes_what_is_ours_and_nothing_else(
+    build: Callable[..., object], out: str, source: Path, scratch: Path, view: BucketView
+) -> None:
+    """Objects and unfinished uploads of others stay, and nothing of the old run comes back."""
+    build(dataclasses.replace(NANOGPT, index=True))
+    view.write("notes.txt", b"mine")
+    view.write("index/notes.txt", b"mine")
+    view.write(".fineweb-shards/history.json", b"of the old run")
+    view.begin_upload("notes.bin")
+    view.begin_upload("edufineweb_train_000009.npy")
+    words = ["build", "--input", source, "--out", out, "--scratch", scratch, "--shard-tokens", "7000"]
+    done = inline.run_command(*words, "--engine", "tiktoken", "--workers", "1", "--fresh", "--yes")
+    assert done.returncode == 0, done.stderr
+    expected = layout_reference.files(DOCUMENTS, dataclasses.replace(NANOGPT, shard_tokens=7000))
+    assert view.outputs() == expected
+    assert {"notes.txt", "index/notes.txt"} <= {*view.names()}
+    assert view.uploads() == ["notes.bin"]
+    assert b"of the old run" not in view.read(".fineweb-shards/history.json")
+
+
+def test_another_machine_goes_on(
+    build: Callable[..., object], view: BucketView, door: Door, tmp_path: Path
+) -> None:
+    """With another scratch folder; an outage that lasts too long has ended the first run."""
+    door.faults = [Fault("PUT", "train_000002", status=503, times=10_000)]
+    with pytest.raises(NetworkError) as caught:
+        build(NANOGPT, max_outage=1, batch_bytes=2048)
+    assert caught.value.exit_code == 10
+    door.faults = []
+    recorded = {one["name"] for one in json.loads(view.read("manifest.json"))["shards"]}
+    assert recorded == {"edufineweb_val_000000.npy", "edufineweb_train_000001.npy"}
+    build(NANOGPT, tmp_path / "elsewhere")
+    check_finished(view, tmp_path / "elsewhere", FILES)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault(status=403, code="AccessDenied", times=999), "access is denied"),
+        (Fault(status=403, code="InvalidAccessKeyId", times=999), "the credentials are refused"),
+        (Fault(status=404, code="NoSuchBucket", times=999), "there is no such bucket"),
+        (Fault(status=403, code="ExpiredToken", times=999), "the credentials have expired"),
+    ],
+    ids=lambda value: getattr(value, "code", ""),
+)
+def test_a_refusal_is_a_sentence(
+    out: str, source: Path, scratch: Path, door: Door, fault: Fault, words: str
+) -> None:
+    """With exit code 5 and the next step; no secret is said or kept."""
+    door.faults = [fault]
+    done = inline.run_command("build", "--input", source, "--out", out, "--scratch", scratch)
+    assert done.returncode == 5, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.promise(25)
+def test_credentials_are_nowhere(out: str, source: Path, scratch: Path, view: BucketView, door: Door) -> None:
+    """Neither on the screen nor in a file, here or in the bucket, whatever goes wrong."""
+    door.faults = [Fault("PUT", "train", status=500, code="InternalError"), Fault("PUT", "val", resets=True)]
+    words = ["build", "--input", source, "--out", out, "--scratch", scratch, "--shard-tokens", "6000"]
+    done = inline.run_command(*words, "--engine", "tiktoken")
+    assert done.returncode == 0, done.stderr
+    said = [done.stdout.encode(), done.stderr.encode()]
+    kept = [path.read_bytes() for path in scratch.rglob("*") if path.is_file()]
+    stored = [view.read(name) for name in view.names()]
+    for data in (*said, *kept, *stored):
+        assert SECRET.encode() not in data
+        assert KEY.encode() not in data
+
+
+def test_an_error_of_the_second_segment_of_a_checkpoint_is_told(
+    build: Callable[..., object], door: Door
+) -> None:
+    """With a share for validation a checkpoint has two; the first one alone is no checkpoint."""
+    door.faults = [Fault("PUT", "edu_fineweb_train", status=503, times=10_000)]
+    with pytest.raises(NetworkError):
+        build(Wanted("llm.c", 6000, val_ratio=Fraction(2, 5)), max_outage=1, batch_bytes=2048)
+
+
+def test_another_tokenizer_travels_with_the_shards(
+    out: str, source: Path, tmp_path: Path, view: BucketView
+) -> None:
+    """Its file is in the bucket, and a machine that has never seen it knows what is there."""
+    words = ["build", "--input", source, "--out", out, "--shard-tokens", "6000", "--eot", "50256"]
+    done = inline.run_command(*words, "--scratch", tmp_path / "a", "--max-tokens", "9000")
+    assert done.returncode == 0, done.stderr
+    before = view.outputs()
+    done = inline.run_command(*words, "--scratch", tmp_path / "b", "--max-tokens", "9000")
+    assert done.returncode == 0, done.stderr
+    assert "Nothing to do" in done.stdout
+    done = inline.run_command(*words, "--scratch", tmp_path / "c")
+    assert done.returncode == 0, done.stderr
+    assert view.outputs() == FILES
+    assert before["edufineweb_val_000000.npy"] == FILES["edufineweb_val_000000.npy"]
+
+
+def test_a_scratch_folder_that_is_too_small_is_refused(
+    out: str, source: Path, scratch: Path, view: BucketView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is made, with what is missing."""
+    monkeypatch.setattr(plan, "free_disk_bytes", lambda folder: 1000)
+    done = inline.run_command("build", "--input", source, "--out", out, "--scratch", scratch)
+    assert done.returncode == 5, done.stderr
+    assert "missing" in done.stderr
+    assert view.outputs() == {}
+
+
+def test_a_full_scratch_folder_is_waited_for(
+    build: Callable[..., object], view: BucketView, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a full disk is elsewhere; then the same files."""
+    failing = FailingCall(os.write, 3, errno.ENOSPC)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing)
+        build(NANOGPT)
+    assert failing.calls > 3
+    check_finished(view, scratch, FILES)
+
+
+@pytest.mark.promise(35)
+@pytest.mark.soak
+def test_a_worker_that_waits_for_the_bucket_is_not_stuck(
+    bucket_url: str,
+    door: Door,
+    view: BucketView,
+    source: Path,
+    scratch: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The watchdog ends workers that do nothing, and waiting in an upload is told."""
+    monkeypatch.setattr(watchdog, "STUCK_SECONDS", 6.0)
+    monkeypatch.setattr(build_module, "apply_priority", lambda priority: None)
+    door.faults = [Fault("PUT", "train_000001", status=503, code="SlowDown", times=10_000)]
+    ended = threading.Timer(25.0, door.faults.clear)
+    ended.start()
+    out = f"{bucket_url}/folder"
+    words = ["build", "--input", source, "--out", out, "--scratch", scratch, "--shard-tokens", "6000"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [cli.__file__])
+        assert cli.main([*map(str, words), "--workers", "1", "--engine", "tiktoken", "--quiet"]) == 0
+    log = next(scratch.rglob("log.txt")).read_text()
+    assert "waiting for the network" in log
+    assert "did nothing" not in log
+    check_finished(view, scratch, FILES)

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.buckets import stores
+from fineweb_shards.buckets import stores, upload_file
 
 KEY, SECRET, TOKEN = "AKIACANARYCANARY1234", "canarySECRETcanarySECRETcanary12", "canaryTOKENcanary"
 _SERVER = """
@@ -130,6 +130,13 @@ def forget_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "_answered", set())
 
 
+def use_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files of more than 4 KiB uploaded in parts, a few at once."""
+    monkeypatch.setattr(upload_file, "_SMALLEST_PART_BYTES", 4096)
+    monkeypatch.setattr(upload_file, "_MIB", 4096)
+    monkeypatch.setattr(upload_file, "_MEMORY_BYTES", 4 * 4096)
+
+
 @dataclass
 class Fault:
     """What happens to the next `times` requests that match, instead of an answer or after it."""
@@ -164,6 +171,8 @@ class Door:
     ignored_headers: tuple[str, ...] = ()  # not passed on
     on_request: Callable[[str, str], None] = lambda method, path: None  # before a request is passed on
     on_answer: Callable[[str, str], None] = lambda method, path: None  # before its answer is passed on
+    one_by_one: bool = False  # no two requests are passed on at the same time
+    turn: threading.Lock = field(default_factory=threading.Lock)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def choose(self, method: str, path: str) -> Fault | None:
@@ -208,7 +217,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and not fault.after and not fault.cut:
             return self._fail(fault)
         self.door.on_request(self.command, self.path)
-        status, headers, content = self._pass_on(body)
+        with self.door.turn if self.door.one_by_one else contextlib.nullcontext():
+            status, headers, content = self._pass_on(body)
         self.door.on_answer(self.command, self.path)
         if fault is not None and fault.after:
             return self._fail(fault)

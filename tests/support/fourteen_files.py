@@ -7,6 +7,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import forked
 import pyarrow as pa
 import pyarrow.parquet as pq
 import reference
@@ -87,6 +88,15 @@ def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, str]:
 def build(
     hub: StandInHub, home: Path, out: Path, *words: str, **more: str
 ) -> subprocess.CompletedProcess[str]:
+    """A build in one process."""
+    flags = ("--out", out, *FLAGS, *words)
+    return forked.run_command("build", *DATASET, *flags, **environment(hub, home, **more))
+
+
+def build_with_workers(
+    hub: StandInHub, home: Path, out: Path, *words: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """The real command, where what its processes do together is the point."""
     return runs.run_command("build", *DATASET, "--out", out, *FLAGS, *words, **environment(hub, home, **more))
 
 

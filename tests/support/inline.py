@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,15 @@ from fineweb_shards.commands import build as build_command
 from fineweb_shards.commands import main as cli
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.run import executor
+from fineweb_shards.run import executor, job
 from fineweb_shards.system.memory_guard import MemoryGuard
-from fineweb_shards.vocabulary import GPT2
+from fineweb_shards.tokenizers.encoder import Encoder
+from fineweb_shards.tokenizers.token_joiner import TokenJoiner
+from fineweb_shards.tokenizers.trial import Trial, try_engines
+from fineweb_shards.tokenizers.vocabulary_files import engine_file
+from fineweb_shards.vocabulary import GPT2, Vocabulary
+
+MOST_ENCODERS = 4
 
 
 class InlineWorkers(InlineExecutor):
@@ -37,10 +45,57 @@ class InlineWorkers(InlineExecutor):
         quarantined: Iterable[object] = (),
         observer: Observer | None = None,
     ) -> None:
-        eot_first = spec.shard_format.layout.eot_first
-        ready = spec.engine is not None and spec.vocabulary == GPT2
-        encoder = runs.encoder(spec.engine, eot_first=eot_first) if ready else spec.make_encoder()
-        super().__init__(spec.source, encoder, spec.make_writer(observer or Observer()))
+        super().__init__(spec.source, _encoder_of(spec), spec.make_writer(observer or Observer()))
+
+
+@dataclass(frozen=True)
+class _EncoderOf:
+    """What an encoder depends on, to find one that is loaded."""
+
+    engine: str | None
+    vocabulary: Vocabulary
+    eot_first: bool
+    mistaken: str
+
+
+_encoders: dict[_EncoderOf, Encoder | TokenJoiner] = {}
+
+
+def _encoder_of(spec: WorkerSpec) -> Encoder | TokenJoiner:
+    """A worker's encoder. The last few are kept: loading one takes up to a second."""
+    eot_first = spec.shard_format.layout.eot_first
+    if spec.engine is not None and spec.vocabulary == GPT2:
+        return runs.encoder(spec.engine, eot_first=eot_first)
+    key = _EncoderOf(spec.engine, spec.vocabulary, eot_first, spec.mistaken)
+    if key not in _encoders:
+        if len(_encoders) == MOST_ENCODERS:
+            del _encoders[next(iter(_encoders))]
+        _encoders[key] = spec.make_encoder()
+    return _encoders[key]
+
+
+@lru_cache(maxsize=16)
+def _tried(
+    wanted: str, like: Vocabulary, special_tokens: tuple[str, ...], added_tokens: tuple[str, ...]
+) -> tuple[Trial, bytes | None]:
+    trial = try_engines(wanted, like, special_tokens, added_tokens)
+    made = like != GPT2 and engine_file(like).exists()
+    return trial, engine_file(like).read_bytes() if made else None
+
+
+def forget_trials() -> None:
+    """The next one is a real one, whatever was tried before."""
+    _tried.cache_clear()
+
+
+def _try_once(
+    wanted: str, vocabulary: Vocabulary, special_tokens: Iterable[str] = (), added_tokens: Iterable[str] = ()
+) -> Trial:
+    """The trial of a tokenizer, which takes seconds and always ends the same, once in this process."""
+    trial, data = _tried(wanted, vocabulary, tuple(special_tokens), tuple(added_tokens))
+    if data is not None and not engine_file(vocabulary).exists():
+        engine_file(vocabulary).write_bytes(data)
+    return trial
 
 
 def run_command(*words: Path | str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -57,6 +112,7 @@ def run_command(*words: Path | str, cwd: Path | None = None) -> subprocess.Compl
         # Or this process would keep it to its end.
         patch.setattr(build_command, "apply_priority", lambda priority: None)
         patch.setattr(executor, "LocalExecutor", InlineWorkers)
+        patch.setattr(job, "try_engines", _try_once)
         patch.setattr(sys, "argv", [cli.__file__, *arguments])
         patch.setattr(sys, "stdin", io.StringIO())
         code = cli.main(arguments)

@@ -77,9 +77,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A soak runs what proves a promise; every day runs everything but what only a soak has time for."""
+    """A soak runs what proves a promise, and what only it has time for; every day runs everything else."""
     soak = config.getoption("soak")
-    chosen = [item for item in items if (_numbers(item) if soak else not item.get_closest_marker("soak"))]
+    rare = [item for item in items if item.get_closest_marker("soak")]
+    chosen = [item for item in items if (_numbers(item) or item in rare if soak else item not in rare)]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import forked
 import reference
 import runs
 from documents import make_documents
@@ -81,12 +82,22 @@ def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, str]:
     return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost", **more}
 
 
+def words_for(config: str, out: Path) -> list[str]:
+    return ["build", *DATASET, "--name", config, "--out", str(out), "--batch-bytes", "30k", "--workers", "2"]
+
+
 def build(
     hub: StandInHub, home: Path, out: Path, config: str, *words: str, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    flags = ("--batch-bytes", "30k", "--workers", "2")
-    name = ("--name", config, "--out", out)
-    return runs.run_command("build", *DATASET, *name, *flags, *words, **environment(hub, home, **more))
+    """A build in one process."""
+    return forked.run_command(*words_for(config, out), *words, **environment(hub, home, **more))
+
+
+def build_with_workers(
+    hub: StandInHub, home: Path, out: Path, config: str, *words: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """The real command, where what its processes do together is the point."""
+    return runs.run_command(*words_for(config, out), *words, **environment(hub, home, **more))
 
 
 def fetched_ranges(hub: StandInHub, name: str) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text
 
 from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.errors import ChangedError, InputError, ShardError, UsageError
+from fineweb_shards.events import Observer
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import make_plan
@@ -304,3 +305,13 @@ def test_the_extra_is_named_where_obstore_is_missing(
     with pytest.raises(UsageError) as caught:
         find_files((f"{bucket_url}/a",), "auto")
     assert "pip install 'fineweb_shards[buckets]'" in caught.value.hint
+
+
+def test_our_own_output_is_no_input(bucket_url: str, tmp_path: Path) -> None:
+    """Shards and manifest beside the input would be read as input by the next run."""
+    upload_forms(tmp_path, bucket_url, {"a.jsonl": PLAIN[:5]})
+    Bucket(bucket_url).overwrite("manifest.json", b"{}")
+    Bucket(bucket_url).overwrite("edufineweb_val_000000.npy", b"0")
+    config = Config(input=(bucket_url,), out=bucket_url, scratch=str(tmp_path))
+    job = make_job(config, config.open_store(Observer()))
+    assert [file.name for file in job.source.files] == ["a.jsonl"]

@@ -12,6 +12,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import forked
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -114,6 +115,14 @@ def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, str]:
 def build(
     hub: StandInHub, home: Path, out: Path, *words: str, **more: str
 ) -> subprocess.CompletedProcess[str]:
+    """A build in one process."""
+    return forked.run_command("build", "--out", out, *FLAGS, *words, **environment(hub, home, **more))
+
+
+def build_with_workers(
+    hub: StandInHub, home: Path, out: Path, *words: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """The real command, where what its processes do together is the point."""
     return runs.run_command("build", "--out", out, *FLAGS, *words, **environment(hub, home, **more))
 
 
@@ -181,7 +190,7 @@ def test_bytes_and_requests(home: Path, tmp_path: Path, other_columns: str) -> N
     footers = 2 * 4 * (parsed.serialized_size + 65536)
     with StandInHub([Repository(REPO, files)]) as hub:
         words = ["--batch-bytes", "500k", "--shard-tokens", "1M", "--workers", "2"]
-        done = build(hub, home, tmp_path / "out", *SAMPLE, *words)
+        done = build_with_workers(hub, home, tmp_path / "out", *SAMPLE, *words)
         assert done.returncode == 0, done.stderr
         fetched = sum(r.bytes_sent for r in hub.requests if r.is_content and r.path.endswith(".parquet"))
         assert fetched - footers <= 1.10 * 2 * text_bytes
@@ -237,7 +246,7 @@ def test_faults_of_every_kind(home: Path, tmp_path: Path, tries: Tries, soak: bo
         # Several workers, because they spend their time waiting.
         workers = "6" if soak else "3"
         words = ["--batch-bytes", "1k", "--workers", workers]
-        done = build(hub, home, tmp_path / "out", *SAMPLE, *words, **IMPATIENT)
+        done = build_with_workers(hub, home, tmp_path / "out", *SAMPLE, *words, **IMPATIENT)
     assert done.returncode == 0, done.stderr
     assert plan.injected >= 0.95 * budget, plan.injected
     assert runs.shards_in(tmp_path / "out") == EXPECTED
@@ -308,12 +317,10 @@ def test_what_waiting_would_not_help(repository: Repository, home: Path, tmp_pat
         Repository("me/private", FILES, access="private", token="secret"),
         Repository("me/gated", FILES, access="gated", token="secret"),
     ]
-    commands = [
-        ["build", "--out", str(tmp_path / str(number)), *FLAGS, *words]
-        for number, (words, _) in enumerate(HOPELESS)
-    ]
     with StandInHub([repository, *others]) as hub:
-        endings = runs.run_commands(commands, **environment(hub, home))
+        endings = [
+            build(hub, home, tmp_path / str(number), *words) for number, (words, _) in enumerate(HOPELESS)
+        ]
     for done, (_, sentences) in zip(endings, HOPELESS, strict=True):
         assert done.returncode in (2, 3), done.stderr
         for sentence in sentences:
@@ -469,11 +476,8 @@ def test_a_dataset_that_is_not_parquet(home: Path, tmp_path: Path) -> None:
         assert runs.shards_in(out) == expected
         for name in sorted(expected)[2:-1]:
             (out / name).unlink()
-        commands = [
-            ["build", "--out", str(out), *FLAGS, *words],
-            ["build", "--out", str(tmp_path / "out2"), *FLAGS, *words, "--text-column", "body"],
-        ]
-        again, missing = runs.run_commands(commands, **environment(hub, home))
+        again = build(hub, home, out, *words)
+        missing = build(hub, home, tmp_path / "out2", *words, "--text-column", "body")
         assert again.returncode == 0, again.stderr
         assert runs.shards_in(out) == expected
         assert missing.returncode == 3
@@ -482,7 +486,7 @@ def test_a_dataset_that_is_not_parquet(home: Path, tmp_path: Path) -> None:
 
 def test_plan_of_a_dataset(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """Files, bytes to fetch, documents and tokens, exact where that is cheap."""
-    done = runs.run_command("plan", *SAMPLE, "--out", tmp_path / "out", **environment(hub, home))
+    done = forked.run_command("plan", *SAMPLE, "--out", tmp_path / "out", **environment(hub, home))
     assert done.returncode == 0, done.stderr
     tokens = len(reference.stream(DOCUMENTS[0] + DOCUMENTS[1]))
     assert f"{tokens:,} (exact, from token_count)" in done.stdout
@@ -502,7 +506,7 @@ def test_a_held_folder_is_refused_before_the_hub_is_asked(
         refused = build(hub, home, out, *SAMPLE)
         assert refused.returncode == 6, refused.stderr
         assert hub.requests == []
-        plan = runs.run_command("plan", *SAMPLE, "--out", out, *FLAGS, **environment(hub, home))
+        plan = forked.run_command("plan", *SAMPLE, "--out", out, *FLAGS, **environment(hub, home))
     assert plan.returncode == 0, plan.stderr
     assert "build      a run is at work in this folder" in plan.stdout
 
@@ -525,7 +529,8 @@ def test_plan_counts_the_bytes_up_to_max_tokens(hub: StandInHub, home: Path, tmp
 def test_leaving_after_a_part_is_clean(hub: StandInHub, home: Path, tmp_path: Path, tries: Tries) -> None:
     """No abort and no hang at exit with files half read (arrow#45214)."""
     for number in tries(1, 20):
-        done = build(hub, home, tmp_path / str(number), *SAMPLE, "--max-tokens", "30k", "--workers", "2")
+        words = [*SAMPLE, "--max-tokens", "30k", "--workers", "2"]
+        done = build_with_workers(hub, home, tmp_path / str(number), *words)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
         assert "terminate" not in done.stderr
@@ -535,9 +540,8 @@ def test_a_file_on_the_hub_that_is_no_parquet(home: Path, tmp_path: Path) -> Non
     """Named, or left out with --on-bad-file skip."""
     names = sorted(FILES)
     with StandInHub([Repository(REPO, {names[0]: FILES[names[0]], names[1]: b"PAR1 garbage PAR1"})]) as hub:
-        words = ["build", "--out", str(tmp_path / "out"), *FLAGS, *SAMPLE]
-        commands = [words, [*words, "--on-bad-file", "skip"]]
-        done, skipped = runs.run_commands(commands, **environment(hub, home))
+        done = build(hub, home, tmp_path / "out", *SAMPLE)
+        skipped = build(hub, home, tmp_path / "out", *SAMPLE, "--on-bad-file", "skip")
         assert done.returncode == 3, done.stderr
         assert names[1] in done.stderr
         assert "Traceback" not in done.stderr

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pyarrow as pa
 import reference
 import runs
@@ -55,8 +56,9 @@ def run_builds(hub: StandInHub, home: Path, tmp_path: Path) -> Iterator[tuple[st
     """A build of each dataset of the hub, into a folder of its name."""
     names = [repo_id.partition("/")[2] for repo_id in hub.repositories]
     words = ["build", "--shard-tokens", str(SHARD_TOKENS), "--batch-bytes", "30k", "--workers", "1"]
-    commands = [[*words, "--dataset", f"me/{name}", "--out", str(tmp_path / name)] for name in names]
-    return zip(names, runs.run_commands(commands, **environment(hub, home)), strict=True)
+    for name in names:
+        out = ["--dataset", f"me/{name}", "--out", str(tmp_path / name)]
+        yield name, forked.run_command(*words, *out, **environment(hub, home))
 
 
 def expected_of(documents: list[str]) -> dict[str, bytes]:
@@ -106,10 +108,9 @@ def test_a_file_that_is_cut_off(home: Path, tmp_path: Path) -> None:
     cut = whole[: len(whole) // 2]
     files = {"a.jsonl.zst": cut, "b.jsonl.zst": whole}
     repository = Repository(REPO, {"README.md": card({"default": '"*.zst"'}), **files})
-    words = ["build", *DATASET, "--batch-bytes", "30k", "--workers", "1", "--out"]
-    commands = [[*words, str(tmp_path / "stop")], [*words, str(tmp_path / "skip"), "--on-bad-file", "skip"]]
     with StandInHub([repository], cdn=True) as hub:
-        stopped, skipped = runs.run_commands(commands, **environment(hub, home))
+        stopped = build(hub, home, tmp_path / "stop", "default")
+        skipped = build(hub, home, tmp_path / "skip", "default", "--on-bad-file", "skip")
     assert stopped.returncode == 3, stopped.stderr
     assert "a.jsonl.zst: broken after" in stopped.stderr
     assert "Traceback" not in stopped.stderr
@@ -127,7 +128,7 @@ def test_a_plan_downloads_nothing(home: Path, tmp_path: Path) -> None:
     repository = Repository(REPO, {"README.md": card({"default": '"*.zst"'}), "a.jsonl.zst": data})
     with StandInHub([repository], cdn=True) as hub:
         words = ["plan", *DATASET, "--out", tmp_path / "out"]
-        done = runs.run_command(*words, **environment(hub, home))
+        done = forked.run_command(*words, **environment(hub, home))
         assert done.returncode == 0, done.stderr
         assert fetched_ranges(hub, "a.jsonl.zst") == []
     assert re.search(r"^tokens +unknown before the end$", done.stdout, re.M)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import runs
@@ -37,7 +38,7 @@ def test_a_tokenizer_of_a_model(tmp_path: Path) -> None:
     words = ["build", path, "--shard-tokens", "3000", "--out", out, "--tokenizer"]
     model = Repository("someone/small-model", {"README.md": b"a model", "tokenizer.json": content})
     with StandInHub([model]) as hub:
-        done = runs.run_command(*words, "someone/small-model", **environment(hub, tmp_path / "home"))
+        done = forked.run_command(*words, "someone/small-model", **environment(hub, tmp_path / "home"))
         assert done.returncode == 0, done.stderr
         assert tokens_in(out) == tokenizer.stream(DOCUMENTS)
         said = f"tokenizer  someone/small-model@{model.head}: {tokenizer.size:,} ids (uint16)"
@@ -45,7 +46,7 @@ def test_a_tokenizer_of_a_model(tmp_path: Path) -> None:
         asked = len(hub.requests)
         expected = runs.shards_in(out)
         runs.forget_after(out, 2)
-        done = runs.run_command(*words, "someone/small-model", **environment(hub, tmp_path / "empty"))
+        done = forked.run_command(*words, "someone/small-model", **environment(hub, tmp_path / "empty"))
         assert done.returncode == 0, done.stderr
         assert len(hub.requests) == asked
     assert runs.shards_in(out) == expected
@@ -60,11 +61,11 @@ def test_a_model_without_a_tokenizer_and_none_at_all(tmp_path: Path) -> None:
     with StandInHub([bare, good]) as hub:
         settings = environment(hub, tmp_path / "home")
         words = ["build", path, "--out", tmp_path / "out", "--tokenizer"]
-        done = runs.run_command(*words, "someone/weights", **settings)
+        done = forked.run_command(*words, "someone/weights", **settings)
         assert (done.returncode, "it has no tokenizer that is known here" in done.stderr) == (3, True)
-        done = runs.run_command(*words, "someone/nothing", **settings)
+        done = forked.run_command(*words, "someone/nothing", **settings)
         assert (done.returncode, "someone/nothing" in done.stderr) == (3, True)
         assert "Traceback" not in done.stderr
         hub.faults = [ScriptedFaults(on="resolve", script=[Status(503), Status(503)])]
-        done = runs.run_command(*words, "someone/good", **settings)
+        done = forked.run_command(*words, "someone/good", **settings)
         assert done.returncode == 0, done.stderr

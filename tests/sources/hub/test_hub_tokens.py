@@ -7,6 +7,7 @@ import json
 import random
 from pathlib import Path
 
+import forked
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,7 +47,7 @@ def test_ids_from_the_hub(home: Path, tmp_path: Path, name: str) -> None:
     """The rows as they are; of parquet little more than their column is fetched."""
     rows = ROWS[:400] if name == "a.parquet" else ROWS[400:]
     with StandInHub([Repository(REPO, {name: FILES[name]})]) as hub:
-        done = runs.run_command(
+        done = forked.run_command(
             "build", "--dataset", REPO, "--tokens-column", "tokens", "--out", tmp_path / "out",
             "--shard-tokens", "40k", "--batch-bytes", "40k", "--workers", "1",
             HF_ENDPOINT=hub.endpoint, HF_HOME=str(home), NO_PROXY="127.0.0.1,localhost",

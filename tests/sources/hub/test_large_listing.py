@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import forked
 import pytest
 import reference
 import runs
@@ -30,14 +31,14 @@ def test_a_large_listing_takes_few_requests(home: Path, tmp_path: Path, tries: T
         words = ["build", "--dataset", REPO, "--name", name, "--out", str(out), "--workers", "2"]
         words += ["--shard-tokens", str(SHARD_TOKENS), "--max-tokens", str(TOKENS)]
         with StandInHub([repository], cdn=True) as hub:
-            done = runs.run_command(*words, **environment(hub, home))
+            done = forked.run_command(*words, **environment(hub, home))
             assert done.returncode == 0, done.stderr
             assert runs.shards_in(out) == expected
             first = hub.api_requests
             assert first <= 30
             (out / sorted(expected)[-1]).unlink()
             hub.clear_requests()
-            again = runs.run_command(*words, **environment(hub, home))
+            again = forked.run_command(*words, **environment(hub, home))
             assert again.returncode == 0, again.stderr
             assert runs.shards_in(out) == expected
             asked = [record.path for record in hub.requests_of("api")]

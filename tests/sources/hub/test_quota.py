@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 import runs
-from fourteen_files import FILES, ROWS_PER_FILE, build, expected_shards, refused, sample_repository
+from fourteen_files import (
+    FILES,
+    ROWS_PER_FILE,
+    build_with_workers,
+    expected_shards,
+    refused,
+    sample_repository,
+)
 from standin_faults import ScriptedFaults, Status
 from standin_hub import StandInHub
 
@@ -21,7 +28,7 @@ def test_the_anonymous_quota_is_no_limit(home: Path, tmp_path: Path) -> None:
     scaled = ANONYMOUS_RESOLVES * FILES * ROWS_PER_FILE // REAL_ROW_GROUPS
     quotas = {"resolver_quota": (scaled, WINDOW_SECONDS), "api_quota": (30, WINDOW_SECONDS)}
     with StandInHub([sample_repository()], cdn=True, **quotas) as hub:  # type: ignore[arg-type]
-        done = build(hub, home, tmp_path / "out", "--max-outage", "5s")
+        done = build_with_workers(hub, home, tmp_path / "out", "--max-outage", "5s")
         assert done.returncode == 0, done.stderr
         assert refused(hub) == 0
         assert "waiting" not in done.stderr
@@ -32,7 +39,7 @@ def test_the_anonymous_quota_is_no_limit(home: Path, tmp_path: Path) -> None:
 def test_a_quota_is_waited_for_before_it_is_hit(home: Path, tmp_path: Path) -> None:
     """Answers tell what is left: all processes together ask for no more than that."""
     with StandInHub([sample_repository()], cdn=True, resolver_quota=(6, 1.0), api_quota=(5, 1.0)) as hub:
-        done = build(hub, home, tmp_path / "out", "--workers", "4")
+        done = build_with_workers(hub, home, tmp_path / "out", "--workers", "3")
         assert done.returncode == 0, done.stderr
         assert refused(hub) == 0
     assert runs.shards_in(tmp_path / "out") == expected_shards()
@@ -41,15 +48,15 @@ def test_a_quota_is_waited_for_before_it_is_hit(home: Path, tmp_path: Path) -> N
 @pytest.mark.promise(31)
 def test_after_a_429_all_wait_together(home: Path, tmp_path: Path) -> None:
     """Nobody asks again before the time that one was told, and then no more ask than are allowed."""
-    workers, seconds = 4, 3
+    workers, seconds = 3, 2
     limit = Status(429, rate_limit_reset_seconds=seconds)
     plan = ScriptedFaults([None] * 3 + [limit], on="resolve", path_contains=".parquet")
-    with StandInHub([sample_repository(files=28)], [plan], cdn=True, resolver_quota=(8, 1.0)) as hub:
-        done = build(hub, home, tmp_path / "out", "--workers", str(workers))
+    with StandInHub([sample_repository()], [plan], cdn=True, resolver_quota=(8, 1.0)) as hub:
+        done = build_with_workers(hub, home, tmp_path / "out", "--workers", str(workers))
         assert done.returncode == 0, done.stderr
         asked = [record for record in hub.requests if record.kind in ("api", "resolve")]
         told = [record for record in asked if record.status == 429]
         assert [record.fault for record in told] == [limit]
         meanwhile = [record for record in asked if told[0].at < record.at < told[0].at + seconds - 0.1]
         assert len(meanwhile) <= workers  # what was under way when the answer came
-    assert runs.shards_in(tmp_path / "out") == expected_shards(28)
+    assert runs.shards_in(tmp_path / "out") == expected_shards()

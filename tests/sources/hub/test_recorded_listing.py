@@ -15,6 +15,7 @@ from fourteen_files import (
     ROWS_PER_FILE,
     SHARD_TOKENS,
     build,
+    build_with_workers,
     documents_of,
     expected_shards,
     sample_repository,
@@ -66,7 +67,7 @@ def test_a_finished_run_asks_for_nothing(
     hub: StandInHub, home: Path, out: Path, without_datasets: dict[str, str]
 ) -> None:
     """Started again it says so, without a request, and without a network."""
-    done = build(hub, home, out, **without_datasets, HF_HUB_OFFLINE="1")
+    done = build_with_workers(hub, home, out, **without_datasets, HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert "Nothing to do" in done.stdout
     assert not hub.requests
@@ -79,7 +80,7 @@ def test_a_resume_asks_for_bytes_only(
     """Begun by ranges, it goes on by ranges or by downloads, at the same commit, without a listing."""
     lose_last_shard(out)
     hub.repositories[REPO].replace_file("sample/10BT/000_00000.parquet", b"pushed since")
-    done = build(hub, home, out, *how, **without_datasets)
+    done = build_with_workers(hub, home, out, *how, **without_datasets)
     assert done.returncode == 0, done.stderr
     assert runs.shards_in(out) == expected_shards(FILES)
     assert not [record.path for record in hub.requests_of("api") if "/api/datasets/" in record.path]

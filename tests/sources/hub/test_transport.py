@@ -11,6 +11,7 @@ from fourteen_files import (
     FILES,
     READERS,
     build,
+    build_with_workers,
     expected_shards,
     resolves,
     sample_repository,
@@ -63,7 +64,7 @@ def test_one_resolve_for_each_file(home: Path, tmp_path: Path, tries: Tries) -> 
     """However many row groups a file has, each process asks once where it is; the token stays at the hub."""
     for number in tries(1, 2):
         with StandInHub([sample_repository(rows=1 + 19 * number)], cdn=True) as hub:
-            done = build(hub, home, tmp_path / str(number), HF_TOKEN=CANARY)
+            done = build_with_workers(hub, home, tmp_path / str(number), HF_TOKEN=CANARY)
             assert done.returncode == 0, done.stderr
             assert FILES <= resolves(hub) <= FILES * READERS
             assert all(record.authorized for record in hub.requests_of("resolve"))
@@ -79,8 +80,9 @@ def test_addresses_that_expire_during_the_run(home: Path, tmp_path: Path, tries:
     for number in tries(2, len(SIGNATURES)):
         style, status = SIGNATURES[number]
         options = {"signature_seconds": 1.0, "refusal_status": status, "latency_seconds": 0.03}
-        with StandInHub([sample_repository()], cdn=True, signature_style=style, **options) as hub:  # type: ignore[arg-type]
-            done = build(hub, home, tmp_path / str(number))
+        repository = sample_repository(rows=2)
+        with StandInHub([repository], cdn=True, signature_style=style, **options) as hub:  # type: ignore[arg-type]
+            done = build_with_workers(hub, home, tmp_path / str(number))
             assert done.returncode == 0, done.stderr
             assert resolves(hub) < len(hub.requests_of("cdn"))
             assert "Traceback" not in done.stderr
@@ -102,7 +104,7 @@ def test_a_clock_that_is_wrong(home: Path, tmp_path: Path, tries: Tries) -> None
 @pytest.mark.promise(16, 32)
 @pytest.mark.parametrize("way", [(), ("--download",)])
 def test_faults_of_redirects_and_addresses(
-    home: Path, tmp_path: Path, tries: Tries, way: tuple[str, ...]
+    home: Path, tmp_path: Path, tries: Tries, soak: bool, way: tuple[str, ...]
 ) -> None:
     """At random, streamed and downloaded: the same bytes; and wherever a redirect leads, no request there has
     the token, nor has anything that is written or said."""
@@ -113,10 +115,11 @@ def test_faults_of_redirects_and_addresses(
     ]
     other_etags = FirstOfEachPath(OtherLinkedETag(), on="resolve", path_contains="7_00000.parquet")
     files, out = 3 * budget // 2, tmp_path / "out"
-    words = ["--workers", "4", "--max-outage", "1min", *way]
+    words = ["--workers", "4" if soak else "2", "--max-outage", "1min", *way]
     repository = sample_repository(files=files, token=CANARY)
     with StandInHub([repository], [other_etags, *plans], cdn=True) as hub:
-        done = build(hub, home, out, *words, HF_TOKEN=CANARY, HF_HUB_DOWNLOAD_TIMEOUT="5")
+        variables = {"HF_TOKEN": CANARY, "HF_HUB_DOWNLOAD_TIMEOUT": "5"}
+        done = build_with_workers(hub, home, out, *words, **variables)
         assert done.returncode == 0, done.stderr
         assert min(wrong_redirects.injected, refusals.injected) >= 0.2 * budget
         assert other_etags.injected >= 1
