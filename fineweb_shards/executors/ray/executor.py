@@ -67,7 +67,7 @@ from fineweb_shards.types import KeptTokens, Placement, Quarantined, Tokens
 _REMOTE_TASKS_PER_CORE = 2
 _BATCHES = 4  # in a task
 _REMOTE_BATCHES = 8
-_ALL = 2**62  # bytes: no limit
+_ALL = 2**62  # no limit
 _LOOK_EVERY_SECONDS = 1.0
 _NODES_EVERY_SECONDS = 5.0
 _WRITTEN = completed(None)  # at the latest when the file is sealed
@@ -220,8 +220,9 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._give_out_work()
 
     def _give_out_work(self) -> None:
-        """Start tasks that encode, until as many wait as can run."""
-        while len(self._running) < 2 * max(1, self.workers):
+        """Start tasks that encode, until as many wait as can run, or until there are as many as allowed."""
+        most = min(2 * max(1, self.workers), self._most_tasks or _ALL)
+        while len(self._running) < most:
             if not self._has_batch():
                 return
             attempt = Attempt(self._next_number())
