@@ -121,7 +121,7 @@ class FolderStore(Store):
     def add_file(self, temporary: Path, name: str, observer: Observer) -> None:
         final = self.path / name
         if not final.parent.is_dir():
-            final.parent.mkdir()
+            final.parent.mkdir(exist_ok=True)  # another process may do the same now
             sync_folder(self.path)
         publish(temporary, final)
 
