@@ -27,10 +27,10 @@ from memory import tree_of
 
 from fineweb_shards.units import show_count
 
-SHARD_TOKENS = 4_000_000
+SHARD_TOKENS = 10_000_000
 LOOK_SECONDS = 0.2
 EXECUTORS = ("local", "ray")
-WORKERS = ("ray::encode_batches", "ray::do_errand", "ray::IDLE", "spawn_main")
+WORKERS = ("ray::encode_batches", "ray::ErrandProcess", "ray::IDLE", "spawn_main")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from simulated_workers import SHA256, encoded_block
 
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.ray import errand_pool
 from fineweb_shards.executors.ray import executor as ray_executor
 from fineweb_shards.executors.ray.cluster import LOCAL, Cluster, Node
 from fineweb_shards.executors.ray.executor import RayExecutor
@@ -36,10 +37,11 @@ class SimulatedCluster(Cluster):
 
     def __init__(self, nodes: int, cores: int) -> None:
         super().__init__(LOCAL, _REAL_CORES, _REAL_STORE_BYTES, Observer())
-        self._simulated = [Node(cores, _NODE_STORE_BYTES)] * nodes
+        self._nodes, self._node_cores = nodes, cores
 
     def nodes(self) -> list[Node]:
-        return self._simulated
+        (real,) = super().nodes()
+        return [Node(real.id, self._node_cores, _NODE_STORE_BYTES)] * self._nodes
 
 
 @contextlib.contextmanager
@@ -50,8 +52,10 @@ def simulated_ray(
     here = str(Path(__file__).parent)  # Ray's processes have to find this file, too
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     ray_executor.encode_batches = encode_at_once
-    ray_executor.do_errand = do_at_once
-    with RayExecutor(spec, SimulatedCluster(nodes, cores), shared_folder=True) as executor:
+    errand_pool.ErrandProcess = PromptErrandProcess
+    with RayExecutor(
+        spec, SimulatedCluster(nodes, cores), shared_folder=True, window_bytes=2**30
+    ) as executor:
         yield executor, lambda: executor._numbers
 
 
@@ -63,6 +67,11 @@ def encode_at_once(run: str, task: int, orders: bytes) -> tuple[bytes, list[Any]
     return pickle.dumps(Encoded(batches, process="simulated")), [_TOKENS]
 
 
-def do_at_once(run: str, task: int, objects: Sequence[Any], errand: bytes) -> bytes:
-    """Answer as `do_errand` would that seals a file."""
-    return pickle.dumps(Returned(SHA256))
+class PromptErrandProcess:
+    """Answers as an ErrandProcess would that seals a file."""
+
+    def __init__(self, run: str) -> None:
+        pass
+
+    def do(self, task: int, objects: Sequence[Any], errand: bytes) -> bytes:
+        return pickle.dumps(Returned(SHA256))

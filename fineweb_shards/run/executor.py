@@ -30,6 +30,7 @@ def make_executor(job: Job, spec: WorkerSpec, manifest: Manifest, observer: Obse
         spec,
         Cluster(job.config.ray_address, budget.workers, store_bytes, observer),
         shared_folder=job.output.store.grows_in_place,
+        window_bytes=budget.window_bytes,
         most_tasks=job.config.workers,
         quarantined=manifest.quarantined,
         observer=observer,

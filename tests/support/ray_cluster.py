@@ -27,7 +27,7 @@ SYSTEM = {
 ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-TITLES = ("encode_batches", "do_errand", "Board", "fineweb-shards")
+TITLES = ("encode_batches", "ErrandProcess", "Board", "fineweb-shards")
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:

@@ -8,8 +8,12 @@ driver has one question open, which is answered when there is something new, so 
 from __future__ import annotations
 
 import asyncio
+import pickle
+from typing import Any
 
-from fineweb_shards.executors.ray.messages import News
+import fineweb_shards
+from fineweb_shards.executors.ray.api import load_ray
+from fineweb_shards.executors.ray.messages import News, Shipment
 from fineweb_shards.types import Quarantined
 
 
@@ -46,3 +50,14 @@ class Board:
     async def take_announced(self, task: int) -> Quarantined | None:
         """Return the document that a task, which is gone, has announced last."""
         return self._trying.pop(task, None)
+
+
+def start_board(name: str, shipment: Shipment) -> Any:
+    """Start the board of a run on the driver's node; return its handle. If it dies, Ray starts it again."""
+    ray = load_ray()
+    node = ray.get_runtime_context().get_node_id()
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+    actor = ray.remote(Board).options(
+        name=name, num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here
+    )
+    return actor.remote(fineweb_shards.__version__, pickle.dumps(shipment))

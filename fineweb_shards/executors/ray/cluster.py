@@ -38,6 +38,7 @@ _ENVIRONMENT = {
 class Node:
     """A node of the cluster that can do tasks."""
 
+    id: str
     cores: float
     store_bytes: int
 
@@ -101,7 +102,8 @@ class Cluster:
         for node in load_ray().nodes():
             resources = node["Resources"]
             if node["Alive"] and resources.get("CPU"):
-                nodes.append(Node(resources["CPU"], int(resources.get("object_store_memory", 0))))
+                store_bytes = int(resources.get("object_store_memory", 0))
+                nodes.append(Node(node["NodeID"], resources["CPU"], store_bytes))
         return nodes
 
     def close(self) -> None:

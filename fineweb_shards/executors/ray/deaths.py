@@ -22,7 +22,7 @@ def explain_failure(error: BaseException) -> Death:
             return Death(DeathKind.OUT_OF_MEMORY, "was ended by Ray, because its node was short of memory")
         case exceptions.NodeDiedError() | exceptions.ObjectLostError():
             return LOST
-        case exceptions.WorkerCrashedError():
+        case exceptions.WorkerCrashedError() | exceptions.RayActorError():
             return Death(DeathKind.KILLED, "ended unexpectedly")
         case exceptions.TaskCancelledError():
             return Death(DeathKind.KILLED, "was cancelled")

@@ -6,7 +6,7 @@ The driver, which is the parent of a run, decides everything, as at home. It see
   tokens, which stay in the object store of the node. A schedule's worker is an attempt: such a task, and
   later the object with its tokens. Several batches in one task, because a task takes the driver a
   millisecond.
-- **Writing.** `place` only notes where tokens belong. The task that seals a file is given references to all
+- **Writing.** `place` only notes where tokens belong. Who seals a file (jobs.py) is given references to all
   that belongs into it, fetches them one after the other, writes the file and seals it: so what it reads back
   is still in its node's memory, and a store that is no folder needs no file but one on that node's disk.
 - **Bounded.** What is encoded and not written may take half of what all object stores hold. So if much waits
@@ -16,6 +16,8 @@ The driver, which is the parent of a run, decides everything, as at home. It see
   task dies, or an object is lost with its node, the schedule has its batches encoded again: from the first
   block that is missing, with the same tokens. The batches of a task that had several get a task each: if it
   was one of them that ended it, the schedule will know which. Bytes that are written twice are the same.
+- **Streams** (pipes, compressed files) are read by the driver, and can't be read again. So it keeps their
+  text until it is written, and that is limited as at home (`window_bytes`).
 - **More tasks than cores.** There are always as many tasks waiting as running. From a network, two run for
   each core, and each fetches all its batches at once: while one fetches the other encodes.
 
@@ -32,76 +34,49 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import fineweb_shards
-from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Result
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.exit_cause import Death
 from fineweb_shards.executors.in_process import completed
 from fineweb_shards.executors.ray.api import load_ray
-from fineweb_shards.executors.ray.board import Board
+from fineweb_shards.executors.ray.board import start_board
 from fineweb_shards.executors.ray.cluster import Cluster, Node
 from fineweb_shards.executors.ray.deaths import LOST, explain_failure
 from fineweb_shards.executors.ray.environment import pack_environment
+from fineweb_shards.executors.ray.jobs import Jobs
 from fineweb_shards.executors.ray.memory import ClusterMemory
-from fineweb_shards.executors.ray.messages import Encoded, Errand, News, Piece, Returned, Shipment, Waiting
+from fineweb_shards.executors.ray.messages import Encoded, News, Shipment, Waiting
 from fineweb_shards.executors.ray.unwritten import Attempt, Block, Key, Share, Unwritten
 from fineweb_shards.executors.ray.vocabulary import pack_vocabulary
 from fineweb_shards.executors.ray.waits import Waits
-from fineweb_shards.executors.ray.worker import MARK_FILE, do_errand, encode_batches
+from fineweb_shards.executors.ray.worker import MARK_FILE, encode_batches
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.scheduled import ScheduledExecutor
-from fineweb_shards.executors.task import MAXIMUM_KILLS, WorkOrder
+from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.unreadable_batch import replace_unreadable
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.types import KeptTokens, Placement, Quarantined, Tokens
 
-# Of a core, so that there is always a little of it left for errands: they must not wait for batches.
-_ENCODING_CORES = 0.99
-_ERRAND_CORES = 0.01
-# Ray has other processes for another environment. So those that encode do nothing else, and there are no more
-# of them than tasks at once: each has an engine, and a cache of words that has to grow.
-_ERRAND_ENVIRONMENT = {"env_vars": {"FINEWEB_SHARDS_TASK": "errand"}}
 _REMOTE_TASKS_PER_CORE = 2
 _BATCHES = 4  # in a task
 _REMOTE_BATCHES = 8
-_ALL = 2**62  # bytes; the window is kept here, and not by the schedule
+_ALL = 2**62  # no limit
 _LOOK_EVERY_SECONDS = 1.0
 _NODES_EVERY_SECONDS = 5.0
 _WRITTEN = completed(None)  # at the latest when the file is sealed
 
 
-@dataclass(eq=False)
-class _Job:
-    """An errand on its way."""
-
-    number: int
-    function: Callable[..., Any] | None
-    arguments: tuple[Any, ...]
-    shares: list[Share]
-    after: list[_Job] = field(default_factory=list)  # parts of the file that are written early
-    future: Future[Any] = field(default_factory=Future)
-    attempts: list[Attempt] = field(default_factory=list)  # that have the tokens, if it is running
-    running: bool = False
-    deaths: int = 0
-
-    @property
-    def may_start(self) -> bool:
-        if self.running or not all(job.future.done() for job in self.after):
-            return False
-        return all(share.block.attempt for share in self.shares)
-
-
 class RayExecutor(ScheduledExecutor[Attempt]):
-    """Tokenizes with tasks on a cluster. `most_tasks` limits how many encode at once; `shared_folder`: all
-    nodes see the output folder. `quarantined` are documents that earlier runs left out."""
+    """Tokenizes with tasks on a cluster. `shared_folder`: all nodes see the output folder. `window_bytes` is
+    the most text of streams, which the driver has to keep; `most_tasks` how many tasks encode at once.
+    `quarantined` are documents that earlier runs left out."""
 
     def __init__(
         self,
@@ -109,6 +84,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         cluster: Cluster,
         *,
         shared_folder: bool,
+        window_bytes: int,
         most_tasks: int | None = None,
         quarantined: Iterable[Quarantined] = (),
         observer: Observer | None = None,
@@ -120,6 +96,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._cluster = cluster
         self._shared_folder = shared_folder
         self._most_tasks = most_tasks
+        has_streams = any(file.by_value for file in spec.source.files)
+        self._window_bytes = window_bytes if has_streams else _ALL
         self._observer = observer or Observer()
         self._waits = Waits(self._observer)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -132,7 +110,15 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._expected_bytes = 0  # the text that they encode
         self._single: set[int] = set()  # batches that were in a task that died: each gets a task of its own
         self._unwritten = Unwritten()
-        self._jobs: dict[int, _Job] = {}  # all errands that are not done, by their first number
+        self._jobs = Jobs(
+            self._run,
+            self._expect,
+            self._note_written,
+            self._note_losses,
+            creates=not shared_folder,
+            observer=self._observer,
+            waits=self._waits,
+        )
         self._put_blocks = 0  # by the driver
         self._board: Any = None
         self._memory = ClusterMemory()
@@ -149,25 +135,18 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         return self
 
     def _start(self) -> None:
-        ray = load_ray()
         self._look_at_nodes()
         mark = self._leave_mark() if self._shared_folder else None
         files = pack_vocabulary(self._spec.vocabulary)
         environment = pack_environment(self._spec.source)
         shipment = Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
-        strategies = ray.util.scheduling_strategies
-        here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor = ray.remote(Board).options(
-            name=self._run, num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here
+        self._board = start_board(self._run, shipment)
+        self._encode_task = (
+            load_ray()
+            .remote(encode_batches)
+            .options(num_returns=2, num_cpus=self._cores_of_task, max_retries=0, scheduling_strategy="SPREAD")
         )
-        self._board = actor.remote(fineweb_shards.__version__, pickle.dumps(shipment))
-        common = {"max_retries": 0, "scheduling_strategy": "SPREAD"}
-        self._encode_task = ray.remote(encode_batches).options(
-            num_returns=2, num_cpus=self._cores_of_task, **common
-        )
-        self._errand_task = ray.remote(do_errand).options(
-            num_cpus=_ERRAND_CORES, runtime_env=_ERRAND_ENVIRONMENT, **common
-        )
+        self._jobs.pool.set_nodes(node.id for node in self._nodes)
         self._ask_for_news()
 
     def _leave_mark(self) -> str:
@@ -182,6 +161,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         if self._cluster.is_shared:  # otherwise all of it goes with the connection
             for attempt in self._running.values():
                 load_ray().cancel(attempt.tokens, force=True)
+            self._jobs.pool.close()
             if self._board is not None:
                 load_ray().kill(self._board)
         self._cluster.close()
@@ -189,7 +169,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     @property
     def _cores_of_task(self) -> float:
-        return _ENCODING_CORES / _REMOTE_TASKS_PER_CORE if self._remote else _ENCODING_CORES
+        return 1 / _REMOTE_TASKS_PER_CORE if self._remote else 1
 
     def _look_at_nodes(self) -> None:
         """Count the nodes now and then: some may have gone, others come."""
@@ -201,6 +181,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         tasks = sum(int(node.cores / self._cores_of_task) for node in self._nodes)
         self._workers = tasks if self._most_tasks is None else min(tasks, self._most_tasks)
         self._capacity_bytes = sum(node.store_bytes for node in self._nodes) // 2
+        if self._board is not None:
+            self._jobs.pool.set_nodes(node.id for node in self._nodes)
         if before and before != len(self._nodes):
             self._observer.tell(Event("nodes", f"{len(self._nodes)} nodes of Ray, and were {before}"))
         none = None if self._nodes else "no node of the cluster has a core: waiting for one"
@@ -234,14 +216,13 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _give_out(self) -> None:
         self._look_at_nodes()
         self._write_early()
-        for job in list(self._jobs.values()):
-            if job.may_start:
-                self._start_job(job)
+        self._jobs.start_all()
         self._give_out_work()
 
     def _give_out_work(self) -> None:
-        """Start tasks that encode, until as many wait as can run."""
-        while len(self._running) < 2 * max(1, self.workers):
+        """Start tasks that encode, until as many wait as can run, or until there are as many as allowed."""
+        most = min(2 * max(1, self.workers), self._most_tasks or _ALL)
+        while len(self._running) < most:
             if not self._has_batch():
                 return
             attempt = Attempt(self._next_number())
@@ -261,9 +242,10 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _has_room(self) -> bool:
         """Whether the object stores have room for the tokens of another batch, and of those under way."""
         held = self._unwritten.unplaced_bytes + (self._unwritten.placed_bytes if self._shared_folder else 0)
-        if held + self._expected_bytes < self._capacity_bytes:
+        fits = held + self._expected_bytes < self._capacity_bytes
+        if fits and self._schedule.in_flight_bytes < self._window_bytes:
             return True
-        return not (self._running or self._unwritten.blocks)
+        return not self._running and not self._jobs.is_running  # otherwise nothing would ever happen
 
     def _collect(self, attempt: Attempt) -> list[WorkOrder]:
         """Give an attempt its batches: several, once all cores have work, or if they have to be fetched."""
@@ -276,7 +258,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             order = self._schedule.give_next(attempt)
             if order is None:
                 break
-            orders.append(_by_value(order))
+            orders.append(order)
             if is_single or len(orders) >= most:
                 break
         return orders
@@ -285,7 +267,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._running[attempt.number] = attempt
         self._expected_bytes += attempt.text_bytes
         encoded, attempt.tokens = self._encode_task.remote(
-            self._run, attempt.number, pickle.dumps(attempt.orders)
+            self._run, attempt.number, pickle.dumps(tuple(map(_by_value, attempt.orders)))
         )
         self._expect(encoded, partial(self._finish_attempt, attempt))
 
@@ -424,70 +406,25 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         return len(tokens) * self._spec.vocabulary.dtype.itemsize
 
     def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        return self._add_job(function, arguments, [])
+        return self._jobs.add(self._next_number(), function, arguments)
 
     def seal(
         self, path: Path, end: int, function: Callable[..., Result], *arguments: object
     ) -> Future[Result]:
         shares = self._unwritten.take(str(path), end)
-        after = [job for job in self._jobs.values() if job.function is None]
-        after = [job for job in after if job.shares[0].placement.path == str(path)]
-        return self._add_job(function, arguments, shares, after)
+        return self._jobs.add(self._next_number(), function, arguments, shares, str(path))
 
     def _write_early(self) -> None:
         """Have the largest part of a file written, if what waits for the end of its file takes much room."""
         path, size_bytes = self._unwritten.fullest() if self._shared_folder else (None, 0)
-        if path is not None and size_bytes > self._capacity_bytes // 4:
-            self._add_job(None, (), self._unwritten.take(path))
+        is_full = self._schedule.in_flight_bytes > self._window_bytes // 2 and not self._jobs.is_running
+        if path is not None and (is_full or size_bytes > self._capacity_bytes // 4):
+            self._jobs.add(self._next_number(), None, shares=self._unwritten.take(path))
 
-    def _add_job(
-        self,
-        function: Callable[..., Any] | None,
-        arguments: tuple[Any, ...],
-        shares: list[Share],
-        after: Sequence[_Job] = (),
-    ) -> Future[Any]:
-        job = _Job(self._next_number(), function, arguments, shares, list(after))
-        self._jobs[job.number] = job
-        if job.may_start:
-            self._start_job(job)
-        return job.future
-
-    def _start_job(self, job: _Job) -> None:
-        places: dict[Attempt, int] = {}
-        pieces = []
-        for share in job.shares:
-            block = share.block
-            assert block.attempt is not None
-            number = places.setdefault(block.attempt, len(places))
-            pieces.append(Piece(number, block.array, share.placement))
-        job.attempts, job.running = list(places), True
-        errand = Errand(tuple(pieces), job.function, job.arguments, creates=not self._shared_folder)
-        references = [attempt.tokens for attempt in job.attempts]
-        returned = self._errand_task.remote(self._run, job.number, references, pickle.dumps(errand))
-        self._expect(returned, partial(self._finish_job, job))
-
-    def _finish_job(self, job: _Job, future: Future[bytes]) -> None:
-        self._waits.end(job.number)
-        attempts, job.attempts, job.running = job.attempts, [], False
-        try:
-            returned: Returned = pickle.loads(future.result())
-        except load_ray().exceptions.RayError as error:
-            self._note_failure(job, explain_failure(error))
-            return
-        if returned.lost:
-            self._note_losses([attempts[index] for index in returned.lost])
-            return
-        del self._jobs[job.number]
-        if returned.error is not None:
-            job.future.set_exception(returned.error)
-            if job.function is None:  # nobody waits for it but the file
-                raise returned.error
-            return
-        for share in job.shares:
+    def _note_written(self, shares: Iterable[Share]) -> None:
+        for share in shares:
             if self._unwritten.note_written(share.block):
                 self._drop(share.block)
-        job.future.set_result(returned.result)
 
     def _drop(self, block: Block) -> None:
         """Drop the tokens of a block that is written."""
@@ -509,17 +446,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             if attempt.keys:  # else it is known already
                 self._observer.tell(Event("worker", f"tokens are lost: their task {LOST.description}"))
                 self._note_death(attempt, LOST)
-
-    def _note_failure(self, job: _Job, death: Death) -> None:
-        """Have an errand done again whose task died; WorkerError after too many times."""
-        job.deaths += 1
-        what = "write" if job.function is None else job.function.__name__.replace("_", " ")
-        self._observer.tell(Event("worker", f"a task to {what} {death.description}; it is started again"))
-        if job.deaths >= MAXIMUM_KILLS:
-            raise WorkerError(
-                f"{job.deaths} tasks to {what} died: the last one {death.description}.",
-                "Everything finished is kept; the same command goes on.",
-            )
 
 
 def _by_value(order: WorkOrder) -> WorkOrder:

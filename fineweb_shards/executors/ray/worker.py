@@ -61,16 +61,23 @@ def encode_batches(run: str, task: int, orders: bytes) -> tuple[bytes, list[Toke
     return pickle.dumps(encoded), tokens
 
 
-def do_errand(run: str, task: int, objects: Sequence[Any], errand: bytes) -> bytes:
-    """Do an Errand with the tokens in these objects, and return a pickled Returned: a Ray task.
+class ErrandProcess:
+    """Does errands in threads: a Ray actor."""
 
-    The objects come as references: they are fetched one after the other, so that few are in memory at once.
-    """
-    try:
-        returned = _process_of(run).do(task, objects, pickle.loads(errand))
-    except ShardError as error:
-        returned = Returned(error=error)
-    return pickle.dumps(returned)
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def do(self, task: int, objects: Sequence[Any], errand: bytes) -> bytes:
+        """Do an Errand with the tokens in these objects, and return a pickled Returned.
+
+        The objects come as references: they are fetched one after the other, so that few are in memory at
+        once.
+        """
+        try:
+            returned = _process_of(self._run).do(task, objects, pickle.loads(errand))
+        except ShardError as error:
+            returned = Returned(error=error)
+        return pickle.dumps(returned)
 
 
 @lru_cache(maxsize=1)
@@ -94,8 +101,8 @@ def node_name() -> str:
 class TaskObserver(Observer):
     """Tells the driver what happens in the current task. Threads share it."""
 
-    def __init__(self, tell: Callable[[News], object]) -> None:
-        self.task = 0
+    def __init__(self, tell: Callable[[News], object], task: int = 0) -> None:
+        self.task = task
         self._tell = tell
         self._fetched_bytes = 0
         self._waited_seconds = 0.0
@@ -226,19 +233,19 @@ class RunProcess:
 
     def do(self, task: int, objects: Sequence[Any], errand: Errand) -> Returned:
         """Write the pieces of an errand, and call its function."""
-        self._observer.task = task
+        observer = TaskObserver(self._board.tell.remote, task)
         try:
-            lost = self._write(objects, errand)
+            lost = self._write(objects, errand, observer)
             if lost or errand.function is None:
                 return Returned(lost=tuple(lost))
-            return Returned(errand.function(self._observer, *errand.arguments))
+            return Returned(errand.function(observer, *errand.arguments))
         except ShardError as error:
             return Returned(error=error)
         except Exception as error:
             bug = f"A task on {node_name()} could not finish a file: {describe_error(error)}"
             return Returned(error=ShardError(bug))
 
-    def _write(self, objects: Sequence[Any], errand: Errand) -> list[int]:
+    def _write(self, objects: Sequence[Any], errand: Errand, observer: Observer) -> list[int]:
         """Write the pieces, object by object; return the objects that are lost."""
         ray = load_ray()
         by_object: dict[int, list[Piece]] = {}
@@ -246,7 +253,7 @@ class RunProcess:
             by_object.setdefault(piece.object, []).append(piece)
             if errand.creates:
                 Path(piece.placement.path).parent.mkdir(parents=True, exist_ok=True)
-        writer, lost = self._spec.make_writer(self._observer, creates=errand.creates), []
+        writer, lost = self._spec.make_writer(observer, creates=errand.creates), []
         try:
             for index, pieces in by_object.items():
                 try:

@@ -1,0 +1,62 @@
+"""Keep a process on each node that does errands: it writes and seals files, several at once.
+
+An actor and not tasks: Ray ends processes that had nothing to do for a second, and starting one takes a
+second of processor time, which a shard every few seconds would cost each time. It takes no core of its
+node's, so an errand never waits for batches. If it dies Ray starts it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fineweb_shards.executors.ray.api import load_ray
+from fineweb_shards.executors.ray.worker import ErrandProcess
+
+_AT_ONCE = 4  # on a node
+
+
+class ErrandPool:
+    """The processes for the errands of a run. `run` is the name of the run's board."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._actors: dict[str, Any] = {}  # by node
+        self._busy: Counter[str] = Counter()  # errands, by node
+
+    def set_nodes(self, nodes: Iterable[str]) -> None:
+        """Have a process on each of these nodes, and on no other."""
+        wanted = set(nodes)
+        self._actors = {node: actor for node, actor in self._actors.items() if node in wanted}
+        for node in wanted - set(self._actors):
+            self._actors[node] = self._start_process(node)
+
+    def start(self, task: int, objects: Sequence[Any], errand: bytes) -> tuple[str, Any]:
+        """Have an errand done on the node with the fewest; return the node, and the reference to a pickled
+        Returned. There has to be a node."""
+        node = min(self._actors, key=lambda one: self._busy[one])
+        self._busy[node] += 1
+        return node, self._actors[node].do.remote(task, objects, errand)
+
+    def finish(self, node: str) -> None:
+        """Note that an errand has ended."""
+        self._busy[node] -= 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no node."""
+        return not self._actors
+
+    def close(self) -> None:
+        """End all processes."""
+        for actor in self._actors.values():
+            load_ray().kill(actor)
+
+    def _start_process(self, node: str) -> Any:
+        ray = load_ray()
+        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(ErrandProcess).options(
+            num_cpus=0, max_restarts=-1, max_concurrency=_AT_ONCE, scheduling_strategy=there
+        )
+        return actor.remote(self._run)
