@@ -1,8 +1,9 @@
-"""Keep a process on each node that does errands: it writes and seals files, several at once.
+"""Keep processes on nodes that do errands: they write and seal files, each several at once.
 
-An actor and not tasks: Ray ends processes that had nothing to do for a second, and starting one takes a
-second of processor time, which a shard every few seconds would cost each time. It takes no core of its
-node's, so an errand never waits for batches. If it dies Ray starts it again.
+Actors and not tasks: Ray ends processes that had nothing to do for a second, and starting one takes a
+second of processor time, which a shard every few seconds would cost each time. They take no core of
+their node's, so an errand never waits for batches. If one dies Ray starts it again. A node gets one when all
+others have something to do.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ class ErrandPool:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._actors: dict[str, Any] = {}  # by node
+        self._nodes: list[str] = []
+        self._actors: dict[str, Any] = {}  # by node; those that have had an errand
         self._busy: Counter[str] = Counter()  # errands, by node
 
     def set_nodes(self, nodes: Iterable[str]) -> None:
-        """Have a process on each of these nodes, and on no other."""
-        wanted = set(nodes)
-        self._actors = {node: actor for node, actor in self._actors.items() if node in wanted}
-        for node in wanted - set(self._actors):
-            self._actors[node] = self._start_process(node)
+        """Have errands done on these nodes, and on no other."""
+        self._nodes = list(dict.fromkeys(nodes))
+        self._actors = {node: self._actors[node] for node in self._nodes if node in self._actors}
 
     def start(self, task: int, objects: Sequence[Any], errand: bytes) -> tuple[str, Any]:
         """Have an errand done on the node with the fewest; return the node, and the reference to a pickled
         Returned. There has to be a node."""
-        node = min(self._actors, key=lambda one: self._busy[one])
+        node = min(self._nodes, key=lambda one: (self._busy[one], one not in self._actors))
         self._busy[node] += 1
+        if node not in self._actors:
+            self._actors[node] = self._start_process(node)
         return node, self._actors[node].do.remote(task, objects, errand)
 
     def finish(self, node: str) -> None:
@@ -46,7 +48,7 @@ class ErrandPool:
     @property
     def is_empty(self) -> bool:
         """Whether there is no node."""
-        return not self._actors
+        return not self._nodes
 
     def close(self) -> None:
         """End all processes."""
