@@ -30,12 +30,13 @@ os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{os.environ.get('PYTHONPATH', 
 os.nice = lambda increment: 0
 
 MEMORY_DISK = Path("/dev/shm")
-NEEDED_BYTES = 2 * 10**9  # several times the most that the suite has there at one time
+NEEDED_BYTES = 2 * 10**9  # plenty: what a test has written is deleted when it has passed
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Every day, what tests write is in memory, where there is room for it: they sync files a hundred
-    thousand times, for which a disk takes minutes. A soak is on the disk; TMPDIR names any other place."""
+    """Every day, what tests write is in memory, where there is room for it: test_token_limit.py alone syncs
+    13,000 times, and on a busy disk waits for that most of its time. A soak is on the disk; TMPDIR names any
+    other place."""
     forked.always_with_workers = config.getoption("soak")
     if config.getoption("soak") or "TMPDIR" in os.environ or not MEMORY_DISK.is_dir():
         return

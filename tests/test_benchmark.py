@@ -147,9 +147,13 @@ def test_the_documentation_has_the_tables_of_the_cluster_plan() -> None:
     assert f"{CORE_TOKENS_PER_SECOND / 1e6:.0f}M tokens/s a core" in text
 
 
-def test_the_control_plane_orders_a_resumed_stream(tmp_path: Path) -> None:
+def test_the_control_plane_orders_a_resumed_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated workers, everything else real: every token behind the shards that are done is ordered."""
     from control_plane import Stream, Workers, order_stream
+
+    from fineweb_shards.executors.local import pool
+
+    monkeypatch.setattr(pool, "WorkerProcess", pool.WorkerProcess)  # which the simulation replaces
 
     stream = Stream(files=3, batches_a_file=100, batch_tokens=900_000, done_shards=1)
     ordered = order_stream(tmp_path / "out", Workers(0, 3), stream)

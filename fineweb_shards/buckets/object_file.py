@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
 from fineweb_shards.system.background import in_background
+from fineweb_shards.system.seekable_file import SeekableFile
 
 _BLOCK_BYTES = 4 * 2**20
 _BLOCKS_AHEAD = 4
 
 
-class ObjectFile(io.RawIOBase):
+class ObjectFile(SeekableFile):
     """A file of blocks, each fetched by one range. Holds the current block and those ahead: 20 MiB."""
 
     def __init__(self, fetch: Callable[[int, int], memoryview], size_bytes: int) -> None:
-        super().__init__()
+        super().__init__(size_bytes)
         self._fetch = fetch
-        self._size_bytes = size_bytes
-        self._position = 0
         self._blocks: dict[int, Future[memoryview]] = {}
         self._last = -1  # the block that was read last
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        position = offset + (0, self._position, self._size_bytes)[whence]
-        if position < 0:
-            raise ValueError(f"there is no byte {position}")
-        self._position = position
-        return position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override] # any buffer, says typeshed
         number, begin = divmod(self._position, _BLOCK_BYTES)

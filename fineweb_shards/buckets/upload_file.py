@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 _SMALLEST_PART_BYTES = 8 * 2**20
 _MOST_PARTS = 10_000  # S3's limit
-_MEMORY_BYTES = 64 * 2**20  # for the parts on their way, unless a single one is larger
+UPLOAD_MEMORY_BYTES = 64 * 2**20  # for the parts on their way, unless a single one is larger
 _MIB = 2**20
 
 
@@ -18,7 +18,7 @@ def part_bytes_for(size_bytes: int) -> int:
 
 def parts_at_once(part_bytes: int) -> int:
     """Return how many parts are on their way at once."""
-    return max(1, _MEMORY_BYTES // part_bytes - 1)  # one more is being read
+    return max(1, UPLOAD_MEMORY_BYTES // part_bytes - 1)  # one more is being read
 
 
 class UploadFile:

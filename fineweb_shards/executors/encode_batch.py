@@ -47,10 +47,10 @@ class WorkerSpec:
         """The vocabulary to encode with, without the bytes of its tokens: the worker loads them itself."""
         return self.shard_format.vocabulary
 
-    def make_writer(self, observer: Observer, *, creates: bool = False) -> TokenWriter:
-        """Return the writer of a process that has tokens. `creates`: of files that only this machine has."""
+    def make_writer(self, observer: Observer) -> TokenWriter:
+        """Return the writer of a process that has tokens."""
         disk = Disk(self.folder, self.max_outage_seconds, observer)
-        return TokenWriter(self.shard_format, disk, creates=creates)
+        return TokenWriter(self.shard_format, disk)
 
     def make_encoder(self) -> Encoder | TokenJoiner:
         """Return the worker's encoder after it has passed the self-test."""

@@ -1,8 +1,7 @@
 """Write tokens into files at given offsets, in whichever process has them.
 
-The files exist: the control plane creates them, and names them when they are whole; only what a node of a
-cluster writes for itself it has to create. Several processes write to one file, each by a descriptor and to
-ranges of its own, so nothing needs a lock.
+The files exist: the control plane creates them, and names them when they are whole. Several processes write
+to one file, each by a descriptor and to ranges of its own, so nothing needs a lock.
 """
 
 from __future__ import annotations
@@ -26,13 +25,11 @@ _OPEN_FILES = 4  # both splits' files, and the ones before them
 
 
 class TokenWriter:
-    """Writes tokens in the format of the run's files. While the disk is full, it waits and tries again.
-    `creates`: files that don't exist are created."""
+    """Writes tokens in the format of the run's files. While the disk is full, it waits and tries again."""
 
-    def __init__(self, shard_format: ShardFormat, disk: Disk, *, creates: bool = False) -> None:
+    def __init__(self, shard_format: ShardFormat, disk: Disk) -> None:
         self._format = shard_format
         self._disk = disk
-        self._flags = os.O_WRONLY | getattr(os, "O_BINARY", 0) | (os.O_CREAT if creates else 0)
         self._files: OrderedDict[str, int] = OrderedDict()  # path to descriptor, the last used last
         self._unsynced_bytes = 0
 
@@ -81,6 +78,6 @@ class TokenWriter:
         if path not in self._files:
             while len(self._files) >= _OPEN_FILES:
                 os.close(self._files.popitem(last=False)[1])
-            self._files[path] = os.open(path, self._flags, 0o666)
+            self._files[path] = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
         self._files.move_to_end(path)
         return self._files[path]

@@ -51,18 +51,23 @@ class Budget:
 
 
 def plan_budget(
-    workers: int | None, max_memory: int | None, batch_bytes: int, vocabulary: Vocabulary = GPT2
+    workers: int | None,
+    max_memory: int | None,
+    batch_bytes: int,
+    vocabulary: Vocabulary = GPT2,
+    upload_bytes: int = 0,
 ) -> Budget:
     """Divide the memory among the workers, of which there are fewer if it is not enough for all.
 
     There is room for one long document that is not cut, and not for one in each worker: they are rare, and
     would cost most of the workers. If several come at once, the memory guard holds the others back.
+    `upload_bytes` is what a worker takes to send a shard to a bucket.
     """
     memory = _memory_budget_bytes(max_memory)
     wanted = workers or usable_cores()
     least_window = 2 * batch_bytes
     reserved = PARENT_BYTES + _uncut_document_bytes(vocabulary)
-    worker_bytes = process_bytes(vocabulary)
+    worker_bytes = process_bytes(vocabulary) + upload_bytes
     room = memory - reserved - least_window * COPIES
     fitting = min(wanted, room // worker_bytes)
     if fitting < 1:

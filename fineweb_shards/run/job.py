@@ -11,6 +11,7 @@ import numpy as np
 
 import fineweb_shards
 from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.buckets.upload_file import UPLOAD_MEMORY_BYTES
 from fineweb_shards.errors import UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import get_layout
@@ -124,7 +125,8 @@ def make_job(
         where=None if config.where is None else parse_where(config.where),
         max_outage_seconds=config.max_outage,
     )
-    budget = plan_budget(config.workers, config.max_memory, config.batch_bytes, output.vocabulary)
+    uploads = UPLOAD_MEMORY_BYTES if store.is_remote else 0
+    budget = plan_budget(config.workers, config.max_memory, config.batch_bytes, output.vocabulary, uploads)
     notes: list[str] = []
     commit: str | None = None
     if config.dataset:

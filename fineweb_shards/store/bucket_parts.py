@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from fineweb_shards.buckets.objects import ObjectInfo
 from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.seekable_file import SeekableFile
 
 PARTS_FOLDER = f"{WORK_FOLDER}/parts"
 _DIGITS = 16  # of the offset in a part's name, so that names sort as parts follow one another
@@ -82,28 +83,13 @@ def cut_pieces(pieces: Sequence[Piece], end: int) -> list[Piece]:
 FileSource = tuple[int, Callable[[], BinaryIO]]  # so many bytes of what the function opens
 
 
-class JoinedFile(io.RawIOBase):
+class JoinedFile(SeekableFile):
     """Files one after the other, as one that can be read and searched. Each is opened when it is read."""
 
     def __init__(self, sources: Sequence[FileSource]) -> None:
-        super().__init__()
+        super().__init__(sum(size for size, _ in sources))
         self._sources = sources
-        self._size_bytes = sum(size for size, _ in sources)
-        self._position = 0
         self._open: tuple[int, int, BinaryIO] | None = None  # where the open file ends, where it is, itself
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._size_bytes)[whence]
-        return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override] # any buffer, says typeshed
         if self._position >= self._size_bytes or not len(buffer):

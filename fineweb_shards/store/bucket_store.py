@@ -174,6 +174,9 @@ class BucketStore(Store):
         self._version = self._bucket.write(FILE_NAME, data, replaces=self._version)
         write_file(self._scratch / FILE_NAME, data, self._scratch / WORK_FOLDER)
 
+    def hurry(self, longest_seconds: float) -> None:
+        self._bucket = self._bucket.reopened(None, longest_seconds)
+
     def remove(self, names: Iterable[str]) -> None:
         names = list(names)
         if FILE_NAME in names:

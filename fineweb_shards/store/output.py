@@ -140,6 +140,7 @@ class Output:
             self._give_up_unwritten()
         if isinstance(error, ShardError) and type(error) is not OutputError:
             # Not for long, and the first error is the one to tell.
+            self._spec.store.hurry(_LONGEST_LAST_SECONDS)
             with contextlib.suppress(ShardError, TimeoutError):
                 self._settle(0, longest_seconds=_LONGEST_LAST_SECONDS)
         for file in self._unnamed:

@@ -90,6 +90,7 @@ def has_sidecars(file: FinishedFile) -> bool:
 
 def _write_sidecar(observer: Observer, file: FinishedFile, sidecar: Sidecar, name: str) -> None:
     temporary = growing_path(file.store.folder / name.replace("/", "-"))
+    temporary.parent.mkdir(parents=True, exist_ok=True)  # another node may have no such folder yet
     facts = _read_facts(file)
     with file.store.open(file.name) as tokens, open(temporary, "wb") as output:
         for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):

@@ -125,6 +125,9 @@ class Store(ABC):
     def save_manifest(self, data: bytes) -> None:
         """Replace the manifest durably."""
 
+    def hurry(self, longest_seconds: float) -> None:
+        """Wait no longer than this for an answer from now on: the run is about to end."""
+
     @abstractmethod
     def remove(self, names: Iterable[str]) -> None:
         """Remove finished files, and what is there of those that grow. Missing ones are no error."""

@@ -31,6 +31,7 @@ if importlib.util.find_spec("ray") is None:
 
 import fourteen_files
 import poison
+from bucket_view import BucketView
 from ray_cluster import ENVIRONMENT, RayCluster, RayDriver, ray_cluster, wait_until
 from standin_hub import StandInHub
 
@@ -321,3 +322,21 @@ def test_a_cluster_of_its_own_goes_with_the_run(
     done = runs.run_command(*build_many(many, out))
     assert done.returncode == 0, done.stderr
     assert runs.shards_in(out) == expected
+
+
+@pytest.mark.promise(34)
+def test_shards_in_a_bucket(
+    cluster: RayCluster, bucket_environment: str, bucket_url: str, tmp_path: Path
+) -> None:
+    """They are made on the disk of a node and uploaded from there, also those of which a file grows; nothing
+    is left on the disk."""
+    source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    with contextlib.closing(RayDriver(cluster.address)) as driver:
+        for wanted in (Wanted("build-nanogpt", 2000), Wanted("megatron", 1500, val_ratio=Fraction(3, 10))):
+            url = f"{bucket_url}/{wanted.layout}"
+            words = ["--input", source, "--out", url, "--scratch", tmp_path / "scratch", *flags_of(wanted)]
+            code, errors = driver.run("build", *words, *on(cluster))
+            assert code == 0, errors
+            expected = layout_reference.files(DOCUMENTS, wanted)
+            assert BucketView(bucket_environment, url).outputs() == expected
+    assert not list((tmp_path / "scratch").rglob("*.tmp"))

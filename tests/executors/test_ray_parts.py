@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from pathlib import Path
@@ -215,3 +216,32 @@ def test_a_process_does_not_outlive_the_thread_that_watches_its_parent(
     with pytest.raises(OSError, match="descriptors"):
         one_by_one_process._end_with_parent()
     assert codes == [THREAD_FAILED_EXIT_CODE]
+
+
+def test_a_scratch_file_is_new_and_goes(tmp_path: Path) -> None:
+    """What an earlier run has left on a node is never a part of a shard; in the end the file is gone, however
+    it ends, and whoever else removes it."""
+    path = tmp_path / "not there yet" / "a.tmp"
+    with worker._scratch_file(str(path)):
+        path.write_bytes(b"a longer one of an earlier run")
+    assert not path.exists()
+    path.write_bytes(b"a longer one of an earlier run")
+    with contextlib.suppress(ZeroDivisionError), worker._scratch_file(str(path)):
+        assert path.read_bytes() == b""
+        raise ZeroDivisionError
+    assert not path.exists()
+    with worker._scratch_file(str(path)):
+        path.unlink()
+    with worker._scratch_file(None):
+        pass
+
+
+def test_a_node_without_a_place_for_shards_says_so(tmp_path: Path) -> None:
+    """By its name, with the folder and the flag that names another one."""
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(OutputError, match=r"file/a\.tmp: node .* can't make its shards there") as caught,
+        worker._scratch_file(str(tmp_path / "file" / "a.tmp")),
+    ):
+        pass
+    assert "--scratch" in caught.value.hint

@@ -74,3 +74,11 @@ def test_a_machine_with_many_cores_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     found = plan_budget(None, None, 4 * MIB)
     assert found.workers == 64
     assert found.window_bytes >= 3 * 64 * 4 * MIB
+
+
+def test_a_worker_that_uploads_needs_more() -> None:
+    """What is on its way to a bucket is in its memory, beside everything else."""
+    memory = (PARENT_BYTES + 2 * WORKER_BYTES) + 2 * 4 * 4 * MIB
+    assert plan_budget(2, memory, 4 * MIB).workers == 2
+    assert plan_budget(2, memory, 4 * MIB, upload_bytes=64 * MIB).workers == 1
+    assert plan_budget(2, memory + 2 * 64 * MIB, 4 * MIB, upload_bytes=64 * MIB).workers == 2

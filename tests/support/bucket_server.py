@@ -134,7 +134,7 @@ def use_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have files of more than 4 KiB uploaded in parts, a few at once."""
     monkeypatch.setattr(upload_file, "_SMALLEST_PART_BYTES", 4096)
     monkeypatch.setattr(upload_file, "_MIB", 4096)
-    monkeypatch.setattr(upload_file, "_MEMORY_BYTES", 4 * 4096)
+    monkeypatch.setattr(upload_file, "UPLOAD_MEMORY_BYTES", 4 * 4096)
 
 
 @dataclass

@@ -51,7 +51,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, P
     progress = Progress(EventLog(job.folder), None, history)
     progress.expect(Total(1000, exact=True), job.source.share_before)
     page = Page(
-        partial(write_report, FolderStore(job.folder)), partial(closing_lines, job.folder), lambda: None
+        partial(write_report, FolderStore(job.folder)), partial(closing_lines, job.output.store), lambda: None
     )
     monitor = Monitor(
         job.output, progress, ThreeWorkers(job.source, runs.encoder()), current_invocation("build it"), page

@@ -38,6 +38,7 @@ class Job:
     arguments: tuple[Any, ...]
     shares: Sequence[Share]
     after: Sequence[Job] = ()  # parts of the file that are written early
+    scratch: str | None = None  # the file that it makes, if nobody else needs it
     future: Future[Any] = field(default_factory=Future)
     attempts: list[Attempt] = field(default_factory=list)  # that have the tokens, while it is running
     running: bool = False
@@ -104,7 +105,8 @@ class Jobs:
         waits for the parts of it that are written early."""
         writes = (job for job in self._jobs.values() if job.function is None)
         after = [job for job in writes if job.shares[0].placement.path == path]
-        job = self._jobs[number] = Job(number, function, arguments, shares, after)
+        scratch = path if self._creates else None
+        job = self._jobs[number] = Job(number, function, arguments, shares, after, scratch)
         self._start(job)
         return job.future
 
@@ -124,7 +126,7 @@ class Jobs:
             number = places.setdefault(block.attempt, len(places))
             pieces.append(Piece(number, block.array, share.placement))
         job.attempts, job.running = list(places), True
-        errand = Errand(tuple(pieces), job.function, job.arguments, self._creates)
+        errand = Errand(tuple(pieces), job.function, job.arguments, job.scratch)
         references = [attempt.tokens for attempt in job.attempts]
         job.node, returned = self.pool.start(job.number, references, pickle.dumps(errand))
         self._expect(returned, partial(self._finish, job))

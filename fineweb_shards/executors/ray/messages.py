@@ -64,7 +64,7 @@ class Errand:
     pieces: tuple[Piece, ...] = ()
     function: Callable[..., Any] | None = None
     arguments: tuple[Any, ...] = ()
-    creates: bool = False  # the files are created where they are written
+    scratch: str | None = None  # the file that the pieces make up, if it is only needed for the function
 
 
 @dataclass(frozen=True)

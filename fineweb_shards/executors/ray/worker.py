@@ -7,6 +7,7 @@ an error that names the node.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -235,15 +236,19 @@ class RunProcess:
         """Write the pieces of an errand, and call its function."""
         observer = TaskObserver(self._board.tell.remote, task)
         try:
-            lost = self._write(objects, errand, observer)
-            if lost or errand.function is None:
-                return Returned(lost=tuple(lost))
-            return Returned(errand.function(observer, *errand.arguments))
+            with _scratch_file(errand.scratch):
+                return self._do(objects, errand, observer)
         except ShardError as error:
             return Returned(error=error)
         except Exception as error:
             bug = f"A task on {node_name()} could not finish a file: {describe_error(error)}"
             return Returned(error=ShardError(bug))
+
+    def _do(self, objects: Sequence[Any], errand: Errand, observer: Observer) -> Returned:
+        lost = self._write(objects, errand, observer)
+        if lost or errand.function is None:
+            return Returned(lost=tuple(lost))
+        return Returned(errand.function(observer, *errand.arguments))
 
     def _write(self, objects: Sequence[Any], errand: Errand, observer: Observer) -> list[int]:
         """Write the pieces, object by object; return the objects that are lost."""
@@ -251,9 +256,7 @@ class RunProcess:
         by_object: dict[int, list[Piece]] = {}
         for piece in errand.pieces:
             by_object.setdefault(piece.object, []).append(piece)
-            if errand.creates:
-                Path(piece.placement.path).parent.mkdir(parents=True, exist_ok=True)
-        writer, lost = self._spec.make_writer(observer, creates=errand.creates), []
+        writer, lost = self._spec.make_writer(observer), []
         try:
             for index, pieces in by_object.items():
                 try:
@@ -268,6 +271,28 @@ class RunProcess:
         finally:
             writer.close()
         return lost
+
+
+@contextlib.contextmanager
+def _scratch_file(path: str | None) -> Iterator[None]:
+    """Make an empty file on this node, whatever an earlier run has left there, and remove it in the end."""
+    if path is None:
+        yield
+        return
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb"):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"{path}: node {node_name()} can't make its shards there: {error.strerror}.",
+            "Name a folder that can be written on every node: --scratch DIR",
+        ) from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # the driver may be on this machine, and be quicker
+            os.unlink(path)
 
 
 def _keep(batch: int, index: int, block: EncodedBlock, tokens: list[Tokens]) -> EncodedBlock:

@@ -272,13 +272,13 @@ def test_a_plan_takes_few_requests(tmp_path: Path, bucket_url: str, door: Door) 
     upload_forms(tmp_path, bucket_url, {f"a/{n:02}.parquet": PLAIN[:40] for n in range(20)})
     door.requests.clear()
     config = Config(input=(f"{bucket_url}/a",), out=str(tmp_path / "out"))
-    plan = make_plan(make_job(config), trial_seconds=0.1)
+    plan = make_plan(make_job(config, config.open_store(Observer())), trial_seconds=0.1)
     assert plan.extent.documents == 800
     assert len(door.requests) < 30
     upload_forms(tmp_path, bucket_url, {f"z/{n:02}.txt.gz": PLAIN[:40] for n in range(20)})
     door.requests.clear()
     config = Config(input=(f"{bucket_url}/z",), out=str(tmp_path / "out"))
-    plan = make_plan(make_job(config), trial_seconds=0.1)
+    plan = make_plan(make_job(config, config.open_store(Observer())), trial_seconds=0.1)
     assert plan.extent.documents
     assert 700 < plan.extent.documents < 900
     assert len(door.requests) < 30
