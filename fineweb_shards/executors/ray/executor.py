@@ -68,6 +68,9 @@ _REMOTE_TASKS_PER_CORE = 2
 _BATCHES = 4  # in a task
 _REMOTE_BATCHES = 8
 _ALL = 2**62  # no limit
+# The shares of the window, and of the object stores, from which on a part of a file is written early.
+_MUCH = 0.5
+_MUCH_OF_A_FILE = 0.25
 _LOOK_EVERY_SECONDS = 1.0
 _NODES_EVERY_SECONDS = 5.0
 _WRITTEN = completed(None)  # at the latest when the file is sealed
@@ -417,8 +420,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _write_early(self) -> None:
         """Have the largest part of a file written, if what waits for the end of its file takes much room."""
         path, size_bytes = self._unwritten.fullest() if self._shared_folder else (None, 0)
-        is_full = self._schedule.in_flight_bytes > self._window_bytes // 2 and not self._jobs.is_running
-        if path is not None and (is_full or size_bytes > self._capacity_bytes // 4):
+        is_full = self._schedule.in_flight_bytes > _MUCH * self._window_bytes and not self._jobs.is_running
+        if path is not None and (is_full or size_bytes > _MUCH_OF_A_FILE * self._capacity_bytes):
             self._jobs.add(self._next_number(), None, shares=self._unwritten.take(path))
 
     def _note_written(self, shares: Iterable[Share]) -> None:
