@@ -7,9 +7,11 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -101,6 +103,11 @@ def on(cluster: RayCluster) -> list[str]:
 
 def has_finished(out: Path, shards: int) -> Callable[[], bool]:
     return lambda: finished(out) >= shards
+
+
+def ray_folders() -> set[Path]:
+    """The folders of clusters that runs have started on this machine."""
+    return set(Path(tempfile.gettempdir()).glob("fws-ray-*"))
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -305,6 +312,7 @@ def test_a_cluster_of_its_own_goes_with_the_run(
     out = tmp_path / "out"
     words = runs.command(*build_many(many, out), "--executor", "ray", "--ray-address", "local")
     environment = {**os.environ, **ENVIRONMENT}
+    before = ray_folders()
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as run:
         assert wait_until(has_finished(out, 1), 300)
         started = psutil.Process(run.pid).children(recursive=True)
@@ -315,6 +323,9 @@ def test_a_cluster_of_its_own_goes_with_the_run(
             run.send_signal(number)
             _, errors = run.communicate()
     assert wait_until(lambda: not any(map(is_alive, started)), 180)
+    # Sockets and logs stay if it is killed, and if Ray's own agents were only just starting.
+    for folder in ray_folders() - before:
+        shutil.rmtree(folder)
     if number == signal.SIGTERM:
         assert run.returncode == 143
         assert "resume with: " in errors

@@ -112,7 +112,7 @@ class Cluster:
         if not self.is_shared:
             with _handlers_kept():
                 load_ray().shutdown()
-        if self._folder is not None:
+        if self._folder is not None:  # sockets and logs; Ray's last processes may still write some of them
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
