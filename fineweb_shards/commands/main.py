@@ -17,6 +17,7 @@ from fineweb_shards.commands.arguments import CommandParser, VerbParser, check_v
 from fineweb_shards.commands.console import print_error
 from fineweb_shards.errors import Interrupted, NoMatch, ReaderGone, ShardError
 from fineweb_shards.system.resume_command import PROGRAM, program, take_typed_command
+from fineweb_shards.system.signals import ignore_signals
 from fineweb_shards.system.standard_streams import prepare_streams
 
 VERBS = {  # each is a module of this name beside this one
@@ -33,6 +34,14 @@ VERBS = {  # each is a module of this name beside this one
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    code = run_command(arguments)
+    if arguments is None:
+        ignore_signals()  # the exit code is decided, and Python drops its handlers before the process ends
+    return code
+
+
+def run_command(arguments: list[str] | None) -> int:
+    """Run the command; print errors, and return their exit codes."""
     words = sys.argv[1:] if arguments is None else arguments
     prepare_streams()
     typed = take_typed_command(words)

@@ -52,3 +52,10 @@ class Interrupts:
             f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n"
         )
         os._exit(128 + number)
+
+
+def ignore_signals() -> None:
+    """Ignore what would end the process, from now on."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -174,7 +174,7 @@ def interrupt_at(
             assert process.poll() is None, screen.read_text()
             time.sleep(0.05)
         os.killpg(process.pid, how) if how == signal.SIGKILL else process.send_signal(how)
-        process.wait(timeout=60)
+        process.wait(timeout=600)
     assert "Traceback" not in screen.read_text()
     hub.faults = []
     hub.release_stalls()
