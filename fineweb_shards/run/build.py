@@ -23,7 +23,7 @@ from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.closing import closing_lines
 from fineweb_shards.report.page import prepare_report, write_report
 from fineweb_shards.run.config import Config
-from fineweb_shards.run.executor import make_executor
+from fineweb_shards.run.executor import check_executor, make_executor
 from fineweb_shards.run.job import Job, make_job, output_spec
 from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.run.plan_text import short_lines
@@ -69,6 +69,7 @@ def locked_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[J
     """Make the job and lock its store. A hub or a bucket is only asked once the store is locked; local files
     are found before, so that a misspelt name leaves no folder behind."""
     config.check()
+    check_executor(config)
     store = config.open_store(observer)
     output_spec(config, store)
     if config.dataset:

@@ -6,6 +6,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.memory_guard import MemoryGuard
@@ -13,6 +14,16 @@ from fineweb_shards.system.memory_guard import MemoryGuard
 # Of a cluster that a run starts on this machine, for each byte of text that may be in flight: tokens that are
 # not written yet may fill half of it.
 _STORE_COPIES = 2
+
+
+def check_executor(config: Config) -> None:
+    """Raise UsageError if the executor can't be had, before anything is written."""
+    if config.executor == "ray":
+        from fineweb_shards.executors.ray.api import load_ray
+        from fineweb_shards.executors.ray.cluster import find_address
+
+        load_ray()
+        find_address(config.ray_address)
 
 
 def make_executor(job: Job, spec: WorkerSpec, manifest: Manifest, observer: Observer) -> Executor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 from pathlib import Path
 
+import inline
 import numpy as np
 import pytest
 import runs
@@ -18,7 +20,7 @@ from fineweb_shards.errors import InputError, OutputError, UsageError
 from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
 from fineweb_shards.executors.ray import one_by_one_process, worker
 from fineweb_shards.executors.ray.api import load_ray
-from fineweb_shards.executors.ray.cluster import check_address
+from fineweb_shards.executors.ray.cluster import find_address
 from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
 from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpack_vocabulary
@@ -94,7 +96,7 @@ def test_a_wait_ends_with_the_last_task_that_waits() -> None:
 def test_a_client_connection_is_refused() -> None:
     """With the command that does it on the cluster."""
     with pytest.raises(UsageError, match="ray://head:10001: a client connection") as refused:
-        check_address("ray://head:10001")
+        find_address("ray://head:10001")
     assert "ray job submit" in refused.value.hint
 
 
@@ -245,3 +247,18 @@ def test_a_node_without_a_place_for_shards_says_so(tmp_path: Path) -> None:
     ):
         pass
     assert "--scratch" in caught.value.hint
+
+
+@pytest.mark.parametrize(("address", "word"), [("", "needs the package ray"), ("ray://head:10001", "proxy")])
+def test_what_can_not_be_used_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, word: str
+) -> None:
+    """A package that is missing, or an address that is refused, is told before anything is written."""
+    if not address:
+        monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    source = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    words = ["--executor", "ray", *(["--ray-address", address] if address else [])]
+    done = inline.run_command("build", "--input", source, "--out", tmp_path / "out", *words)
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -48,7 +48,7 @@ class Cluster:
     here, and goes when it is closed."""
 
     def __init__(self, address: str, cores: int, store_bytes: int, observer: Observer) -> None:
-        self._address = check_address(address or os.environ.get("RAY_ADDRESS", LOCAL))
+        self._address = find_address(address)
         self._cores = cores
         self._store_bytes = max(_SMALLEST_STORE_BYTES, store_bytes)
         self._observer = observer
@@ -116,8 +116,9 @@ class Cluster:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def check_address(address: str) -> str:
-    """Return the address of a cluster; UsageError if it is one that can't be used."""
+def find_address(given: str) -> str:
+    """Return the address of the cluster, `given` or the environment's; UsageError if it can't be used."""
+    address = given or os.environ.get("RAY_ADDRESS", LOCAL)
     if address.startswith(_CLIENT):
         raise UsageError(
             f"--ray-address {address}: a client connection would send every message of the run through one "
