@@ -39,10 +39,10 @@ class ForkableStore(BucketStore):
             return cast(FoundFile | None, self._ask("find", name))
         return super().find(name)
 
-    def read_range(self, name: str, begin: int, end: int) -> bytes:
+    def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
         if was_forked():
-            return cast(bytes, self._ask("read_range", name, begin, end))
-        return super().read_range(name, begin, end)
+            return cast(bytes, self._ask("read_range", file, begin, end))
+        return super().read_range(file, begin, end)
 
     def is_locked(self) -> bool:
         return bool(self._ask("is_locked")) if was_forked() else super().is_locked()

@@ -51,11 +51,11 @@ class _SegmentsHere(Segments):
     shard_format: ShardFormat
 
     def check(self, file: OutputFile, record: ShardRecord) -> str | None:
-        return check_segment(self.store, self.shard_format, file, record)
+        return check_segment(self.store, self.shard_format, file, self.store.find(file.name), record)
 
     @contextlib.contextmanager
     def open(self, record: ShardRecord) -> Iterator[BinaryIO]:
-        with self.store.open(record.name) as file:
+        with self.store.open(self.store.require(record.name)) as file:
             file.seek(max(record.offset, self.shard_format.header_bytes))
             yield file
 
@@ -68,7 +68,8 @@ class _FetchedSegments(Segments):
 
     def check(self, file: OutputFile, record: ShardRecord) -> str | None:
         # Its length and header, of the file in the bucket; its tokens, of the copy.
-        if damage := check_segment(self.store, self.shard_format, file, record, sealed=True):
+        found = self.store.find(file.name)
+        if damage := check_segment(self.store, self.shard_format, file, found, record, sealed=True):
             return damage
         path = self._path(record)
         try:

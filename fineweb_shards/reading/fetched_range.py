@@ -30,7 +30,7 @@ def fetch_range(store: Store, name: str, begin: int, end: int, path: Path) -> st
 def _read(store: Store, name: str, begin: int, end: int) -> Iterator[bytes]:
     """Yield the bytes of a range; DamageError if the file is missing or shorter."""
     try:
-        with store.open(name) as source:
+        with store.open(store.require(name)) as source:
             source.seek(begin)
             while begin < end:
                 data = source.read(min(end - begin, _READ_BYTES))

@@ -22,7 +22,7 @@ def read_tokens(
         if found.size_bytes < first + shard_format.size_bytes(record.tokens):
             raise DamageError(f"{record.name}: its length is not what the manifest says.")
         start = first + shard_format.size_bytes(begin)
-        data = store.read_range(record.name, start, start + shard_format.size_bytes(count))
+        data = store.read_range(found, start, start + shard_format.size_bytes(count))
     except OSError as error:
         raise DamageError(f"{record.name}: {error.strerror or error}.") from error
     return shard_format.from_bytes(data)

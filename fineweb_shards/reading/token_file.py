@@ -92,8 +92,9 @@ class TokenFile:
     def blocks(self) -> Iterator[Tokens]:
         """Yield the tokens a block at a time, in constant memory."""
         width_bytes = self.dtype.itemsize
+        store = self.folder.store
         try:
-            with self.folder.store.open(self.name) as file:
+            with store.open(store.require(self.name)) as file:
                 file.seek(self.header_bytes)
                 left = self.tokens
                 while left:
@@ -109,8 +110,9 @@ class TokenFile:
     def read_last(self) -> Tokens:
         """Read the last token; no token if there is none."""
         begin = max(self.header_bytes, self.end_bytes - self.dtype.itemsize)
+        store = self.folder.store
         try:
-            data = self.folder.store.read_range(self.name, begin, self.end_bytes)
+            data = store.read_range(store.require(self.name), begin, self.end_bytes)
         except OSError as error:
             raise _refused(self.address, error.strerror or str(error)) from error
         return np.frombuffer(data, self.dtype, len(data) // self.dtype.itemsize)
@@ -220,7 +222,7 @@ def _read_start(folder: TokenFolder, name: str) -> tuple[bytes, int]:
         found = store.find(name)
         if found is None or not found.named:  # a pipe is not found either: opening it could block for ever
             raise _refused(address, _why_missing(folder, name))
-        return store.read_range(name, 0, min(found.size_bytes, _START_BYTES)), found.size_bytes
+        return store.read_range(found, 0, min(found.size_bytes, _START_BYTES)), found.size_bytes
     except OSError as error:
         raise _refused(address, error.strerror or str(error)) from error
 
@@ -357,7 +359,7 @@ def _metadata_dtype(opened: _Opened) -> Dtype | None:
     store, name = opened.folder.store, opened.name + METADATA_SUFFIX
     try:
         found = store.find(name)
-        first = store.read_range(name, 0, min(found.size_bytes, _START_BYTES)) if found else b""
+        first = store.read_range(found, 0, min(found.size_bytes, _START_BYTES)) if found else b""
     except OSError:
         return None
     widths = {str(dtype.itemsize).encode(): dtype for dtype in DTYPES.values()}

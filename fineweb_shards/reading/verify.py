@@ -50,11 +50,13 @@ def verify_folder(
     manifest = require_manifest(store)
     shard_format = manifest.shard_format
     files = {file.name: file for file in list_files(manifest.shards)}
+    found_files = store.find_all(files)
 
     def check(record: ShardRecord) -> str | None:
-        may_grow = not manifest.complete and may_be_longer(manifest, files[record.name])
+        file, found = files[record.name], found_files.get(record.name)
+        may_grow = not manifest.complete and may_be_longer(manifest, file)
         damage = check_segment(
-            store, shard_format, files[record.name], record, may_grow=may_grow, sealed=record in sealed
+            store, shard_format, file, found, record, may_grow=may_grow, sealed=record in sealed
         )
         report(record)
         return damage
@@ -62,12 +64,12 @@ def verify_folder(
     # A file in a bucket is read several ranges ahead, 20 MB of memory each.
     at_once = min(usable_cores(), _REMOTE_AT_ONCE) if store.is_remote else usable_cores()
     with ThreadPoolExecutor(at_once) as pool:  # hashing and numpy release the GIL
-        found = [damage for damage in pool.map(check, manifest.shards) if damage]
+        damages = [damage for damage in pool.map(check, manifest.shards) if damage]
         if manifest.complete:
-            for damages in pool.map(check_sidecars, list_finished(store, manifest)):
-                found += damages
+            for some in pool.map(check_sidecars, list_finished(store, manifest)):
+                damages += some
     untracked, unfinished = _check_names(store, manifest)
-    return Verdict(manifest, [*dict.fromkeys(found), *untracked], unfinished)
+    return Verdict(manifest, [*dict.fromkeys(damages), *untracked], unfinished)
 
 
 def check_folder(
@@ -107,25 +109,25 @@ def check_segment(
     store: Store,
     shard_format: ShardFormat,
     file: OutputFile,
+    found: FoundFile | None,
     record: ShardRecord,
     *,
     may_grow: bool = False,
     sealed: bool = False,
 ) -> str | None:
-    """Return what is wrong with one segment of a file, or None.
+    """Return what is wrong with one segment of a file, of which the store has `found`; or None.
 
     `may_grow` says that the file, even under its final name, may contain more than the manifest records;
     `sealed`, that its contents have been checked.
     """
+    if found is None:
+        return f"{file.name}: missing"
     try:
-        found = store.find(file.name)
-        if found is None:
-            return f"{file.name}: missing"
-        header = store.read_range(file.name, 0, shard_format.header_bytes) if found.named else b""
+        header = store.read_range(found, 0, shard_format.header_bytes) if found.named else b""
         damage = _check_size(shard_format, file, found, header, may_grow=may_grow or not found.named)
         if damage or sealed:
             return damage
-        with store.open(file.name) as data:
+        with store.open(found) as data:
             return check_tokens(shard_format, record, data)
     except OSError as error:
         return f"{file.name}: {error.strerror}"

@@ -14,6 +14,7 @@ import io
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -42,6 +43,13 @@ from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, write_file
 from fineweb_shards.units import show_number_of
 
 _PROBE_SECONDS = 60.0  # a probe that is older is left from a run that was killed; a newer one may be in use
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundObjects(FoundFile):
+    """A file in a bucket, and the pieces of objects that it consists of."""
+
+    pieces: tuple[Piece, ...] = ()
 
 
 class BucketStore(Store):
@@ -95,26 +103,22 @@ class BucketStore(Store):
         self._mirror.pull()
 
     def find(self, name: str) -> FoundFile | None:
-        return _judge(self._bucket.head(name), self._list_parts(name))
+        return _judge(name, self._bucket.head(name), self._list_parts(name))
 
     def find_all(self, names: Iterable[str]) -> dict[str, FoundFile]:
         objects = list(self._bucket.list())  # one listing, instead of requests for each file
         named = {info.name: info for info in objects}
         parts = _by_file(part for info in objects if (part := parse_part(info)) is not None)
-        found = {name: _judge(named.get(name), parts[name]) for name in names}
+        found = {name: _judge(name, named.get(name), parts[name]) for name in names}
         return {name: file for name, file in found.items() if file is not None}
 
-    def open(self, name: str) -> BinaryIO:
-        named, parts = self._bucket.head(name), self._list_parts(name)
-        if named is not None and not parts:
-            return self._bucket.open(name, named)
-        pieces = cover(named, parts)
-        if not pieces:
-            raise FileNotFoundError(2, "there is no such object", f"{self._bucket.address.child(name)}")
+    def open(self, file: FoundFile) -> BinaryIO:
+        pieces = _pieces_of(file)
+        if len(pieces) == 1 and not pieces[0].skip:
+            return self._bucket.open(pieces[0].info.name, pieces[0].info)
         return io.BufferedReader(JoinedFile([_source_of(piece, self._bucket) for piece in pieces]))
 
-    def read_range(self, name: str, begin: int, end: int) -> bytes:
-        pieces = cover(self._bucket.head(name), self._list_parts(name))
+    def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
         data = [
             self._bucket.read_range(
                 piece.info.name,
@@ -122,7 +126,7 @@ class BucketStore(Store):
                 min(end, piece.end) - piece.begin + piece.skip,
                 piece.info.etag,
             )
-            for piece in pieces
+            for piece in _pieces_of(file)
             if piece.begin < end and begin < piece.end
         ]
         return b"".join(data)
@@ -285,11 +289,16 @@ def _by_file(parts: Iterable[Part]) -> dict[str, list[Part]]:
     return found
 
 
-def _judge(named: ObjectInfo | None, parts: list[Part]) -> FoundFile | None:
+def _judge(name: str, named: ObjectInfo | None, parts: list[Part]) -> FoundFile | None:
     """Say how long a file is, and whether it has its name: parts that reach further mean that it grows."""
-    pieces = cover(named, parts)
-    if not pieces:
-        return FoundFile(0, True, named.etag) if named is not None else None
-    end = pieces[-1].end
+    pieces = tuple(cover(named, parts))
+    if not pieces and named is None:
+        return None
+    end = pieces[-1].end if pieces else 0
     etag = named.etag if named is not None and not parts else ""
-    return FoundFile(end, named is not None and named.size_bytes >= end, etag)
+    return _FoundObjects(name, end, named is not None and named.size_bytes >= end, etag, pieces)
+
+
+def _pieces_of(file: FoundFile) -> tuple[Piece, ...]:
+    assert isinstance(file, _FoundObjects), "it was found in another store"
+    return file.pieces

@@ -53,15 +53,16 @@ class FolderStore(Store):
 
     def find(self, name: str) -> FoundFile | None:
         path = find_file(self.path, name)
-        return FoundFile(path.stat().st_size, path == self.path / name) if path else None
+        return FoundFile(name, path.stat().st_size, path == self.path / name) if path else None
 
-    def open(self, name: str) -> BinaryIO:
-        return open(find_file(self.path, name) or self.path / name, "rb")
+    def open(self, file: FoundFile) -> BinaryIO:
+        path = find_file(self.path, file.name)  # it may have got its name meanwhile
+        return open(path or self.path / file.name, "rb")
 
-    def read_range(self, name: str, begin: int, end: int) -> bytes:
-        with self.open(name) as file:
-            file.seek(begin)
-            return file.read(end - begin)
+    def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
+        with self.open(file) as opened:
+            opened.seek(begin)
+            return opened.read(end - begin)
 
     def list_names(self, below: str = "") -> list[str]:
         folder = self.path / below

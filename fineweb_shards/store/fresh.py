@@ -140,7 +140,7 @@ def _is_whole(store: Store, manifest: Manifest, name: str) -> bool:
         fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
         if odd or tokens <= 0 or not fits:
             return False
-        return store.read_range(name, 0, layout.header_bytes) == shard_format.header(tokens)
+        return store.read_range(found, 0, layout.header_bytes) == shard_format.header(tokens)
     except OSError:
         return False
 

@@ -16,7 +16,7 @@ from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.layouts.sidecar import FileFacts, Sidecar
 from fineweb_shards.store.files import growing_path, list_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.store import Store
+from fineweb_shards.store.store import FoundFile, Store
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.types import Places
 
@@ -80,7 +80,7 @@ def check_sidecars(file: FinishedFile) -> list[str]:
 
 def has_sidecars(file: FinishedFile) -> bool:
     """Return whether all sidecars exist and, where that can be told without a search, have their length."""
-    facts = _read_facts(file)
+    facts = _read_facts(file, file.store.find(file.name))
     for sidecar in file.sidecars:
         found = file.store.find(sidecar.name_for(file.name))
         if found is None or sidecar.size_bytes(facts) not in (None, found.size_bytes):
@@ -91,8 +91,9 @@ def has_sidecars(file: FinishedFile) -> bool:
 def _write_sidecar(observer: Observer, file: FinishedFile, sidecar: Sidecar, name: str) -> None:
     temporary = growing_path(file.store.folder / name.replace("/", "-"))
     temporary.parent.mkdir(parents=True, exist_ok=True)  # another node may have no such folder yet
-    facts = _read_facts(file)
-    with file.store.open(file.name) as tokens, open(temporary, "wb") as output:
+    found = file.store.require(file.name)
+    facts = _read_facts(file, found)
+    with file.store.open(found) as tokens, open(temporary, "wb") as output:
         for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):
             output.seek(part.offset)
             output.write(part.data)
@@ -103,16 +104,18 @@ def _write_sidecar(observer: Observer, file: FinishedFile, sidecar: Sidecar, nam
 
 def _check_sidecar(file: FinishedFile, sidecar: Sidecar) -> str | None:
     name = sidecar.name_for(file.name)
-    present = file.store.find(name)
+    store = file.store
+    present = store.find(name)
     if present is None:
         return f"{name}: missing"
     try:
-        facts = _read_facts(file)
-        with file.store.open(file.name) as tokens, file.store.open(name) as found:
+        found = store.require(file.name)
+        facts = _read_facts(file, found)
+        with store.open(found) as tokens, store.open(present) as opened:
             size, end = present.size_bytes, 0
             for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):
-                found.seek(part.offset)
-                if found.read(len(part.data)) != part.data:
+                opened.seek(part.offset)
+                if opened.read(len(part.data)) != part.data:
                     return f"{name}: does not fit {file.name}"
                 end = max(end, part.offset + len(part.data))
     except FileNotFoundError:
@@ -122,27 +125,26 @@ def _check_sidecar(file: FinishedFile, sidecar: Sidecar) -> str | None:
     return None if size == end else f"{name}: {size:,} bytes long, should be {end:,}"
 
 
-def _read_facts(file: FinishedFile) -> FileFacts:
-    shard_format = file.shard_format
-    found = file.store.find(file.name)
+def _read_facts(file: FinishedFile, found: FoundFile | None) -> FileFacts:
+    shard_format, store = file.shard_format, file.store
     tokens, _ = shard_format.tokens_in(found.size_bytes if found else 0)
+    previous = store.find(file.previous) if file.previous is not None else None
     return FileFacts(
         tokens=tokens,
         dtype=shard_format.dtype,
         vocabulary=shard_format.vocabulary,
         eot_first=shard_format.layout.eot_first,
         eots=file.documents,
-        follows_eot=file.previous is None or _ends_with_eot(file.store, file.previous, shard_format),
-        ends_with_eot=_ends_with_eot(file.store, file.name, shard_format),
+        follows_eot=file.previous is None or _ends_with_eot(store, previous, shard_format),
+        ends_with_eot=_ends_with_eot(store, found, shard_format),
     )
 
 
-def _ends_with_eot(store: Store, name: str, shard_format: ShardFormat) -> bool:
-    found = store.find(name)
+def _ends_with_eot(store: Store, found: FoundFile | None, shard_format: ShardFormat) -> bool:
     tokens, _ = shard_format.tokens_in(found.size_bytes if found else 0)
-    if tokens < 1:
+    if found is None or tokens < 1:
         return False  # damaged: no file of ours is empty
-    last = store.read_range(name, shard_format.offset_bytes(tokens - 1), shard_format.offset_bytes(tokens))
+    last = store.read_range(found, shard_format.offset_bytes(tokens - 1), shard_format.offset_bytes(tokens))
     return shard_format.vocabulary.count_eots(shard_format.from_bytes(last)) > 0
 
 

@@ -10,6 +10,8 @@ and seal it; the parent then names files that are whole, in order, and saves the
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from fineweb_shards.store.segment import Segment
 class FoundFile:
     """A file of a store. `named`: it has its final name; otherwise it still grows."""
 
+    name: str
     size_bytes: int
     named: bool
     etag: str = ""  # another one for other content, where the store has such a thing
@@ -76,13 +79,21 @@ class Store(ABC):
         """Look for many files at once; missing ones are left out."""
         return {name: found for name in names if (found := self.find(name)) is not None}
 
+    def require(self, name: str) -> FoundFile:
+        """Look for a file; FileNotFoundError if it is missing."""
+        found = self.find(name)
+        if found is None:
+            what = "there is no such object" if self.is_remote else os.strerror(errno.ENOENT)
+            raise FileNotFoundError(errno.ENOENT, what, f"{self.location}/{name}")
+        return found
+
     @abstractmethod
-    def read_range(self, name: str, begin: int, end: int) -> bytes:
+    def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
         """Read the bytes from `begin` to `end` of a file; fewer if it is shorter. Raises OSError or a
         ShardError."""
 
     @abstractmethod
-    def open(self, name: str) -> BinaryIO:
+    def open(self, file: FoundFile) -> BinaryIO:
         """Open a file for reading, whether it grows or is finished. Raises OSError or a ShardError."""
 
     @abstractmethod

@@ -90,6 +90,20 @@ def test_an_export_reads_every_object_once(made: Path, bucket_url: str, door: Do
         assert len([line for line in door.requests if line.startswith("GET") and line.endswith(name)]) == 2
 
 
+def test_verifying_asks_for_every_object_twice_at_most(made: Path, bucket_url: str, door: Door) -> None:
+    """One request for its header, and one for all of it; what else there is to know is in one listing. A
+    request takes a twentieth of a second, and there may be thousands of shards."""
+    upload_folder(made, f"{bucket_url}/a")
+    door.requests.clear()
+    done = inline.run_command("verify", f"{bucket_url}/a")
+    assert done.returncode == 0, done.stderr
+    names = runs.shards_in(made)
+    assert len(names) > 3
+    for name in names:
+        assert len([line for line in door.requests if name in line]) == 2, door.requests
+    assert len([line for line in door.requests if "list-type" in line]) < 6, door.requests
+
+
 def test_an_export_between_buckets_is_resumed(
     made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
