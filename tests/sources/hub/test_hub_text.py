@@ -148,7 +148,7 @@ def started(hub: StandInHub, home: Path, out: Path, config: str) -> Iterator[sub
     """A build in a process group of its own; whatever is left of it in the end is killed."""
     words = runs.command("build", *DATASET, "--name", config, "--out", out)
     flags = ["--batch-bytes", "30k", "--workers", "2"]
-    variables = {**os.environ, **environment(hub, home)}
+    variables = {**os.environ, **environment(hub, home), "PYTHONFAULTHANDLER": "1"}
     with (
         (out.parent / f"{out.name}.txt").open("wb") as file,
         subprocess.Popen(
@@ -174,7 +174,12 @@ def interrupt_at(
             assert process.poll() is None, screen.read_text()
             time.sleep(0.05)
         os.killpg(process.pid, how) if how == signal.SIGKILL else process.send_signal(how)
-        process.wait(timeout=600)
+        try:
+            process.wait(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # it prints where all its threads are
+            process.wait()
+            raise AssertionError(screen.read_text()) from None
     assert "Traceback" not in screen.read_text()
     hub.faults = []
     hub.release_stalls()
