@@ -24,6 +24,7 @@ A user sees `message`, then `hint`. A traceback is only shown for other exceptio
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -163,6 +164,11 @@ class Interrupted(ShardError):  # noqa: N818 - not an error, but it ends the run
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an unexpected exception with its traceback, for an error's message."""
+    return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)).rstrip()
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:

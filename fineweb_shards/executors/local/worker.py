@@ -12,13 +12,12 @@ import os
 import queue
 import signal
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from multiprocessing import connection, parent_process
 
-from fineweb_shards.errors import ShardError
+from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event
 from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
 from fineweb_shards.executors.exit_cause import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
@@ -34,6 +33,7 @@ from fineweb_shards.executors.local.messages import (
     Written,
     receive_order,
 )
+from fineweb_shards.executors.prefetcher import Prefetcher
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.sources.base import Source
@@ -83,6 +83,7 @@ class Worker:
     ) -> None:
         self._pipe = pipe
         self._source = source
+        self._prefetcher = Prefetcher(source, outbox)
         self._encoder = encoder
         self._outbox = outbox
         self._writer: TokenWriter = spec.make_writer(outbox)
@@ -90,7 +91,6 @@ class Worker:
         self._batches: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[WriteOrder] = queue.SimpleQueue()
         self._errands: queue.SimpleQueue[Errand] = queue.SimpleQueue()
-        self._reported: set[str] = set()
 
     def receive_orders(self) -> None:
         """Receive orders as they arrive, so that the next batch is fetched while this one is encoded."""
@@ -106,7 +106,8 @@ class Worker:
                 case Errand():
                     self._errands.put(order)
                 case WorkOrder():
-                    self._prefetch(order.batch)  # before it is queued: reading must not start before it
+                    # Before it is queued: reading must not start before it.
+                    self._prefetcher.prefetch(order.batch)
                     self._batches.put(order)
 
     def encode_batches(self) -> None:
@@ -170,19 +171,6 @@ class Worker:
         self._tokens[batch, index] = tokens
         return replace(block, tokens=KeptTokens(batch, index, len(tokens)))
 
-    def _prefetch(self, batch: Batch) -> None:
-        try:
-            self._source.prefetch(batch)
-        except MemoryError:
-            raise
-        except Exception as error:  # only reported: the batch may still be readable; if not, reading it fails
-            if repr(error) not in self._reported:
-                self._reported.add(repr(error))
-                name = self._source.files[batch.file].name
-                self._outbox.tell(
-                    Event("worker", f"{name}: could not be fetched ahead: {describe_error(error)}")
-                )
-
     def _announce(self, document: Quarantined) -> None:
         self._outbox.send(Trying(document))
 
@@ -218,8 +206,3 @@ def die_with_parent() -> None:
 
 def _name_of(errand: Errand) -> str:
     return errand.function.__name__.replace("_", " ")
-
-
-def describe_error(error: BaseException) -> str:
-    """Return an unexpected exception with its traceback, for an error's message."""
-    return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)).rstrip()

@@ -30,7 +30,6 @@ import os
 import pickle
 import queue
 import secrets
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -46,10 +45,11 @@ from fineweb_shards.executors.exit_cause import Death
 from fineweb_shards.executors.in_process import completed
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.board import start_board
-from fineweb_shards.executors.ray.cluster import Cluster, Node
+from fineweb_shards.executors.ray.cluster import Cluster
 from fineweb_shards.executors.ray.deaths import LOST, explain_failure
 from fineweb_shards.executors.ray.environment import pack_environment
 from fineweb_shards.executors.ray.jobs import Jobs
+from fineweb_shards.executors.ray.members import Members
 from fineweb_shards.executors.ray.memory import ClusterMemory
 from fineweb_shards.executors.ray.messages import Encoded, News, Shipment, Waiting
 from fineweb_shards.executors.ray.unwritten import Attempt, Block, Key, Share, Unwritten
@@ -72,7 +72,6 @@ _ALL = 2**62  # no limit
 _MUCH = 0.5
 _MUCH_OF_A_FILE = 0.25
 _LOOK_EVERY_SECONDS = 1.0
-_NODES_EVERY_SECONDS = 5.0
 _WRITTEN = completed(None)  # at the latest when the file is sealed
 
 
@@ -104,9 +103,9 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._observer = observer or Observer()
         self._waits = Waits(self._observer)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._nodes: list[Node] = []
-        self._workers = self._capacity_bytes = 0
-        self._next_look = 0.0
+        cores = 1 / _REMOTE_TASKS_PER_CORE if self._remote else 1
+        self._members = Members(cluster, cores, most_tasks, self._observer)
+        self._cores_of_task = cores
         self._run = f"fineweb-shards {uuid.uuid4().hex}"
         self._numbers = 0  # of tasks so far
         self._running: dict[int, Attempt] = {}  # by the number of the task
@@ -138,7 +137,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         return self
 
     def _start(self) -> None:
-        self._look_at_nodes()
+        self._members.look()
         mark = self._leave_mark() if self._shared_folder else None
         files = pack_vocabulary(self._spec.vocabulary)
         environment = pack_environment(self._spec.source)
@@ -149,7 +148,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             .remote(encode_batches)
             .options(num_returns=2, num_cpus=self._cores_of_task, max_retries=0, scheduling_strategy="SPREAD")
         )
-        self._jobs.pool.set_nodes(node.id for node in self._nodes)
+        self._jobs.pool.set_nodes(node.id for node in self._members.nodes)
         self._ask_for_news()
 
     def _leave_mark(self) -> str:
@@ -171,33 +170,12 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         (self._spec.folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
 
     @property
-    def _cores_of_task(self) -> float:
-        return 1 / _REMOTE_TASKS_PER_CORE if self._remote else 1
-
-    def _look_at_nodes(self) -> None:
-        """Count the nodes now and then: some may have gone, others come."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + _NODES_EVERY_SECONDS
-        before, self._nodes = len(self._nodes), self._cluster.nodes()
-        tasks = sum(int(node.cores / self._cores_of_task) for node in self._nodes)
-        self._workers = tasks if self._most_tasks is None else min(tasks, self._most_tasks)
-        self._capacity_bytes = sum(node.store_bytes for node in self._nodes) // 2
-        if self._board is not None:
-            self._jobs.pool.set_nodes(node.id for node in self._nodes)
-        if before and before != len(self._nodes):
-            self._observer.tell(Event("nodes", f"{len(self._nodes)} nodes of Ray, and were {before}"))
-        none = None if self._nodes else "no node of the cluster has a core: waiting for one"
-        self._observer.set_wait("nodes", none)
-
-    @property
     def workers(self) -> int:
-        return self._workers
+        return self._members.tasks
 
     @property
     def nodes(self) -> int:
-        return len(self._nodes)
+        return len(self._members.nodes)
 
     @property
     def used_bytes(self) -> int:
@@ -217,7 +195,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._inbox.put(lambda: None)  # the batch itself is taken by `_give_out_work`
 
     def _give_out(self) -> None:
-        self._look_at_nodes()
+        if self._members.look():
+            self._jobs.pool.set_nodes(node.id for node in self._members.nodes)
         self._write_early()
         self._jobs.start_all()
         self._give_out_work()
@@ -245,7 +224,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _has_room(self) -> bool:
         """Whether the object stores have room for the tokens of another batch, and of those under way."""
         held = self._unwritten.unplaced_bytes + (self._unwritten.placed_bytes if self._shared_folder else 0)
-        fits = held + self._expected_bytes < self._capacity_bytes
+        fits = held + self._expected_bytes < self._members.capacity_bytes
         if fits and self._schedule.in_flight_bytes < self._window_bytes:
             return True
         return not self._running and not self._jobs.is_running  # otherwise nothing would ever happen
@@ -421,7 +400,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         """Have the largest part of a file written, if what waits for the end of its file takes much room."""
         path, size_bytes = self._unwritten.fullest() if self._shared_folder else (None, 0)
         is_full = self._schedule.in_flight_bytes > _MUCH * self._window_bytes and not self._jobs.is_running
-        if path is not None and (is_full or size_bytes > _MUCH_OF_A_FILE * self._capacity_bytes):
+        if path is not None and (is_full or size_bytes > _MUCH_OF_A_FILE * self._members.capacity_bytes):
             self._jobs.add(self._next_number(), None, shares=self._unwritten.take(path))
 
     def _note_written(self, shares: Iterable[Share]) -> None:

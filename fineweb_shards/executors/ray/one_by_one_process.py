@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 
-from fineweb_shards.errors import ShardError, WorkerError
+from fineweb_shards.errors import ShardError, WorkerError, describe_error
 from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
 from fineweb_shards.executors.exit_cause import (
     OUT_OF_MEMORY_EXIT_CODE,
@@ -24,7 +24,7 @@ from fineweb_shards.executors.exit_cause import (
     Death,
     explain_exit,
 )
-from fineweb_shards.executors.local.worker import describe_error, die_with_parent
+from fineweb_shards.executors.local.worker import die_with_parent
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.system.machine import offer_to_oom_killer, oom_kills
 from fineweb_shards.types import EncodedBlock, Quarantined

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import fineweb_shards
-from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError
+from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError, describe_error
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
 from fineweb_shards.executors.exit_cause import Death, DeathKind
-from fineweb_shards.executors.local.worker import describe_error
+from fineweb_shards.executors.prefetcher import Prefetcher
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.environment import apply_environment
 from fineweb_shards.executors.ray.messages import (
@@ -145,7 +145,7 @@ class RunProcess:
         self._spec = unpack_vocabulary(spec, shipment.vocabulary_files)
         apply_priority(spec.priority)
         self._source = spec.source.reopened(self._observer)
-        self._reported: set[str] = set()
+        self._prefetcher = Prefetcher(self._source, self._observer)
 
     @cached_property
     def _encoder(self) -> Encoder | TokenJoiner:
@@ -159,7 +159,7 @@ class RunProcess:
         faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
         try:
             for order in orders:
-                self._prefetch(order.batch)
+                self._prefetcher.prefetch(order.batch)
             batches = tuple([self._encode_batch(order, tokens) for order in orders])
         except MemoryError:
             tokens.clear()
@@ -212,18 +212,6 @@ class RunProcess:
                 "Put the input where all nodes see it under the same path, on a shared file system; or "
                 "into a bucket, or on the hub.",
             )
-
-    def _prefetch(self, batch: Batch) -> None:
-        try:
-            self._source.prefetch(batch)
-        except MemoryError:
-            raise
-        except Exception as error:  # only reported: the batch may still be readable; if not, reading it fails
-            if repr(error) not in self._reported:
-                self._reported.add(repr(error))
-                name = self._source.files[batch.file].name
-                failure = f"{name}: could not be fetched ahead: {describe_error(error)}"
-                self._observer.tell(Event("worker", failure))
 
     def _unexpected(self, batch: Batch, error: Exception) -> ShardError:
         """Return the error for an exception that is no ShardError, with its traceback."""
