@@ -1,23 +1,23 @@
-"""A small S3 server that keeps objects as files, for measuring: moto takes longer than what is measured.
+"""A small S3 server that keeps objects in files, for measuring: moto takes longer than what is measured.
 
 It knows what a run needs: PUT, GET with ranges, HEAD, DELETE, listings, uploads in parts, and conditions.
-Signatures are not looked at.
+Signatures are not looked at. What the files are is known to this process only, and none is ever deleted.
 
     python tests/support/file_bucket.py FOLDER
 
-Prints `AWS_ENDPOINT_URL=…`, and at SIGTERM its processor time in seconds.
+Prints `AWS_ENDPOINT_URL=…`, and serves until it is ended.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-import signal
 import sys
 import threading
-import time
 import urllib.parse
 import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,119 +27,128 @@ _COPY_BYTES = 2**20
 _WHEN = "2026-01-01T00:00:00.000Z"
 
 
+@dataclass(frozen=True)
+class Stored:
+    """An object: files one after the other. An upload's parts stay as they came, because copying them would
+    take longer than what is measured."""
+
+    files: tuple[Path, ...]
+    etag: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @cached_property
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.files)
+
+    def read(self, begin: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes from `begin` to `end`."""
+        first = 0
+        for path in self.files:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                file.seek(max(0, begin - first))
+                while data := file.read(max(0, min(_COPY_BYTES, end - first - file.tell()))):
+                    yield data
+            first += size
+
+
 class Handler(BaseHTTPRequestHandler):
-    """One bucket or several: the first part of a path is a folder."""
+    """All buckets: an object's key is its path."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # an answer comes in two pieces; the second would wait 40 ms
     root: Path
     turn = threading.Lock()  # looking at a condition and writing are one step
-    etags: dict[Path, str] = {}  # noqa: RUF012 - of all handlers
+    objects: dict[str, Stored] = {}  # noqa: RUF012 - of all handlers
+    uploads: dict[str, dict[int, Stored]] = {}  # noqa: RUF012 - by id and number of the part
 
     def do_PUT(self) -> None:
-        path, query = self._target()
-        received = path.with_name(f".{uuid.uuid4().hex}")
-        received.parent.mkdir(parents=True, exist_ok=True)
-        self._receive(received)
-        number = int(query.get("partNumber", ["0"])[0])
-        final = self._parts(query) / f"{number:05}" if number else path
+        key, query = self._target()
+        received = Stored((self._receive(),))
+        if "uploadId" in query:
+            self.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = received
+            return self._answer(200, ETag=f'"{received.etag}"')
+        wanted = (self.headers.get("If-Match") or "").strip('"')
         with self.turn:
-            known = self.etags.get(final)
-            wanted = (self.headers.get("If-Match") or "").strip('"')
-            if (known and self.headers.get("If-None-Match")) or (wanted and wanted != known):
-                received.unlink()
+            known = self.objects.get(key)
+            if (known and self.headers.get("If-None-Match")) or (wanted and wanted != (known and known.etag)):
                 return self._answer(412, _error("PreconditionFailed"))
-            received.rename(final)
-            self.etags[final] = uuid.uuid4().hex
-        return self._answer(200, b"", ETag=f'"{self.etags[final]}"')
+            self.objects[key] = received
+        return self._answer(200, ETag=f'"{received.etag}"')
 
     def do_POST(self) -> None:
-        path, query = self._target()
+        key, query = self._target()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if "uploads" in query:
-            number = uuid.uuid4().hex
-            (self.root / ".uploads" / number).mkdir(parents=True)
-            return self._answer(200, f"<R><UploadId>{number}</UploadId></R>".encode())
-        parts = self._parts(query)
+            upload = uuid.uuid4().hex
+            self.uploads[upload] = {}
+            return self._answer(200, f"<R><UploadId>{upload}</UploadId></R>".encode())
+        parts = self.uploads.pop(query["uploadId"][0])
         numbers = [int(one) for one in re.findall(rb"<PartNumber>(\d+)</PartNumber>", body)]
-        whole = parts / f"{numbers[0]:05}"
-        with whole.open("ab") as target:
-            for number in numbers[1:]:
-                with (parts / f"{number:05}").open("rb") as source:
-                    shutil.copyfileobj(source, target, _COPY_BYTES)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with self.turn:
-            whole.rename(path)
-            self.etags[path] = uuid.uuid4().hex
-        shutil.rmtree(parts)
-        return self._answer(200, f'<R><ETag>"{self.etags[path]}"</ETag></R>'.encode())
+        whole = self.objects[key] = Stored(tuple(file for number in numbers for file in parts[number].files))
+        return self._answer(200, f'<R><ETag>"{whole.etag}"</ETag></R>'.encode())
 
     def do_DELETE(self) -> None:
-        path, query = self._target()
+        key, query = self._target()
         if "uploadId" in query:
-            shutil.rmtree(self._parts(query), ignore_errors=True)
-        self.etags.pop(path, None)
-        path.unlink(missing_ok=True)
+            self.uploads.pop(query["uploadId"][0], None)
+        else:
+            self.objects.pop(key, None)
         self._answer(204)
 
     def do_HEAD(self) -> None:
         self._send_object(with_body=False)
 
     def do_GET(self) -> None:
-        path, query = self._target()
+        key, query = self._target()
         if "uploads" in query:
             return self._answer(200, b"<ListMultipartUploadsResult/>")
         if "list-type" in query:
-            return self._answer(200, self._list(path, query))
+            return self._answer(200, self._list(key, query))
         return self._send_object(with_body=True)
 
     def _send_object(self, *, with_body: bool) -> None:
-        path, _ = self._target()
-        etag = self.etags.get(path)
-        if etag is None:
+        found = self.objects.get(self._target()[0])
+        if found is None:
             return self._answer(404, _error("NoSuchKey") if with_body else b"")
-        size = path.stat().st_size
-        more = {"ETag": f'"{etag}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
-        if not with_body:
-            return self._answer(200, length=size, **more)
+        more = {"ETag": f'"{found.etag}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
-        begin, end = (int(asked[1]), min(int(asked[2]) + 1, size)) if asked else (0, size)
+        begin, end = (int(asked[1]), min(int(asked[2]) + 1, found.size)) if asked else (0, found.size)
         if asked:
-            more["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
-        with path.open("rb") as file:
-            file.seek(begin)
-            return self._answer(206 if asked else 200, file.read(end - begin), **more)
+            more["Content-Range"] = f"bytes {begin}-{end - 1}/{found.size}"
+        self._answer(206 if asked else 200, length=end - begin, **more)
+        for data in found.read(begin, end) if with_body else ():
+            self.wfile.write(data)
+        return None
 
-    def _list(self, bucket: Path, query: dict[str, list[str]]) -> bytes:
+    def _list(self, bucket: str, query: dict[str, list[str]]) -> bytes:
         prefix, delimiter = query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
         rows = []
-        for path, etag in sorted(self.etags.items()):
-            if bucket not in path.parents or not path.is_file():
+        for path, found in sorted(self.objects.items()):
+            key = path.removeprefix(f"{bucket}/")
+            if key == path or not key.startswith(prefix) or (delimiter and delimiter in key[len(prefix) :]):
                 continue
-            key = path.relative_to(bucket).as_posix()
-            if key.startswith(prefix) and not (delimiter and delimiter in key[len(prefix) :]):
-                size = path.stat().st_size
-                rows.append(
-                    f"<Contents><Key>{escape(key)}</Key><LastModified>{_WHEN}</LastModified>"
-                    f"<ETag>{etag}</ETag><Size>{size}</Size></Contents>"
-                )
+            rows.append(
+                f"<Contents><Key>{escape(key)}</Key><LastModified>{_WHEN}</LastModified>"
+                f"<ETag>{found.etag}</ETag><Size>{found.size}</Size></Contents>"
+            )
         listed = f"<KeyCount>{len(rows)}</KeyCount><IsTruncated>false</IsTruncated>{''.join(rows)}"
         return f"<ListBucketResult><Name>b</Name>{listed}</ListBucketResult>".encode()
 
-    def _receive(self, path: Path) -> None:
+    def _receive(self) -> Path:
+        """Write the body of a request into a new file."""
+        path = self.root / uuid.uuid4().hex
         left = int(self.headers.get("Content-Length") or 0)
+        buffer = memoryview(bytearray(min(left, _COPY_BYTES)))
         with path.open("wb") as file:
-            while left and (data := self.rfile.read(min(left, _COPY_BYTES))):
-                file.write(data)
-                left -= len(data)
+            while left and (size := self.rfile.readinto(buffer[: min(left, _COPY_BYTES)])):
+                file.write(buffer[:size])
+                left -= size
+        return path
 
-    def _parts(self, query: dict[str, list[str]]) -> Path:
-        return self.root / ".uploads" / query["uploadId"][0]
-
-    def _target(self) -> tuple[Path, dict[str, list[str]]]:
+    def _target(self) -> tuple[str, dict[str, list[str]]]:
         parsed = urllib.parse.urlsplit(self.path)
-        name = urllib.parse.unquote(parsed.path).strip("/")
-        return self.root / name, urllib.parse.parse_qs(parsed.query, keep_blank_values=True)
+        query = urllib.parse.parse_qs(parsed.query, keep_blank_values=True)
+        return urllib.parse.unquote(parsed.path).strip("/"), query
 
     def _answer(self, status: int, body: bytes = b"", length: int | None = None, **headers: str) -> None:
         self.send_response_only(status)
@@ -158,14 +167,11 @@ def _error(code: str) -> bytes:
 
 
 def main() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     Handler.root = Path(sys.argv[1])
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         print(f"AWS_ENDPOINT_URL=http://127.0.0.1:{server.server_address[1]}", flush=True)
-        signal.sigwait([signal.SIGTERM])
-        print(f"{time.process_time():.2f}", flush=True)
+        server.serve_forever()
 
 
 if __name__ == "__main__":
