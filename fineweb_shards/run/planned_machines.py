@@ -23,6 +23,7 @@ from fineweb_shards.system.machine import usable_cores
 _NODES = 1
 _HOME_GBIT = 1.0
 _NODE_GBIT = 10.0
+_HELP = "See `fineweb-shards plan --help`."
 _MOST = {"--nodes": 100_000, "--cores": 10_000, "--gbit": 10_000}
 
 
@@ -56,9 +57,9 @@ class MachineFlags:
         """Raise UsageError for machines that can't be."""
         for flag, value in self._values().items():
             if value is not None and value <= 0:
-                raise UsageError(f"{flag} {value:,}: must be more than 0.")
+                raise UsageError(f"{flag} {value:,}: must be more than 0.", _HELP)
             if value is not None and value > _MOST.get(flag, value):
-                raise UsageError(f"{flag} {value:,}: must be at most {_MOST[flag]:,}.")
+                raise UsageError(f"{flag} {value:,}: must be at most {_MOST[flag]:,}.", _HELP)
         if config.executor == "local" and (self.nodes or 1) > 1:
             raise UsageError(
                 f"--nodes {self.nodes:,}: with --executor local there is one machine.",

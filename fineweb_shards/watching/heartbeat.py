@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class Invocation:
     folder: str  # the current folder when it was typed
     process: int
     started: float  # seconds since 1970
+    machine: str = ""  # its name; unknown in heartbeats of older versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Heartbeat:
 
 def current_invocation(command: str) -> Invocation:
     """Return the invocation of this process, which `command` would start again."""
-    return Invocation(command, os.getcwd(), os.getpid(), time.time())
+    return Invocation(command, os.getcwd(), os.getpid(), time.time(), socket.gethostname())
 
 
 def load_heartbeat(folder: Path) -> Heartbeat | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -153,7 +154,9 @@ def _run_rows(status: Status, heartbeat: Heartbeat) -> list[tuple[str, str]]:
     if status.state != RUNNING:
         return []
     now, invocation = heartbeat.snapshot, heartbeat.invocation
-    process = ("process", f"{invocation.process}, started {_moment(invocation.started)}")
+    # Of a bucket or a shared folder, it may be another machine.
+    elsewhere = f" on {invocation.machine}" if invocation.machine not in ("", socket.gethostname()) else ""
+    process = ("process", f"{invocation.process}{elsewhere}, started {_moment(invocation.started)}")
     if now.state == VERIFYING:
         shards = show_number_of(now.finished_shards, "shard")
         return [("progress", f"{now.verified_shards:,} of {shards} checked"), process]

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -44,8 +45,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def beat(folder: Path, snapshot: Snapshot = SNAPSHOT, exit_code: int | None = None, age: float = 1.0) -> None:
-    invocation = Invocation(COMMAND, os.getcwd(), 4711, time.time() - 300)
+def beat(
+    folder: Path,
+    snapshot: Snapshot = SNAPSHOT,
+    exit_code: int | None = None,
+    age: float = 1.0,
+    machine: str = "",
+) -> None:
+    invocation = Invocation(COMMAND, os.getcwd(), 4711, time.time() - 300, machine)
     Heartbeat(time.time() - age, invocation, snapshot, exit_code).save(folder)
 
 
@@ -121,6 +128,14 @@ def test_fetched(folder: Path) -> None:
         assert "fetched    1.0 GB in this run, 46.2 MB/s over" in shown(folder)[1]
 
 
+def test_a_process_on_another_machine(folder: Path) -> None:
+    """Whose number means nothing here is shown with its machine; one on this machine without."""
+    for machine, words in ((socket.gethostname(), "4711, started"), ("node7", "4711 on node7, started")):
+        beat(folder, machine=machine)
+        with another_run(folder):
+            assert f"process    {words}" in shown(folder)[1]
+
+
 def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
     """What it does not know is zero."""
     beat(folder)
@@ -128,6 +143,7 @@ def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
     data = json.loads(path.read_text())
     for name in ("fetched_bytes", "fetched_bytes_per_second", "waited_seconds"):
         del data["snapshot"][name]
+    del data["invocation"]["machine"]
     path.write_text(json.dumps(data))
     found = load_heartbeat(folder)
     assert found is not None
