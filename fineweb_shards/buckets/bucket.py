@@ -65,10 +65,18 @@ class Bucket:
     def __repr__(self) -> str:
         return f"Bucket({str(self.address)!r})"
 
-    def reopened(self, observer: Observer | None, max_outage_seconds: float | None = None) -> Bucket:
-        """Return the same with another observer, and perhaps another limit."""
-        limit = self._max_outage_seconds if max_outage_seconds is None else max_outage_seconds
-        return _copy(str(self.address), limit, self._refusal, self._conditional, observer=observer)
+    def reopened(self, observer: Observer | None) -> Bucket:
+        """Return the same with another observer."""
+        return _copy(
+            str(self.address), self._max_outage_seconds, self._refusal, self._conditional, observer=observer
+        )
+
+    def hurried(self, max_outage_seconds: float, longest_answer_seconds: float) -> Bucket:
+        """Return the same for somebody in a hurry, who waits no longer for an outage to end, nor for a server
+        that says nothing. There is no second try after that."""
+        bucket = _copy(str(self.address), max_outage_seconds, self._refusal, self._conditional)
+        bucket._connection.longest_answer_seconds = longest_answer_seconds
+        return bucket
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield all objects in the folder, and in those below it; with `prefix`, only those in that one."""

@@ -37,6 +37,7 @@ STALE_SECONDS = 60.0  # without a beat: the run is dead
 _LOOK_SECONDS = 2.0
 # An outage is not waited for by a beat, which would come too late, but by the next one.
 _LONGEST_BEAT_OUTAGE_SECONDS = 5.0
+_LONGEST_BEAT_ANSWER_SECONDS = 10.0
 _LONGEST_END_SECONDS = 60.0
 _LONGEST_END_AFTER_ERROR_SECONDS = 4.0  # a Ctrl-C is not kept waiting for a network that is gone
 _SCRATCH_ID_NAME = f"{LOCK_NAME}.id"
@@ -51,7 +52,7 @@ class BucketLock:
         self.run_id = secrets.token_hex(8)
         self.follows_dead_run = False  # which has not come to removing its lock
         self._bucket = bucket
-        self._hasty_bucket = bucket.reopened(None, _LONGEST_BEAT_OUTAGE_SECONDS)
+        self._hasty_bucket = bucket.hurried(_LONGEST_BEAT_OUTAGE_SECONDS, _LONGEST_BEAT_ANSWER_SECONDS)
         self._on_beat = on_beat
         self._observer = observer
         self._holder = {

@@ -179,7 +179,7 @@ class BucketStore(Store):
         write_file(self._scratch / FILE_NAME, data, self._scratch / WORK_FOLDER)
 
     def hurry(self, longest_seconds: float) -> None:
-        self._bucket = self._bucket.reopened(None, longest_seconds)
+        self._bucket = self._bucket.hurried(longest_seconds, longest_seconds)
 
     def remove(self, names: Iterable[str]) -> None:
         names = list(names)

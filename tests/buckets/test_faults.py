@@ -13,6 +13,7 @@ from bucket_server import KEY, SECRET, TOKEN, Door, Fault, forget_everything, fr
 from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.buckets.errors import ConflictError
 from fineweb_shards.errors import InputError, NetworkError, ShardError, UsageError
+from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import Clock
 
 
@@ -153,6 +154,17 @@ def test_a_refusal_is_a_sentence_without_secrets(
         assert caught.value.hint
         assert len(door.requests) == before + 1
         check_no_secret(caught.value)
+
+
+def test_somebody_in_a_hurry_does_not_wait_for_silence(bucket: Bucket, door: Door) -> None:
+    """One try, in the main thread and in another; for everybody else silence is an outage."""
+    door.faults.append(Fault(stall_seconds=600, times=2))
+    hurried = bucket.hurried(60, longest_answer_seconds=1.0)
+    with pytest.raises(NetworkError, match="no answer within 1 s"):
+        hurried.overwrite("x", b"")
+    with pytest.raises(NetworkError, match="no answer within 1 s"):
+        in_background(lambda: hurried.read("x")).result()
+    assert len(door.requests) <= 2
 
 
 def test_no_bucket_is_said(bucket_environment: str) -> None:
