@@ -41,7 +41,8 @@ def open_segments(store: Store, shard_format: ShardFormat) -> Iterator[Segments]
     if not store.is_remote:
         yield _SegmentsHere(store, shard_format)
         return
-    with tempfile.TemporaryDirectory(prefix="fineweb-shards-") as folder:
+    # A thread that nobody waits for may still write into it.
+    with tempfile.TemporaryDirectory(prefix="fineweb-shards-", ignore_cleanup_errors=True) as folder:
         yield _FetchedSegments(store, shard_format, Path(folder))
 
 

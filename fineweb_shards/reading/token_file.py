@@ -13,7 +13,6 @@ import ast
 import contextlib
 import io
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -29,6 +28,7 @@ from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS, LlmC
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.reading.token_folder import TokenFolder, open_folder, split_location
 from fineweb_shards.store.files import growing_path
+from fineweb_shards.system.background import map_in_background
 from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype
 
@@ -144,8 +144,8 @@ def open_files_in(folder: TokenFolder, names: Iterable[str], dtype: Dtype | None
     """Open several files of a folder, in this order."""
     if not folder.store.is_remote:
         return [open_file_in(folder, name, dtype) for name in names]
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:  # each takes a few requests
-        return list(pool.map(lambda name: open_file_in(folder, name, dtype), names))
+    # Each takes a few requests.
+    return list(map_in_background(lambda name: open_file_in(folder, name, dtype), names, _REQUESTS_AT_ONCE))
 
 
 def token_names(folder: TokenFolder, split: str = "") -> list[str]:

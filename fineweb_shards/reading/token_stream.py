@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import BinaryIO
 
 import numpy as np
@@ -24,6 +24,7 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.borders import NO_PLACES, Span, join_spans
 from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.system.background import in_background
 from fineweb_shards.types import SPLITS, ShardRecord, Split, Tokens
 
 BLOCK_TOKENS = 2**19  # as in verify.py: for larger blocks page faults take longer than the copying
@@ -71,11 +72,11 @@ def _read(
             wanted.append((record, start))
         start = max(0, start - record.tokens)
 
-    with ThreadPoolExecutor(1) as checker, open_segments(store, shard_format) as segments:
+    with open_segments(store, shard_format) as segments:
 
         def check(number: int) -> Future[str | None]:
             record = wanted[number][0]
-            return checker.submit(segments.check, files[record.name], record)
+            return in_background(lambda: segments.check(files[record.name], record))
 
         ahead = [check(0)] if wanted else []
         for number, (record, skip) in enumerate(wanted):

@@ -7,7 +7,6 @@ compared as bytes, never parsed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -21,6 +20,7 @@ from fineweb_shards.store.segment import find_damage, read_contents
 from fineweb_shards.store.sidecars import check_sidecars, list_finished, with_sidecars
 from fineweb_shards.store.store import FoundFile, Store
 from fineweb_shards.store.untracked_files import find_untracked
+from fineweb_shards.system.background import map_in_background
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of
@@ -62,11 +62,11 @@ def verify_folder(
         return damage
 
     at_once = _REMOTE_AT_ONCE if store.is_remote else usable_cores()
-    with ThreadPoolExecutor(at_once) as pool:  # hashing and numpy release the GIL
-        damages = [damage for damage in pool.map(check, manifest.shards) if damage]
-        if manifest.complete:
-            for some in pool.map(check_sidecars, list_finished(store, manifest)):
-                damages += some
+    # In threads: hashing and numpy release the GIL.
+    damages = [damage for damage in map_in_background(check, manifest.shards, at_once) if damage]
+    if manifest.complete:
+        for some in map_in_background(check_sidecars, list_finished(store, manifest), at_once):
+            damages += some
     untracked, unfinished = _check_names(store, manifest)
     return Verdict(manifest, [*dict.fromkeys(damages), *untracked], unfinished)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from fineweb_shards.errors import DamageError
+from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.reading.samples import Sample, take_samples
 from fineweb_shards.store.store import Store
@@ -32,8 +32,8 @@ class Facts:
 
 
 def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
-    """Read the files of a folder. If a shard is damaged, there are no figures about documents, but there is a
-    page. `alive` is whether a run is active there, if the caller knows."""
+    """Read the files of a folder. If a shard is damaged, or can't be read now, there are no figures about
+    documents, but there is a page. `alive` is whether a run is active there, if the caller knows."""
     status, history = read_status(store, alive=alive), load_history(store.folder)
     if status.manifest is None or not status.manifest.shards:
         return Facts(status, history)
@@ -44,5 +44,7 @@ def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
             store, shard_format, records, in_order=status.manifest.split_rule.is_in_order
         )
         return Facts(status, history, figures, take_samples(store, shard_format, records, _SAMPLES))
-    except DamageError as error:
+    except Interrupted:
+        raise
+    except ShardError as error:
         return Facts(status, history, problem=error.message)

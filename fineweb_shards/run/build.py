@@ -47,8 +47,9 @@ from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import current_invocation
 from fineweb_shards.watching.history import load_history
 from fineweb_shards.watching.log import EventLog
-from fineweb_shards.watching.monitor import Monitor, Page
+from fineweb_shards.watching.monitor import Monitor
 from fineweb_shards.watching.progress import Progress
+from fineweb_shards.watching.reporter import Page
 from fineweb_shards.watching.run_record import RunRecord
 from fineweb_shards.watching.screen import Screen
 

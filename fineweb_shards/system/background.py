@@ -1,4 +1,4 @@
-"""Run a function in a daemon thread, which never keeps the process from ending.
+"""Run functions in daemon threads, which never keep the process from ending.
 
 Not a ThreadPoolExecutor: at exit Python joins its threads, and one that hangs in a download or sleeps through
 an outage would make Ctrl-C take minutes.
@@ -7,11 +7,42 @@ an outage would make Ctrl-C take minutes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import TypeVar, cast
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def map_in_background(
+    action: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Iterator[Result]:
+    """Yield what `action` returns for each item, in their order, with so many threads at work. If nobody
+    wants more, no further item is begun, and nobody waits for those that are."""
+    work = [(item, Future[Result]()) for item in items]
+    left = iter(work)
+    turn = threading.Lock()
+    stopped = threading.Event()
+
+    def run() -> None:
+        while not stopped.is_set():
+            with turn:
+                item, future = next(left, (None, None))
+            if future is None:
+                return
+            try:
+                future.set_result(action(cast(Item, item)))
+            except BaseException as error:  # raised again by `future.result()`
+                future.set_exception(error)
+
+    for _ in range(min(threads, len(work))):
+        threading.Thread(target=run, daemon=True).start()
+    try:
+        for _, future in work:
+            yield future.result()
+    finally:
+        stopped.set()
 
 
 def in_background(action: Callable[[], Result]) -> Future[Result]:

@@ -1,4 +1,4 @@
-"""Watch a run once a second, from a thread: update the screen, and the files for `status` and the report.
+"""Watch a run once a second, from a thread: update the screen, and the files for `status`.
 
 It never disturbs the run: a write that fails, for example on a full disk, is left out and tried again the
 next time it is due.
@@ -10,17 +10,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.events import Event
 from fineweb_shards.executors.base import Executor
-from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.watching.estimate import Speedometer, seconds_left
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.progress import Progress
-from fineweb_shards.watching.run_record import RUN_COMPLETE, RunRecord
+from fineweb_shards.watching.reporter import Page, Reporter
+from fineweb_shards.watching.run_record import RUN_COMPLETE
 from fineweb_shards.watching.snapshot import (
     COMPLETE,
     ENCODING,
@@ -36,18 +35,7 @@ from fineweb_shards.watching.snapshot import (
 LOOK_EVERY_SECONDS = 1.0
 HEARTBEAT_EVERY_SECONDS = 3.0
 HISTORY_EVERY_SECONDS = 15.0
-REPORT_EVERY_SECONDS = 60.0
-_FIRST_REPORT_SECONDS = 5.0  # not while the workers start
 _LONGEST_JOIN_SECONDS = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The functions that write the report. Passed in, because this package may not import `report`."""
-
-    write: Callable[..., object]  # with the keyword alive: bool
-    closing_lines: Callable[[RunRecord], list[str]]
-    prepare: Callable[[], None]  # loads what `write` needs
 
 
 class Monitor:
@@ -65,17 +53,16 @@ class Monitor:
     ) -> None:
         self._output = output
         self._page = page
+        self._reporter = Reporter(output, progress, page, self._attempt)
         self._is_remote = is_remote
         self._progress = progress
         self._executor = executor
         self._invocation = invocation
         self._speed = Speedometer()  # in tokens
         self._fetch_speed = Speedometer()  # in bytes
-        self._statistics: FolderStatistics | None = None
         self._began = self._last_look = time.monotonic()
         self._last_tokens = progress.tokens
-        self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}
-        self._prepared = False
+        self._next_time: dict[str, float] = {}
         self._reported_failures: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
@@ -84,6 +71,7 @@ class Monitor:
         # At once, because the heartbeat of the previous run must not be taken for this one's.
         self._attempt(lambda: self._write_heartbeat(self._take_snapshot(STARTING, "")))
         self._thread.start()
+        self._reporter.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -96,16 +84,13 @@ class Monitor:
         code = error.exit_code if isinstance(error, ShardError) else int(error is not None)
         self._attempt(lambda: self._write_heartbeat(last, code))
         self._attempt(lambda: self._progress.history.save(self._output.folder))
-        self._attempt(lambda: self._write_report(alive=False))
+        self._reporter.end(after_error=error is not None)
         if error is not None:
             self._attempt(self._show_closing_lines)
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_SECONDS):
             self._attempt(self._update)
-            if not self._prepared and self._progress.begun:
-                self._prepared = True
-                self._attempt(self._page.prepare)
 
     def _update(self) -> None:
         """Take a snapshot, and update everything that is due."""
@@ -118,9 +103,6 @@ class Monitor:
             self._attempt(lambda: self._write_heartbeat(snapshot))
         if self._is_due("history", HISTORY_EVERY_SECONDS):
             self._attempt(lambda: progress.history.save(self._output.folder))
-        self._attempt(self._count_shard)
-        if self._is_due("report", REPORT_EVERY_SECONDS):
-            self._attempt(lambda: self._write_report(alive=True))
 
     def _measure(self, snapshot: Snapshot) -> None:
         """Measure speed and waiting time. If one worker waits and others make tokens, that counts as work."""
@@ -201,25 +183,6 @@ class Monitor:
 
     def _write_heartbeat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:
         Heartbeat(time.time(), self._invocation, snapshot, exit_code).save(self._output.folder)
-
-    def _count_shard(self) -> None:
-        """Add one finished shard to the folder's statistics. One per call, because it takes a while; the last
-        report counts those that are missing."""
-        records, output = self._progress.records, self._output
-        in_order = output.split_rule.is_in_order
-        if self._statistics is None:
-            self._statistics = complete_folder_statistics(
-                output.store, output.shard_format, records[:], in_order=in_order
-            )
-        elif self._statistics.shards < len(records):
-            record = records[self._statistics.shards]
-            shard_format = output.shard_format
-            self._statistics = self._statistics.add(output.store, shard_format, record, in_order=in_order)
-
-    def _write_report(self, *, alive: bool) -> None:
-        if self._statistics is not None:
-            self._statistics.save(self._output.folder)
-        self._page.write(alive=alive)
 
     def _show_closing_lines(self) -> None:
         """Show waits and the report's path after a run that failed; a complete run's summary has them."""

@@ -23,12 +23,14 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.types import Cursor
 from fineweb_shards.watching import monitor as monitor_module
+from fineweb_shards.watching import reporter as reporter_module
 from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import Heartbeat, current_invocation, load_heartbeat
 from fineweb_shards.watching.history import History, load_history
 from fineweb_shards.watching.log import EventLog, last_lines
-from fineweb_shards.watching.monitor import Monitor, Page
+from fineweb_shards.watching.monitor import Monitor
 from fineweb_shards.watching.progress import Progress
+from fineweb_shards.watching.reporter import Page, Reporter
 from fineweb_shards.watching.screen import Screen
 from fineweb_shards.watching.snapshot import WAITING, Snapshot
 
@@ -41,8 +43,9 @@ class ThreeWorkers(InlineExecutor):
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, Progress, Path]:
-    """A monitor whose thread never looks by itself: the test says when."""
+    """A monitor whose threads never look by themselves: the test says when."""
     monkeypatch.setattr(monitor_module, "LOOK_EVERY_SECONDS", 3600.0)
+    monkeypatch.setattr(reporter_module, "LOOK_EVERY_SECONDS", 3600.0)
     monkeypatch.setattr(monitor_module, "HEARTBEAT_EVERY_SECONDS", 0.0)
     job = runs.job_of(tmp_path / "out", write_text(tmp_path / "a.txt", ["one", "two"]), shard_tokens=100)
     (job.folder / WORK_FOLDER).mkdir(parents=True)
@@ -222,35 +225,64 @@ def test_what_cannot_be_written_stays_unwritten(
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), SystemExit(0)])
-@pytest.mark.parametrize("part", ["_take_snapshot", "_state", "_count_shard", "_is_due"])
+@pytest.mark.parametrize(
+    ("owner", "part"),
+    [(Monitor, "_take_snapshot"), (Monitor, "_state"), (Monitor, "_is_due"), (Reporter, "_count_shard")],
+)
 def test_a_look_that_fails_is_logged_and_the_next_one_comes(
     watched: tuple[Monitor, Progress, Path],
     monkeypatch: pytest.MonkeyPatch,
+    owner: type,
     part: str,
     error: BaseException,
 ) -> None:
     """In its own thread: it goes on looking, and the heartbeat comes back when the fault is gone."""
     monitor, progress, folder = watched
     monkeypatch.setattr(monitor_module, "LOOK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(reporter_module, "LOOK_EVERY_SECONDS", 0.001)
+    threads = {monitor._thread, monitor._reporter._thread}
     failures = []
     again = threading.Event()
-    right = getattr(Monitor, part)
+    right = getattr(owner, part)
 
-    def fail(self: Monitor, *arguments: object) -> object:
-        if threading.current_thread() is monitor._thread and len(failures) < 2:
+    def fail(self: object, *arguments: object) -> object:
+        if threading.current_thread() in threads and len(failures) < 2:
             failures.append(1)
             raise error
         if failures:
             again.set()
         return right(self, *arguments)
 
-    monkeypatch.setattr(Monitor, part, fail)
+    monkeypatch.setattr(owner, part, fail)
     with FolderLock(folder), monitor:
         progress.advance(150, 1, Cursor(0, 3))
         assert again.wait(60)
     assert beat_of(folder).snapshot.state == "complete"
     complaints = [line for line in last_lines(folder, 50) if type(error).__name__ in line]
     assert len(complaints) == 1
+
+
+def test_shards_that_cannot_be_read_keep_nobody_waiting(
+    watched: tuple[Monitor, Progress, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the report waits for a store that says nothing, the heartbeat goes on, and the run can end."""
+    monitor, progress, folder = watched
+    monkeypatch.setattr(reporter_module, "LOOK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(reporter_module, "_LONGEST_JOIN_AFTER_ERROR_SECONDS", 0.01)
+    silent = threading.Event()
+
+    def wait(reporter: Reporter) -> None:
+        silent.set()
+        threading.Event().wait()
+
+    monkeypatch.setattr(Reporter, "_count_shard", wait)
+    with contextlib.suppress(Interrupted), FolderLock(folder), monitor:
+        assert silent.wait(60)
+        progress.advance(150, 1, Cursor(0, 3))
+        monitor._update()
+        assert beat_of(folder).snapshot.state == "encoding"
+        raise Interrupted("Interrupted.", 130)
+    assert beat_of(folder).exit_code == 130
 
 
 def test_an_interrupt_is_not_taken_for_a_fault(
