@@ -8,6 +8,7 @@ next step. An object is visible when all of it is there, never before: so a read
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -95,7 +96,7 @@ class Bucket:
                 pages = None
                 raise
 
-        while page := self._connection.require(prefix, next_page):
+        while page := self._connection.call(prefix, next_page):
             for found in page:
                 last = found["path"]
                 yield self._describe(found)
@@ -104,7 +105,7 @@ class Bucket:
         """Return the objects directly in the folder, or in that of `prefix`, not those in folders below."""
         import obstore
 
-        found = self._connection.require(
+        found = self._connection.call(
             prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None)
         )
         return [self._describe(one) for one in found["objects"]]
@@ -112,14 +113,14 @@ class Bucket:
     def head(self, name: str) -> ObjectInfo | None:
         """Return what is known of an object; None if there is none."""
         try:
-            return self._describe(self._connection.call(name, _head))
+            return self._describe(self._connection.call(name, _head, answers=MissingError))
         except MissingError:
             return None
 
     def read(self, name: str) -> tuple[bytes, Version] | None:
         """Return a small object and its version; None if there is none."""
         try:
-            return self._connection.call(name, self._get)
+            return self._connection.call(name, self._get, answers=MissingError)
         except MissingError:
             return None
 
@@ -134,7 +135,7 @@ class Bucket:
     def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
         """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is
         what is known of it, if so; all reads are of that version of it, or raise ChangedError."""
-        info = info or self._describe(self._connection.require(name, _head))
+        info = info or self._describe(self._connection.call(name, _head))
         return io.BufferedReader(ObjectFile(self.ranges(info).fetch, info.size_bytes), _READ_BUFFER_BYTES)
 
     def download(self, name: str, path: Path) -> None:
@@ -175,7 +176,7 @@ class Bucket:
             return put(data, mode, store, key)
 
         try:
-            return self._connection.call(name, try_to_put)
+            return self._connection.call(name, try_to_put, answers=(PreconditionError, MissingError))
         except (PreconditionError, MissingError):
             found = self.read(name) if tries > 1 else None
             if found is not None and found[0] == data:
@@ -184,7 +185,7 @@ class Bucket:
 
     def overwrite(self, name: str, data: bytes) -> Version:
         """Write a small object, whatever is there."""
-        return self._connection.require(name, partial(put, data, "overwrite"))
+        return self._connection.call(name, partial(put, data, "overwrite"))
 
     def upload(self, path: Path, name: str) -> Version:
         """Write a local file of any size as an object, in parts if it is large. It is visible when all of it
@@ -194,8 +195,8 @@ class Bucket:
 
     def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:
         """Write an open file of so many bytes as an object, like `upload`."""
-        version = self._connection.require(name, partial(_send, file, size), for_upload=True)
-        found = self._describe(self._connection.require(name, _head))
+        version = self._connection.call(name, partial(_send, file, size), for_upload=True)
+        found = self._describe(self._connection.call(name, _head))
         if found.size_bytes != size:
             raise self._refusal(
                 f"{self.address.child(name)} has {found.size_bytes:,} bytes after an upload of {size:,}.",
@@ -208,10 +209,8 @@ class Bucket:
         import obstore
 
         for name in names:
-            try:
-                self._connection.call(name, obstore.delete)
-            except MissingError:
-                continue
+            with contextlib.suppress(MissingError):
+                self._connection.call(name, obstore.delete, answers=MissingError)
 
     def abort_uploads(self, is_ours: Callable[[str], bool]) -> int | None:
         """Give up the uploads in the folder that a killed run has left unfinished, if their names are ours:
@@ -278,7 +277,7 @@ def _send(file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Vers
     import obstore
 
     file.seek(0)
-    source = UploadFile(file)
+    source = UploadFile(file, size_bytes)
     part_bytes = part_bytes_for(size_bytes)
     try:
         answer = obstore.put(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # In the work folder, so that one that a killed run has left is known to be ours.
 PROBE_PREFIX = f"{WORK_FOLDER}/probe-"
+_ANSWERS = (PreconditionError, MissingError, UnconditionalError)
 
 
 def put(data: bytes, mode: PutMode, store: ObjectStore, key: str) -> Version:
@@ -38,7 +39,7 @@ def knows_conditions(connection: Connection) -> bool:
     name = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
     impossible = Version('"00000000000000000000000000000000"', None).condition()
     try:
-        connection.call(name, partial(put, b"probe", "create"))
+        connection.call(name, partial(put, b"probe", "create"), answers=_ANSWERS)
     except UnconditionalError:
         return False
     except PreconditionError:
@@ -51,8 +52,8 @@ def knows_conditions(connection: Connection) -> bool:
 
 def _refuses(connection: Connection, name: str, mode: PutMode) -> bool:
     try:
-        connection.call(name, partial(put, b"probe", mode))
-    except PreconditionError:
+        connection.call(name, partial(put, b"probe", mode), answers=_ANSWERS)
+    except (PreconditionError, MissingError):
         return True
     except UnconditionalError:
         return False
@@ -63,11 +64,10 @@ def _delete(connection: Connection, name: str) -> None:
     import obstore
 
     try:
-        connection.call(name, lambda store, key: obstore.delete(store, key))
+        connection.call(name, lambda store, key: obstore.delete(store, key), answers=MissingError)
     except MissingError:
         return
-    except (
-        connection.refusal
-    ) as error:  # a bucket in which nothing may be deleted can be written all the same
+    except connection.refusal as error:
+        # A bucket in which nothing may be deleted can be written all the same.
         url = connection.address.child(name)
         connection.retrier.observer.tell(Event("note", f"{url} is left behind: {error}"))

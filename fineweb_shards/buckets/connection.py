@@ -32,10 +32,15 @@ class Connection:
         self.longest_answer_seconds: float | None = None  # that is waited for; None: as stores.py says
 
     def call(
-        self, name: str, action: Callable[[ObjectStore, str], Result], *, for_upload: bool = False
+        self,
+        name: str,
+        action: Callable[[ObjectStore, str], Result],
+        *,
+        answers: type[AnswerError] | tuple[type[AnswerError], ...] = (),
+        for_upload: bool = False,
     ) -> Result:
-        """Return what `action` returns for the store and an object's full name in it. Besides errors for a
-        user, AnswerError may be raised, for a caller to whom it is an answer."""
+        """Return what `action` returns for the store and an object's full name in it. Refusals that are
+        `answers` to the caller are raised as they are, all others as errors for a user."""
         key = self.address.key(name)
 
         def attempt() -> Result:
@@ -49,15 +54,11 @@ class Connection:
             note_answer(self.address)
             return result
 
-        return self.retrier.call(attempt)
-
-    def require(
-        self, name: str, action: Callable[[ObjectStore, str], Result], *, for_upload: bool = False
-    ) -> Result:
-        """Do the same for a request of which every refusal is an error."""
         try:
-            return self.call(name, action, for_upload=for_upload)
+            return self.retrier.call(attempt)
         except AnswerError as answer:
+            if isinstance(answer, answers):
+                raise
             raise answer.refusal from None
 
     def _call_interruptibly(self, action: Callable[[], Result]) -> Result:

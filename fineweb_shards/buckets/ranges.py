@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fineweb_shards.buckets.connection import Connection
-from fineweb_shards.buckets.errors import AnswerError, PreconditionError
+from fineweb_shards.buckets.errors import PreconditionError
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import TransientError
@@ -53,15 +53,14 @@ class Ranges:
 
     def _fetch_part(self, begin: int, end: int, target: memoryview) -> None:
         try:
-            self._connection.call(self._name, partial(self._get, begin, end, target))
+            get = partial(self._get, begin, end, target)
+            self._connection.call(self._name, get, answers=PreconditionError)
         except PreconditionError:
             raise ChangedError(
                 f"{self._connection.address.child(self._name)}: the object was replaced while it was being "
                 "read.",
                 "Restore the old one, or start over with what is there now: another --out, or --fresh.",
             ) from None
-        except AnswerError as answer:
-            raise answer.refusal from None
 
     def _get(self, begin: int, end: int, target: memoryview, store: ObjectStore, key: str) -> None:
         """Read one answer into `target`."""

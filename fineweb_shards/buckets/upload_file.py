@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import BinaryIO
 
 _SMALLEST_PART_BYTES = 8 * 2**20
@@ -22,19 +23,26 @@ def parts_at_once(part_bytes: int) -> int:
 
 
 class UploadFile:
-    """A file that obstore reads. Remembers what was raised by a read, a signal's exception for example,
-    because obstore turns every exception into an OSError."""
+    """A file of `size_bytes` that obstore reads: all of them, or an error, because what obstore has read to
+    its end is published, however short it is. Remembers what was raised by a read, a signal's exception for
+    example: obstore turns every exception into an OSError."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._file = file
+        self._size_bytes = size_bytes
         self.failure: BaseException | None = None
 
     def read(self, size: int = -1) -> bytes:
+        left = self._size_bytes - self._file.tell()
+        wanted = left if size < 0 else min(size, left)
         try:
-            return self._file.read(size)
+            data = self._file.read(wanted)
+            if len(data) < wanted:
+                raise OSError(errno.EIO, "it has become shorter while it was uploaded")  # noqa: TRY301
         except BaseException as error:
             self.failure = error
             raise
+        return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
         return self._file.seek(offset, whence)

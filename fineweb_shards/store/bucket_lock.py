@@ -4,8 +4,8 @@ An object store can't tell whether a process still lives. So a run that finds a 
 replaced meanwhile, its run is alive, and this one is refused. If not, for long enough, it is dead, and this
 run takes the lock over. A dead run of the same scratch folder is recognized at once, by that folder's lock.
 
-Even a run that was only asleep, and wakes up after another one has taken over, does no harm: its next
-manifest is refused, because it is not the one that it has read.
+A run that was only asleep, and wakes up after another one has taken over, uploads nothing more, and its next
+manifest is refused, because it is not the one that it has read. Only what it was uploading may still arrive.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class BucketLock:
         }
         self._beats = 0
         self._version: Version | None = None
+        self._lost = False  # to another run
+        self._last_beat = time.time()
+        self._turn = threading.Lock()  # for beats
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self) -> Self:
-        try:
-            while self._version is None:
-                self._version = self._try_to_take()
-        finally:
-            self._observer.set_wait("lock", None)
+        while self._version is None:
+            self._version = self._try_to_take()
         self._thread.start()
         return self
 
@@ -105,16 +105,30 @@ class BucketLock:
         if it was removed meanwhile. LockedError if it was renewed."""
         end = time.monotonic() + STALE_SECONDS
         self._observer.set_wait("lock", f"looking whether {_describe(content)} is still at work")
-        while time.monotonic() < end:
-            time.sleep(_LOOK_SECONDS)
-            found = self._bucket.read(OBJECT_NAME)
-            if found is None:
-                return None
-            if found[1] != version:
-                raise LockedError(
-                    f"{self._bucket.address}: another run is writing here ({_describe(found[0])})."
-                )
+        try:
+            while time.monotonic() < end:
+                time.sleep(_LOOK_SECONDS)
+                found = self._bucket.read(OBJECT_NAME)
+                if found is None:
+                    return None
+                if found[1] != version:
+                    raise LockedError(
+                        f"{self._bucket.address}: another run is writing here ({_describe(found[0])})."
+                    )
+        finally:
+            self._observer.set_wait("lock", None)
         return content, version
+
+    def check(self) -> None:
+        """Raise LockedError if another run has taken over. If no beat has come for long, because this machine
+        was asleep, look now: the clock that beats are timed by sleeps as well."""
+        if not self._lost and time.time() - self._last_beat > STALE_SECONDS:
+            self._renew(self._bucket)
+        if self._lost:
+            raise LockedError(
+                f"{self._bucket.address}: another run has taken over, because this one gave no sign for "
+                f"{show_seconds(STALE_SECONDS)}."
+            )
 
     def _is_of_this_scratch(self, content: bytes) -> bool:
         """Return whether a lock is that of a run with the same scratch folder, which is dead: that folder is
@@ -133,8 +147,9 @@ class BucketLock:
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             try:
-                if not self._renew():
-                    text = f"{self._bucket.address}: another run has taken over; the next shard is refused"
+                self._renew(self._hasty_bucket)
+                if self._lost:
+                    text = f"{self._bucket.address}: another run has taken over; this one ends"
                     self._observer.tell(Event("lock", text))
                     return
             except Exception as error:  # even a bug: without a beat another run would take over
@@ -143,17 +158,21 @@ class BucketLock:
             else:
                 self._attempt(lambda: self._on_beat(self._hasty_bucket))
 
-    def _renew(self) -> bool:
-        """Replace the lock; return False if it is another run's by now."""
-        try:
-            self._version = self._hasty_bucket.write(OBJECT_NAME, self._content(), replaces=self._version)
-        except ConflictError:  # or a beat was written, and its answer was lost
-            self._version = self._find_own_version()
-        return self._version is not None
+    def _renew(self, bucket: Bucket) -> None:
+        """Replace the lock, unless it is another run's by now."""
+        with self._turn:
+            try:
+                self._version = bucket.write(OBJECT_NAME, self._content(), replaces=self._version)
+            except ConflictError:  # or a beat was written, and its answer was lost
+                self._version = self._find_own_version()
+            self._lost = self._version is None
+            self._last_beat = time.time()
 
     def _end(self) -> None:
         """Copy the small files for the last time, and remove the lock."""
         self._thread.join()
+        if self._lost:
+            return
         self._attempt(lambda: self._on_beat(self._hasty_bucket))
         self._attempt(self._release)
 

@@ -170,6 +170,10 @@ class BucketStore(Store):
                 self.fetch()
                 yield self
 
+    def check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
+
     @property
     def run_id(self) -> str:
         return self._lock.run_id if self._lock is not None else ""

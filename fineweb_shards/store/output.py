@@ -281,6 +281,7 @@ class Output:
                 joins_parts = any(segment.whole and segment.begin for segment in checkpoint.segments)
                 if joins_parts and checkpoint is not self._checkpoints[0]:
                     return  # a store that puts parts together needs those before it
+                self._spec.store.check_lock()
                 # All or none: after Ctrl-C in between, half of them would look like all.
                 seals = [self._seal(segment) for segment in checkpoint.segments]
                 checkpoint.seals.extend(seals)
@@ -308,6 +309,7 @@ class Output:
     def _record(self, checkpoints: Sequence[_Checkpoint]) -> None:
         """Name the files that are whole, and save the manifest with the new segments. All checkpoints that
         are sealed are recorded together: saving takes a bucket a fifth of a second."""
+        self._spec.store.check_lock()
         records: list[ShardRecord] = []
         for checkpoint in checkpoints:
             for segment in checkpoint.segments:

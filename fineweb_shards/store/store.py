@@ -126,6 +126,9 @@ class Store(ABC):
     def lock(self, observer: Observer) -> contextlib.AbstractContextManager[object]:
         """Lock the store for one run; LockedError if another one is active."""
 
+    def check_lock(self) -> None:
+        """Raise LockedError if another run has taken over the lock."""
+
     @property
     def run_id(self) -> str:
         """What tells this run's manifests from those of others, where a manifest is only replaced if it is

@@ -218,6 +218,20 @@ def test_an_upload_that_fails_leaves_nothing(bucket: Bucket, bucket_url: str, tm
     assert unfinished_uploads(bucket_url) == []
 
 
+@pytest.mark.promise(35)
+@pytest.mark.parametrize("there", [0, 1000, 20_000_000])
+def test_a_file_that_becomes_shorter_is_not_published(
+    bucket: Bucket, bucket_url: str, tmp_path: Path, there: int
+) -> None:
+    """If it ends before the bytes that it should have, an error says so, and nothing is visible."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(there))
+    with path.open("rb") as file, pytest.raises(OSError, match="has become shorter"):
+        bucket.upload_file(file, 30_000_000, "shard.bin")
+    assert bucket.head("shard.bin") is None
+    assert unfinished_uploads(bucket_url) == []
+
+
 def test_parts_fit_a_file_of_any_size() -> None:
     """10,000 parts suffice for 5 TB, and a shard's parts take at most 64 MiB of memory."""
     for size in (0, 200_000_000, 10**11, 5 * 2**40):

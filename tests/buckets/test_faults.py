@@ -156,6 +156,15 @@ def test_a_refusal_is_a_sentence_without_secrets(
         check_no_secret(caught.value)
 
 
+@pytest.mark.parametrize("status", [409, 412, 501])
+def test_an_answer_that_makes_no_sense_is_a_refusal(bucket: Bucket, door: Door, status: int) -> None:
+    """Of a method that did not ask for it: an error for a user, never a bug."""
+    door.faults.append(Fault(status=status, times=99))
+    for action in (lambda: bucket.delete(["x"]), lambda: bucket.head("x"), lambda: bucket.read("x")):
+        with pytest.raises(InputError, match=f"the store refuses .{status}"):
+            action()
+
+
 def test_somebody_in_a_hurry_does_not_wait_for_silence(bucket: Bucket, door: Door) -> None:
     """One try, in the main thread and in another; for everybody else silence is an outage."""
     door.faults.append(Fault(stall_seconds=600, times=2))
