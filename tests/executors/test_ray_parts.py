@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pickle
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +22,11 @@ import vocabularies
 from doubles import Listener
 from inputs import write_jsonl
 
+import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
-from fineweb_shards.executors.ray import one_by_one_process, worker
+from fineweb_shards.executors.ray import one_by_one_process, vocabulary, worker
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.cluster import find_address
 from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
@@ -204,6 +208,43 @@ def test_the_files_of_a_vocabulary_travel(tmp_path: Path, monkeypatch: pytest.Mo
         assert load_definition(unpacked) == load_definition(spec.vocabulary)
         for file in folder.iterdir():
             file.write_bytes(b"other")
+
+
+def test_threads_write_a_vocabulary_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of one process, each before the other has named its file."""
+    path, real = tmp_path / "tokenizer.json", os.replace
+
+    def replace_after_another(*names: Path) -> None:
+        monkeypatch.setattr(os, "replace", real)
+        with ThreadPoolExecutor() as pool:
+            pool.submit(vocabulary._write_once, path, b"data").result()
+        real(*names)
+
+    monkeypatch.setattr(os, "replace", replace_after_another)
+    vocabulary._write_once(path, b"data")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(path.name, b"data")]
+
+
+def test_a_process_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first errands come in several threads at once."""
+    board = SimpleNamespace(get_shipment=SimpleNamespace(remote=lambda: None))
+    shipment = fineweb_shards.__version__, pickle.dumps(None)
+    ray = SimpleNamespace(get_actor=lambda run: board, get=lambda reference: shipment)
+    second = threading.Event()
+    made: list[object] = []
+
+    def make(*arguments: object) -> object:
+        made.append(object())
+        if len(made) > 1:
+            second.set()
+        second.wait(0.2)  # nobody comes
+        return made[-1]
+
+    monkeypatch.setattr(worker, "load_ray", lambda: ray)
+    monkeypatch.setattr(worker, "RunProcess", make)
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(worker._process_of, ["a run that nobody else has"] * 4))
+    assert got == made * 4
 
 
 def test_bytes_of_a_stream_go_by_value() -> None:

@@ -53,6 +53,7 @@ _SCRATCH_END = ".tmp"  # what the store finds after a run that was killed
 # A task that takes longer hangs, and its process is ended. Waits for the network or the disk come on top.
 _LONGEST_TASK_SECONDS = 3600
 _STANDARD_ERROR = 2
+_MAKING_PROCESS = threading.Lock()
 
 
 def encode_batches(run: str, task: int, orders: bytes) -> tuple[bytes, list[Tokens]]:
@@ -84,9 +85,14 @@ class ErrandProcess:
         return pickle.dumps(returned)
 
 
-@lru_cache(maxsize=1)
 def _process_of(run: str) -> RunProcess:
     """Return what this process keeps between the tasks of a run. `run` is the name of the run's board."""
+    with _MAKING_PROCESS:  # an actor's first errands come in several threads at once
+        return _make_process(run)
+
+
+@lru_cache(maxsize=1)
+def _make_process(run: str) -> RunProcess:
     board = load_ray().get_actor(run)
     version, data = load_ray().get(board.get_shipment.remote())
     if version != fineweb_shards.__version__:
