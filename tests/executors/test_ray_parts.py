@@ -30,7 +30,7 @@ from fineweb_shards.executors.ray import one_by_one_process, vocabulary, worker
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.cluster import find_address
 from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
-from fineweb_shards.executors.ray.messages import Errand, Piece, Returned
+from fineweb_shards.executors.ray.messages import EncodedBatch, Errand, Piece, Returned
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
 from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpack_vocabulary
 from fineweb_shards.executors.ray.waits import Waits
@@ -40,7 +40,7 @@ from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.tokenizers.vocabulary_files import load_definition
-from fineweb_shards.types import Placement
+from fineweb_shards.types import Batch, Placement
 
 RUN = "fineweb-shards-4567"
 
@@ -245,6 +245,23 @@ def test_a_process_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(4) as pool:
         got = list(pool.map(worker._process_of, ["a run that nobody else has"] * 4))
     assert got == made * 4
+
+
+def test_what_is_tried_one_by_one_is_not_fetched_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process reads it: here it would stay in memory."""
+    monkeypatch.setattr(worker, "node_name", lambda: "node")
+    process = process_on(tmp_path)
+    fetched: list[Batch] = []
+    process._observer = worker.TaskObserver(fetched.append)
+    process._prefetcher = SimpleNamespace(prefetch=fetched.append)
+    process._encode_batch = lambda order, tokens: EncodedBatch(())
+    (batch,) = process._spec.source.batches(runs.START)
+    process.encode(1, [WorkOrder(batch, one_by_one=True)], [])
+    assert not fetched
+    process.encode(1, [WorkOrder(batch)], [])
+    assert fetched == [batch]
 
 
 def test_bytes_of_a_stream_go_by_value() -> None:

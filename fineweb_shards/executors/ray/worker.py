@@ -171,7 +171,8 @@ class RunProcess:
         faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
         try:
             for order in orders:
-                self._prefetcher.prefetch(order.batch)
+                if not order.one_by_one:  # that is read by another process
+                    self._prefetcher.prefetch(order.batch)
             batches = tuple([self._encode_batch(order, tokens) for order in orders])
         except MemoryError:
             tokens.clear()
