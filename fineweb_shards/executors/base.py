@@ -39,9 +39,10 @@ class DataPlane(ABC):
     def seal(
         self, path: Path, end: int, function: Callable[..., Result], *arguments: object
     ) -> Future[Result]:
-        """Call a function like `run`, but where the file at `path` can be read, with everything in it that
-        was placed before its byte `end`. The futures of those placements are done."""
-        return self.run(function, *arguments)
+        """Call a function like `run`, but where everything can be read that was placed into the file at
+        `path` before its byte `end`. The futures of those placements are done. The function is told where the
+        file is, `path` or another one on its machine, between the Observer and `arguments`."""
+        return self.run(function, path, *arguments)
 
     @abstractmethod
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
@@ -14,12 +16,18 @@ from fineweb_shards.system.durable import output_error
 
 
 def seal_segment(
-    observer: Observer, segment: Segment, shard_format: ShardFormat, store: Store, max_wait_seconds: float
+    observer: Observer,
+    path: Path,
+    segment: Segment,
+    shard_format: ShardFormat,
+    store: Store,
+    max_wait_seconds: float,
 ) -> str:
-    """Seal a segment, all of whose tokens have been written, and return its SHA-256.
+    """Seal a segment, all of whose tokens have been written to the file at `path`; return its SHA-256.
 
     Any process can do it, and again if it dies. While the disk is full, it waits.
     """
+    segment = replace(segment, path=path)
     try:
         if segment.header and not segment.begin:
             disk = Disk(segment.path.parent, max_wait_seconds, observer)

@@ -7,6 +7,7 @@ the build is complete. Verifying makes it again and compares.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -89,17 +90,22 @@ def has_sidecars(file: FinishedFile) -> bool:
 
 
 def _write_sidecar(observer: Observer, file: FinishedFile, sidecar: Sidecar, name: str) -> None:
-    temporary = growing_path(file.store.folder / name.replace("/", "-"))
+    # A name of its own: on a cluster another process may write the same sidecar at the same time.
+    own_name = f"{name.replace('/', '-')}.new-{secrets.token_hex(8)}"
+    temporary = growing_path(file.store.folder / own_name)
     temporary.parent.mkdir(parents=True, exist_ok=True)  # another node may have no such folder yet
     found = file.store.require(file.name)
     facts = _read_facts(file, found)
-    with file.store.open(found) as tokens, open(temporary, "wb") as output:
-        for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):
-            output.seek(part.offset)
-            output.write(part.data)
-        output.flush()
-        os.fsync(output.fileno())
-    file.store.add_file(temporary, name, observer)
+    try:
+        with file.store.open(found) as tokens, open(temporary, "wb") as output:
+            for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):
+                output.seek(part.offset)
+                output.write(part.data)
+            output.flush()
+            os.fsync(output.fileno())
+        file.store.add_file(temporary, name, observer)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _check_sidecar(file: FinishedFile, sidecar: Sidecar) -> str | None:

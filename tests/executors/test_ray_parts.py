@@ -5,8 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pickle
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import inline
 import numpy as np
@@ -16,20 +22,27 @@ import vocabularies
 from doubles import Listener
 from inputs import write_jsonl
 
+import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError, UsageError
+from fineweb_shards.events import Observer
 from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
-from fineweb_shards.executors.ray import one_by_one_process, worker
+from fineweb_shards.executors.ray import one_by_one_process, vocabulary, worker
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.cluster import find_address
 from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
+from fineweb_shards.executors.ray.messages import EncodedBatch, Errand, Piece, Returned
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
 from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpack_vocabulary
 from fineweb_shards.executors.ray.waits import Waits
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.store import leftovers
+from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.tokenizers.vocabulary_files import load_definition
-from fineweb_shards.types import Placement
+from fineweb_shards.types import Batch, Placement
+
+RUN = "fineweb-shards-4567"
 
 
 def placement(path: str, offset: int) -> Placement:
@@ -197,6 +210,60 @@ def test_the_files_of_a_vocabulary_travel(tmp_path: Path, monkeypatch: pytest.Mo
             file.write_bytes(b"other")
 
 
+def test_threads_write_a_vocabulary_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of one process, each before the other has named its file."""
+    path, real = tmp_path / "tokenizer.json", os.replace
+
+    def replace_after_another(*names: Path) -> None:
+        monkeypatch.setattr(os, "replace", real)
+        with ThreadPoolExecutor() as pool:
+            pool.submit(vocabulary._write_once, path, b"data").result()
+        real(*names)
+
+    monkeypatch.setattr(os, "replace", replace_after_another)
+    vocabulary._write_once(path, b"data")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(path.name, b"data")]
+
+
+def test_a_process_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first errands come in several threads at once."""
+    board = SimpleNamespace(get_shipment=SimpleNamespace(remote=lambda: None))
+    shipment = fineweb_shards.__version__, pickle.dumps(None)
+    ray = SimpleNamespace(get_actor=lambda run: board, get=lambda reference: shipment)
+    second = threading.Event()
+    made: list[object] = []
+
+    def make(*arguments: object) -> object:
+        made.append(object())
+        if len(made) > 1:
+            second.set()
+        second.wait(0.2)  # nobody comes
+        return made[-1]
+
+    monkeypatch.setattr(worker, "load_ray", lambda: ray)
+    monkeypatch.setattr(worker, "RunProcess", make)
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(worker._process_of, ["a run that nobody else has"] * 4))
+    assert got == made * 4
+
+
+def test_what_is_tried_one_by_one_is_not_fetched_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process reads it: here it would stay in memory."""
+    monkeypatch.setattr(worker, "node_name", lambda: "node")
+    process = process_on(tmp_path)
+    fetched: list[Batch] = []
+    process._observer = worker.TaskObserver(fetched.append)
+    process._prefetcher = SimpleNamespace(prefetch=fetched.append)
+    process._encode_batch = lambda order, tokens: EncodedBatch(())
+    (batch,) = process._spec.source.batches(runs.START)
+    process.encode(1, [WorkOrder(batch, one_by_one=True)], [])
+    assert not fetched
+    process.encode(1, [WorkOrder(batch)], [])
+    assert fetched == [batch]
+
+
 def test_bytes_of_a_stream_go_by_value() -> None:
     """Another machine has no access to a descriptor of this one."""
     shared = SharedBytes(b"text")
@@ -224,18 +291,78 @@ def test_a_scratch_file_is_new_and_goes(tmp_path: Path) -> None:
     """What an earlier run has left on a node is never a part of a shard; in the end the file is gone, however
     it ends, and whoever else removes it."""
     path = tmp_path / "not there yet" / "a.tmp"
-    with worker._scratch_file(str(path)):
-        path.write_bytes(b"a longer one of an earlier run")
-    assert not path.exists()
-    path.write_bytes(b"a longer one of an earlier run")
-    with contextlib.suppress(ZeroDivisionError), worker._scratch_file(str(path)):
-        assert path.read_bytes() == b""
+    with worker._scratch_file(str(path), RUN) as own:
+        own.write_bytes(b"something")
+    assert not own.exists()
+    path.write_bytes(b"of an earlier run")
+    with contextlib.suppress(ZeroDivisionError), worker._scratch_file(str(path), RUN) as own:
+        assert own.read_bytes() == b""
         raise ZeroDivisionError
-    assert not path.exists()
-    with worker._scratch_file(str(path)):
-        path.unlink()
-    with worker._scratch_file(None):
-        pass
+    assert not own.exists()
+    with worker._scratch_file(str(path), RUN) as own:
+        own.unlink()
+    assert path.read_bytes() == b"of an earlier run"
+
+
+def process_on(folder: Path) -> worker.RunProcess:
+    """A node's process with no cluster: the objects that its errands are given are the arrays themselves."""
+    process = worker.RunProcess.__new__(worker.RunProcess)
+    source = runs.job_of(folder / "out", write_jsonl(folder / "a.jsonl", ["one"])).source
+    process._spec = replace(runs.spec_of(source), folder=folder)
+    process._run = RUN
+    process._board = SimpleNamespace(tell=SimpleNamespace(remote=lambda news: None))
+    return process
+
+
+def test_two_attempts_of_an_errand_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first may still be running, because only its line broke, when the second begins and ends on the
+    same node: both see their own tokens, and nothing is left."""
+    exceptions = SimpleNamespace(ObjectLostError=ZeroDivisionError)
+    monkeypatch.setattr(
+        worker, "load_ray", lambda: SimpleNamespace(get=lambda one: one, exceptions=exceptions)
+    )
+    process = process_on(tmp_path)
+    path = tmp_path / "work" / "shard.npy.0.tmp"
+    tokens = np.array([5, 6, 7], np.uint16)
+    results = []
+
+    def seal(observer: Observer, path: Path, name: str, *, again: bool) -> tuple[str, bytes]:
+        if again:
+            results.append(do(again=False))
+        return name, path.read_bytes()
+
+    def do(*, again: bool) -> Returned:
+        piece = Piece(0, 0, Placement(str(path), 0, np.array([[0, 3]])))
+        errand = Errand((piece,), partial(seal, again=again), (path, "name"), str(path))
+        return process.do(1, [[tokens]], errand)
+
+    results.append(do(again=True))
+    assert [one.error for one in results] == [None, None]
+    assert [one.result for one in results] == [("name", tokens.tobytes())] * 2
+    assert not list(path.parent.iterdir())
+
+
+def test_a_killed_run_leaves_no_scratch_file_for_long(tmp_path: Path) -> None:
+    """A node's process removes those of earlier runs, and nothing else; so does the next run on the driver's
+    machine, however new they are."""
+    work = tmp_path / WORK_FOLDER
+    work.mkdir()
+    left = []
+    for run in (RUN, "fineweb-shards-0123"):
+        with worker._scratch_file(str(work / "shard.npy.0.tmp"), run) as path:
+            left.append(path)
+        path.touch()
+    others = {work / name for name in ("shard.npy.0.tmp", "log.1.2.tmp", "log.txt")}
+    for path in others:
+        path.touch()
+    worker._remove_leftovers(work, RUN)
+    assert set(work.iterdir()) == {left[0], *others}
+    store = BucketStore.__new__(BucketStore)
+    store._scratch = tmp_path
+    assert {path for path in store.leftovers([]) if not leftovers._may_be_in_use(path)} == {
+        left[0],
+        work / "shard.npy.0.tmp",
+    }
 
 
 def test_a_node_without_a_place_for_shards_says_so(tmp_path: Path) -> None:
@@ -243,7 +370,7 @@ def test_a_node_without_a_place_for_shards_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(OutputError, match=r"file/a\.tmp: node .* can't make its shards there") as caught,
-        worker._scratch_file(str(tmp_path / "file" / "a.tmp")),
+        worker._scratch_file(str(tmp_path / "file" / "a.tmp"), RUN),
     ):
         pass
     assert "--scratch" in caught.value.hint

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import layout_reference
 import numpy as np
 import pytest
 
+from fineweb_shards.errors import OutputError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.document_index import DocumentIndex
@@ -105,3 +109,34 @@ def test_a_file_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert has_sidecars(file)
         assert check_sidecars(file) == []
     assert [*(tmp_path / ".fineweb-shards").iterdir()] == []
+
+
+def test_two_attempts_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster the first may still be running when the second begins and ends: neither meets the other's
+    file, and one that fails leaves none."""
+    layout = LAYOUTS[WITH_SIDECARS[0]]
+    expected = layout_reference.shard_files(layout.name, "train", 0, [EOT, 7, 8, EOT])
+    name = next(iter(expected))
+    (tmp_path / name).write_bytes(expected[name])
+    work = tmp_path / ".fineweb-shards"
+    work.mkdir()
+    file = FinishedFile(FolderStore(tmp_path), name, 2, None, ShardFormat(layout, GPT2), layout.sidecars)
+    real = sidecars._find_eots
+
+    def find_after_another(*arguments: Any) -> Iterator[Places]:
+        monkeypatch.setattr(sidecars, "_find_eots", real)
+        write_sidecars(Observer(), file)
+        return real(*arguments)
+
+    monkeypatch.setattr(sidecars, "_find_eots", find_after_another)
+    write_sidecars(Observer(), file)
+    assert {other: (tmp_path / other).read_bytes() for other in expected} == expected
+
+    def fail(*arguments: Any) -> Iterator[Places]:
+        assert list(work.iterdir())
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(sidecars, "_find_eots", fail)
+    with pytest.raises(OutputError):
+        write_sidecars(Observer(), file)
+    assert not list(work.iterdir())

@@ -297,7 +297,7 @@ def sealed(folder: Path, data: bytes, documents: int) -> str:
     path = folder / "growing.tmp"
     path.write_bytes(data)
     segment = Segment(path, 0, NAME, "val", 0, len(data), len(data) // 2 - 64, documents, whole=True)
-    return seal_segment(Observer(), segment, FORMAT, FolderStore(folder), 0)
+    return seal_segment(Observer(), path, segment, FORMAT, FolderStore(folder), 0)
 
 
 def test_what_is_read_back_is_checked(folder: Path) -> None:
@@ -328,7 +328,8 @@ def test_a_file_that_grows_goes_on_after_the_last_recorded_token(folder: Path) -
         writer.write(TOKENS, placement)
         segment = grown.end_segment(whole=True)
     assert (segment.offset, segment.size_bytes, segment.tokens, segment.documents) == (136, 4, 2, 0)
-    assert seal_segment(Observer(), segment, FORMAT, store, 0) == hashlib.sha256(TOKENS[4:]).hexdigest()
+    sha256 = seal_segment(Observer(), path, segment, FORMAT, store, 0)
+    assert sha256 == hashlib.sha256(TOKENS[4:]).hexdigest()
     assert path.read_bytes() == numpy_bytes(TOKENS)
     grown.discard()
     grown.discard()

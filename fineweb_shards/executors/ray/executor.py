@@ -55,7 +55,7 @@ from fineweb_shards.executors.ray.messages import Encoded, News, Shipment, Waiti
 from fineweb_shards.executors.ray.unwritten import Attempt, Block, Key, Share, Unwritten
 from fineweb_shards.executors.ray.vocabulary import pack_vocabulary
 from fineweb_shards.executors.ray.waits import Waits
-from fineweb_shards.executors.ray.worker import MARK_FILE, encode_batches
+from fineweb_shards.executors.ray.worker import MARK_FILE, RUN_PREFIX, encode_batches
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
@@ -106,7 +106,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         cores = 1 / _REMOTE_TASKS_PER_CORE if self._remote else 1
         self._members = Members(cluster, cores, most_tasks, self._observer)
         self._cores_of_task = cores
-        self._run = f"fineweb-shards {uuid.uuid4().hex}"
+        self._run = f"{RUN_PREFIX}{uuid.uuid4().hex}"
         self._numbers = 0  # of tasks so far
         self._running: dict[int, Attempt] = {}  # by the number of the task
         self._expected_bytes = 0  # the text that they encode
@@ -394,7 +394,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self, path: Path, end: int, function: Callable[..., Result], *arguments: object
     ) -> Future[Result]:
         shares = self._unwritten.take(str(path), end)
-        return self._jobs.add(self._next_number(), function, arguments, shares, str(path))
+        return self._jobs.add(self._next_number(), function, (path, *arguments), shares, str(path))
 
     def _write_early(self) -> None:
         """Have the largest part of a file written, if what waits for the end of its file takes much room."""

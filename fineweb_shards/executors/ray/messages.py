@@ -64,7 +64,8 @@ class Errand:
     pieces: tuple[Piece, ...] = ()
     function: Callable[..., Any] | None = None
     arguments: tuple[Any, ...] = ()
-    scratch: str | None = None  # the file that the pieces make up, if it is only needed for the function
+    # The file that the pieces make up and the function gets as its first argument, if nobody else needs it.
+    scratch: str | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.system.durable import write_quickly
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, engine_file
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -53,9 +54,7 @@ def _own_folder() -> Path:
 
 
 def _write_once(path: Path, data: bytes) -> None:
-    """Write a file that other processes may be reading, or writing as well."""
+    """Write a file that other processes and threads may be reading, or writing as well."""
     if path.is_file() and path.read_bytes() == data:
         return
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    write_quickly(path, data)

@@ -12,6 +12,7 @@ import faulthandler
 import os
 import pickle
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -47,9 +48,12 @@ from fineweb_shards.tokenizers.token_joiner import TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
 
 MARK_FILE = "ray-run"  # in the work folder; what is in it tells a node whether it sees the driver's folder
+RUN_PREFIX = "fineweb-shards-"  # of the name of a run's board, which stands in names of files
+_SCRATCH_END = ".tmp"  # what the store finds after a run that was killed
 # A task that takes longer hangs, and its process is ended. Waits for the network or the disk come on top.
 _LONGEST_TASK_SECONDS = 3600
 _STANDARD_ERROR = 2
+_MAKING_PROCESS = threading.Lock()
 
 
 def encode_batches(run: str, task: int, orders: bytes) -> tuple[bytes, list[Tokens]]:
@@ -81,9 +85,14 @@ class ErrandProcess:
         return pickle.dumps(returned)
 
 
-@lru_cache(maxsize=1)
 def _process_of(run: str) -> RunProcess:
     """Return what this process keeps between the tasks of a run. `run` is the name of the run's board."""
+    with _MAKING_PROCESS:  # an actor's first errands come in several threads at once
+        return _make_process(run)
+
+
+@lru_cache(maxsize=1)
+def _make_process(run: str) -> RunProcess:
     board = load_ray().get_actor(run)
     version, data = load_ray().get(board.get_shipment.remote())
     if version != fineweb_shards.__version__:
@@ -91,7 +100,7 @@ def _process_of(run: str) -> RunProcess:
             f"Node {node_name()} has fineweb_shards {fineweb_shards.__version__}, the run is of {version}.",
             "Install the same version on every node.",
         )
-    return RunProcess(board, pickle.loads(data))
+    return RunProcess(run, board, pickle.loads(data))
 
 
 def node_name() -> str:
@@ -134,7 +143,8 @@ class TaskObserver(Observer):
 class RunProcess:
     """What a process keeps between the tasks of a run: its engine, and open files of the input."""
 
-    def __init__(self, board: Any, shipment: Shipment) -> None:
+    def __init__(self, run: str, board: Any, shipment: Shipment) -> None:
+        self._run = run
         self._board = board
         self._observer = TaskObserver(board.tell.remote)
         if os.path.isdir(shipment.current_folder):
@@ -142,6 +152,8 @@ class RunProcess:
         apply_environment(shipment.environment)  # before the hub's clients are imported
         spec: WorkerSpec = pickle.loads(shipment.spec)
         _check_folder(spec.folder, shipment.mark)
+        if shipment.mark is None:  # the folder is for files that are made on this node
+            _remove_leftovers(spec.folder / WORK_FOLDER, run)
         self._spec = unpack_vocabulary(spec, shipment.vocabulary_files)
         apply_priority(spec.priority)
         self._source = spec.source.reopened(self._observer)
@@ -159,7 +171,8 @@ class RunProcess:
         faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
         try:
             for order in orders:
-                self._prefetcher.prefetch(order.batch)
+                if not order.one_by_one:  # that is read by another process
+                    self._prefetcher.prefetch(order.batch)
             batches = tuple([self._encode_batch(order, tokens) for order in orders])
         except MemoryError:
             tokens.clear()
@@ -224,8 +237,10 @@ class RunProcess:
         """Write the pieces of an errand, and call its function."""
         observer = TaskObserver(self._board.tell.remote, task)
         try:
-            with _scratch_file(errand.scratch):
+            if errand.scratch is None:
                 return self._do(objects, errand, observer)
+            with _scratch_file(errand.scratch, self._run) as path:
+                return self._do(objects, _moved(errand, path), observer)
         except ShardError as error:
             return Returned(error=error)
         except Exception as error:
@@ -262,25 +277,41 @@ class RunProcess:
 
 
 @contextlib.contextmanager
-def _scratch_file(path: str | None) -> Iterator[None]:
-    """Make an empty file on this node, whatever an earlier run has left there, and remove it in the end."""
-    if path is None:
-        yield
-        return
+def _scratch_file(path: str, run: str) -> Iterator[Path]:
+    """Make an empty file on this node, named after `path`, and remove it in the end.
+
+    Nobody else has one of the same name: when the line to a process breaks its errand is done again, and the
+    first one may still be running, on this node.
+    """
+    folder, name = os.path.split(path)
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb"):
-            pass
+        os.makedirs(folder, exist_ok=True)
+        file, own = tempfile.mkstemp(_SCRATCH_END, f"{name.removesuffix(_SCRATCH_END)}.{run}-", folder)
+        os.close(file)
     except OSError as error:
         raise OutputError(
             f"{path}: node {node_name()} can't make its shards there: {error.strerror}.",
             "Name a folder that can be written on every node: --scratch DIR",
         ) from error
     try:
-        yield
+        yield Path(own)
     finally:
         with contextlib.suppress(FileNotFoundError):  # the driver may be on this machine, and be quicker
-            os.unlink(path)
+            os.unlink(own)
+
+
+def _remove_leftovers(folder: Path, run: str) -> None:
+    """Remove scratch files that processes of earlier runs have left on this node when they were killed."""
+    for path in folder.glob(f"*.{RUN_PREFIX}*{_SCRATCH_END}"):
+        if f".{run}-" not in path.name:
+            with contextlib.suppress(OSError):  # another process may do the same now
+                path.unlink()
+
+
+def _moved(errand: Errand, path: Path) -> Errand:
+    """Return an errand that makes its file at this path."""
+    pieces = [replace(piece, placement=replace(piece.placement, path=str(path))) for piece in errand.pieces]
+    return replace(errand, pieces=tuple(pieces), arguments=(path, *errand.arguments[1:]))
 
 
 def _keep(batch: int, index: int, block: EncodedBlock, tokens: list[Tokens]) -> EncodedBlock:
