@@ -206,14 +206,29 @@ def test_what_a_killed_download_leaves_is_no_shard(url: str, tmp_path: Path) -> 
     pieces = loader._shards.known[0].bucket
     assert pieces is not None
     key = pieces.pieces[0].key
-    (tmp_path / f"{key}.0123.part").write_bytes(b"x" * 1000)
+    (tmp_path / f"{key}.01234567.part").write_bytes(b"x" * 1000)
     (tmp_path / f"{key}.tokens").write_bytes(b"x" * 1000)
     other = "0" * 8 + "f" * 56
-    (tmp_path / f"{other}.77.part").write_bytes(b"x" * 1000)
+    (tmp_path / f"{other}.89abcdef.part").write_bytes(b"x" * 1000)
     (tmp_path / "lock-0").write_bytes(b"")
     x, _ = loader.next_batch()
     assert x.ravel().tolist() == reference.stream(DOCUMENTS)[SHARD_TOKENS : SHARD_TOKENS + 160].tolist()
-    assert not (tmp_path / f"{other}.77.part").exists()
+    assert not (tmp_path / f"{other}.89abcdef.part").exists()
+
+
+def test_files_of_others_in_the_cache_stay(url: str, tmp_path: Path) -> None:
+    """Whatever they are called, and however small the cache is; and they don't count as a part of it."""
+    key = "0" * 64
+    names = ["my-corpus.tokens", "movie-download.part", f"{key}.part", f"{key}.77.part", f"x{key}.tokens"]
+    for name in [*names, f"{key[:-1]}G.tokens"]:
+        (tmp_path / name).write_bytes(b"x" * 10 * SHARD_BYTES)
+    theirs = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    loader = loader_of(url, tmp_path, cache_bytes=SHARD_BYTES)
+    assert len(epoch_rows(loader)) > 10
+    assert theirs == {name: (tmp_path / name).read_bytes() for name in theirs}
+    roomy = loader_of(url, tmp_path, cache_bytes=50 * SHARD_BYTES)
+    epoch_rows(roomy)
+    assert len([path for path in cached(tmp_path) if path.name not in theirs]) > 10
 
 
 RACE = """
