@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import reference
 import runs
-from bucket_folders import make_parts, upload_folder
+from bucket_folders import make_parts, part_name, upload_folder
 from bucket_server import Door, Fault
 from documents import make_documents
 from doubles import FakeClock
@@ -31,6 +31,7 @@ from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, Inpu
 from fineweb_shards.loader import ShardLoader, followed_shards
 from fineweb_shards.loader import bucket_pieces as pieces_module
 from fineweb_shards.loader.forkable_store import ForkableStore
+from fineweb_shards.loader.shard_cache import ShardCache
 
 BATCH, LENGTH = 2, 80
 SHARD_TOKENS = 2000
@@ -398,6 +399,33 @@ def test_a_build_into_a_bucket_is_followed(
         rows = expected_rows(layout, lengths, settings, epoch, in_order=epoch == 0)
         assert epoch_rows(loader, epoch) == rows[: len(rows) // BATCH * BATCH]
     assert min(build.waits) >= 1.0
+
+
+def test_a_build_that_ends_while_it_is_followed(
+    built: Callable[[str], Path],
+    bucket_url: str,
+    door: Door,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The parts of its file are joined when one of them is asked for, and the training goes on."""
+    build = Rehearsal(built("nanogpt"), f"{bucket_url}/out")
+    while build.finished < len(build.records):
+        build.sleep(0)
+    monkeypatch.setattr(followed_shards, "Clock", lambda: build)
+    monkeypatch.setattr(ShardCache, "fetch_ahead", lambda *_: None)  # whose failures nobody hears of
+
+    def join(_: str, path: str) -> None:
+        if "parts/train.bin/0" in path and not build.bucket.head("train.bin"):
+            build.bucket.upload(build.folder / "train.bin", "train.bin")
+            build.bucket.delete([info.name for info in build.bucket.list(".fineweb-shards/parts/train.bin")])
+
+    door.on_request = join
+    settings: dict[str, Any] = {"align": "document", "seed": 5}
+    loader = loader_of(f"{bucket_url}/out", tmp_path, follow=True, **settings)
+    rows = expected_rows("nanogpt", lengths_in(built("nanogpt")), settings, in_order=True)
+    assert epoch_rows(loader) == rows[: len(rows) // BATCH * BATCH]
+    assert build.bucket.read(part_name("train.bin", 0)) is None
 
 
 def test_a_build_that_runs_is_waited_for(
