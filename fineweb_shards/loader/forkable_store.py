@@ -5,7 +5,6 @@ The client of object stores hangs there; such a process asks a helper process.
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +21,7 @@ class ForkableStore(BucketStore):
 
     def __init__(self, bucket: Bucket, scratch: Path) -> None:
         super().__init__(bucket, scratch)
-        self._helper: HelperProcess | None = None  # in a forked process
-        self._starting = threading.Lock()
+        self._helper = HelperProcess(self)  # for a forked process
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ForkableStore, (self._bucket, self._scratch)
@@ -56,7 +54,4 @@ class ForkableStore(BucketStore):
         return super().read_manifest()
 
     def _ask(self, method: str, *arguments: object) -> Any:
-        with self._starting:
-            if self._helper is None:
-                self._helper = HelperProcess(self)
         return self._helper.call(method, *arguments)

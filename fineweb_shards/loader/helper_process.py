@@ -6,6 +6,7 @@ can't be used there any more, and a worker may not start processes with `multipr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -13,36 +14,63 @@ import sys
 import threading
 from typing import Any
 
+# Ctrl-C signals the whole process group; who has asked decides. Ignored before anything large is imported.
+_PROGRAM = f"""
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from {__name__} import serve
+serve()
+"""
+
 
 class HelperProcess:
-    """A process with a copy of an object. It ends with the one that has started it, however that ends."""
+    """A process with a copy of an object. It ends with the one that has started it, however that ends.
+
+    It is started when it is needed. If a call is interrupted, its process is ended, and the next call has a
+    new one: in the pipe of the old one there may be an answer, or a part of it, to what nobody asks any more.
+    """
 
     def __init__(self, subject: object) -> None:
+        self._subject = pickle.dumps(subject)
         self._lock = threading.Lock()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
-        words = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
-        self._send(subject)
+        self._idle: subprocess.Popen[bytes] | None = None  # the process, if it owes no answer
 
     def call(self, method: str, *arguments: object) -> Any:
         """Return what the object's method returns; raise what it raises. Threads take turns."""
         with self._lock:
-            assert self._process.stdout is not None
-            self._send((method, arguments))
+            idle, self._idle = self._idle, None  # whatever happens until the answer is here
+            process = idle or _start()
+            assert process.stdin is not None
+            assert process.stdout is not None
             try:
-                value, error = pickle.load(self._process.stdout)
-            except EOFError:
-                raise RuntimeError(f"a helper process has ended with {self._process.wait()}") from None
+                if idle is None:
+                    process.stdin.write(self._subject)
+                pickle.dump((method, arguments), process.stdin)
+                process.stdin.flush()
+                value, error = pickle.load(process.stdout)
+            except (EOFError, BrokenPipeError, pickle.UnpicklingError):  # there is no answer, or half of one
+                raise RuntimeError(f"a helper process has ended with {_wait_for_end(process)}") from None
+            except BaseException:
+                process.kill()
+                _wait_for_end(process)  # after that it writes no file any more
+                raise
+            self._idle = process
         if error is not None:
             raise error
         return value
 
-    def _send(self, message: object) -> None:
-        assert self._process.stdin is not None
-        pickle.dump(message, self._process.stdin)
-        self._process.stdin.flush()
+
+def _start() -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
+    words = [sys.executable, "-c", _PROGRAM]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+def _wait_for_end(process: subprocess.Popen[bytes]) -> int:
+    """Close the pipes of a process, wait until it has ended, and return its exit code."""
+    with contextlib.suppress(BrokenPipeError), process:  # it does not read any more what was not sent yet
+        pass
+    return process.wait()
 
 
 def serve() -> None:

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ from fineweb_shards.system.durable import lock_file, try_lock, unlock
 DEFAULT_BYTES = 20 * 10**9
 _SUFFIX = ".tokens"
 _PART_SUFFIX = ".part"
+# What `_path` and `_download` name, and nothing else: the folder is the user's, and may hold other files.
+_PIECE_NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
+_PART_NAME = re.compile(rf"[0-9a-f]{{64}}\.[0-9a-f]{{8}}{re.escape(_PART_SUFFIX)}")
 _LOCKS = 64  # a lock is for all pieces with the same remainder: so that no piece leaves a lock file behind
 
 
@@ -143,14 +147,15 @@ class ShardCache:
 
     def _make_room(self, left_bytes: int) -> None:
         """Delete pieces that nobody reads, those that were used longest ago first, until the rest has at most
-        so many bytes; and what was left of downloads that were interrupted."""
+        so many bytes; and what was left of downloads that were interrupted. Files of others are left alone,
+        and do not count."""
         found = []
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another process deletes, too
-                if path.suffix == _SUFFIX:
+                if _PIECE_NAME.fullmatch(path.name):
                     state = path.stat()
                     found.append((state.st_mtime_ns, state.st_size, path))
-                elif path.suffix == _PART_SUFFIX:
+                elif _PART_NAME.fullmatch(path.name):
                     _remove_unlocked(path, self._lock_path(path.name))
         size_bytes = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):

@@ -20,8 +20,9 @@ from typing import Any, BinaryIO, ClassVar
 
 from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.buckets.conditional_writes import PROBE_PREFIX
+from fineweb_shards.buckets.object_file import ObjectFile
 from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
-from fineweb_shards.errors import OutputError
+from fineweb_shards.errors import ChangedError, InputError, OutputError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.store.bucket_lock import BucketLock, is_bucket_locked
 from fineweb_shards.store.bucket_parts import (
@@ -103,10 +104,11 @@ class BucketStore(Store):
         self._mirror.pull()
 
     def find(self, name: str) -> FoundFile | None:
-        return _judge(name, self._bucket.head(name), self._list_parts(name))
+        parts = self._list_parts(name)  # first: they are deleted when the whole file has its name
+        return _judge(name, self._bucket.head(name), parts)
 
     def find_all(self, names: Iterable[str]) -> dict[str, FoundFile]:
-        objects = list(self._bucket.list())  # one listing, instead of requests for each file
+        objects = list(self._bucket.list())  # one listing instead of many requests; parts come first in it
         named = {info.name: info for info in objects}
         parts = _by_file(part for info in objects if (part := parse_part(info)) is not None)
         found = {name: _judge(name, named.get(name), parts[name]) for name in names}
@@ -114,22 +116,27 @@ class BucketStore(Store):
 
     def open(self, file: FoundFile) -> BinaryIO:
         pieces = _pieces_of(file)
-        if len(pieces) == 1 and not pieces[0].skip:
-            return self._bucket.open(pieces[0].info.name, pieces[0].info)
-        return io.BufferedReader(JoinedFile([_source_of(piece, self._bucket) for piece in pieces]))
+        if pieces and not _has_parts(file):
+            return self._bucket.open(file.name, pieces[0].info)
+        blocks = ObjectFile(lambda begin, end: memoryview(self.read_range(file, begin, end)), file.size_bytes)
+        return io.BufferedReader(blocks)
 
     def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
-        data = [
-            self._bucket.read_range(
-                piece.info.name,
-                max(begin, piece.begin) - piece.begin + piece.skip,
-                min(end, piece.end) - piece.begin + piece.skip,
-                piece.info.etag,
-            )
-            for piece in _pieces_of(file)
-            if piece.begin < end and begin < piece.end
-        ]
-        return b"".join(data)
+        """Read a range. If a build joins the parts of the file meanwhile, it is read from the whole one: its
+        tokens are the same at the same bytes."""
+        try:
+            return b"".join(self._read_piece(piece, begin, end) for piece in _pieces_of(file))
+        except (ChangedError, InputError, OutputError):
+            joined = self.find(file.name) if _has_parts(file) else None
+            if joined is None or joined == file or not joined.named or joined.size_bytes < file.size_bytes:
+                raise
+        return self.read_range(joined, begin, end)
+
+    def _read_piece(self, piece: Piece, begin: int, end: int) -> bytes:
+        """Read what a piece has of a range of the file."""
+        shift = piece.skip - piece.begin
+        first, last = max(begin, piece.begin) + shift, min(end, piece.end) + shift
+        return self._bucket.read_range(piece.info.name, first, last, piece.info.etag)
 
     def list_names(self, below: str = "") -> list[str]:
         return [info.name.rpartition("/")[2] for info in self._bucket.list_folder(below)]
@@ -275,7 +282,7 @@ class BucketStore(Store):
         return [part for info in self._bucket.list(below) if (part := parse_part(info)) is not None]
 
 
-def _source_of(piece: Piece, bucket: Bucket, skip: int = 0) -> FileSource:
+def _source_of(piece: Piece, bucket: Bucket, skip: int) -> FileSource:
     """Return a piece without its first `skip` bytes, for JoinedFile."""
 
     def opened() -> BinaryIO:
@@ -301,6 +308,11 @@ def _judge(name: str, named: ObjectInfo | None, parts: list[Part]) -> FoundFile 
     end = pieces[-1].end if pieces else 0
     etag = named.etag if named is not None and not parts else ""
     return _FoundObjects(name, end, named is not None and named.size_bytes >= end, etag, pieces)
+
+
+def _has_parts(file: FoundFile) -> bool:
+    """Tell whether some of a file's bytes are in objects that are deleted when it is whole."""
+    return any(piece.info.name != file.name for piece in _pieces_of(file))
 
 
 def _pieces_of(file: FoundFile) -> tuple[Piece, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import reference
 import runs
-from bucket_folders import make_parts, upload_folder
+from bucket_folders import make_parts, part_name, upload_folder
 from bucket_server import Door, Fault
 from documents import make_documents
 from doubles import FakeClock
@@ -31,6 +31,7 @@ from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, Inpu
 from fineweb_shards.loader import ShardLoader, followed_shards
 from fineweb_shards.loader import bucket_pieces as pieces_module
 from fineweb_shards.loader.forkable_store import ForkableStore
+from fineweb_shards.loader.shard_cache import ShardCache
 
 BATCH, LENGTH = 2, 80
 SHARD_TOKENS = 2000
@@ -206,14 +207,29 @@ def test_what_a_killed_download_leaves_is_no_shard(url: str, tmp_path: Path) -> 
     pieces = loader._shards.known[0].bucket
     assert pieces is not None
     key = pieces.pieces[0].key
-    (tmp_path / f"{key}.0123.part").write_bytes(b"x" * 1000)
+    (tmp_path / f"{key}.01234567.part").write_bytes(b"x" * 1000)
     (tmp_path / f"{key}.tokens").write_bytes(b"x" * 1000)
     other = "0" * 8 + "f" * 56
-    (tmp_path / f"{other}.77.part").write_bytes(b"x" * 1000)
+    (tmp_path / f"{other}.89abcdef.part").write_bytes(b"x" * 1000)
     (tmp_path / "lock-0").write_bytes(b"")
     x, _ = loader.next_batch()
     assert x.ravel().tolist() == reference.stream(DOCUMENTS)[SHARD_TOKENS : SHARD_TOKENS + 160].tolist()
-    assert not (tmp_path / f"{other}.77.part").exists()
+    assert not (tmp_path / f"{other}.89abcdef.part").exists()
+
+
+def test_files_of_others_in_the_cache_stay(url: str, tmp_path: Path) -> None:
+    """Whatever they are called, and however small the cache is; and they don't count as a part of it."""
+    key = "0" * 64
+    names = ["my-corpus.tokens", "movie-download.part", f"{key}.part", f"{key}.77.part", f"x{key}.tokens"]
+    for name in [*names, f"{key[:-1]}G.tokens"]:
+        (tmp_path / name).write_bytes(b"x" * 10 * SHARD_BYTES)
+    theirs = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    loader = loader_of(url, tmp_path, cache_bytes=SHARD_BYTES)
+    assert len(epoch_rows(loader)) > 10
+    assert theirs == {name: (tmp_path / name).read_bytes() for name in theirs}
+    roomy = loader_of(url, tmp_path, cache_bytes=50 * SHARD_BYTES)
+    epoch_rows(roomy)
+    assert len([path for path in cached(tmp_path) if path.name not in theirs]) > 10
 
 
 RACE = """
@@ -383,6 +399,33 @@ def test_a_build_into_a_bucket_is_followed(
         rows = expected_rows(layout, lengths, settings, epoch, in_order=epoch == 0)
         assert epoch_rows(loader, epoch) == rows[: len(rows) // BATCH * BATCH]
     assert min(build.waits) >= 1.0
+
+
+def test_a_build_that_ends_while_it_is_followed(
+    built: Callable[[str], Path],
+    bucket_url: str,
+    door: Door,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The parts of its file are joined when one of them is asked for, and the training goes on."""
+    build = Rehearsal(built("nanogpt"), f"{bucket_url}/out")
+    while build.finished < len(build.records):
+        build.sleep(0)
+    monkeypatch.setattr(followed_shards, "Clock", lambda: build)
+    monkeypatch.setattr(ShardCache, "fetch_ahead", lambda *_: None)  # whose failures nobody hears of
+
+    def join(_: str, path: str) -> None:
+        if "parts/train.bin/0" in path and not build.bucket.head("train.bin"):
+            build.bucket.upload(build.folder / "train.bin", "train.bin")
+            build.bucket.delete([info.name for info in build.bucket.list(".fineweb-shards/parts/train.bin")])
+
+    door.on_request = join
+    settings: dict[str, Any] = {"align": "document", "seed": 5}
+    loader = loader_of(f"{bucket_url}/out", tmp_path, follow=True, **settings)
+    rows = expected_rows("nanogpt", lengths_in(built("nanogpt")), settings, in_order=True)
+    assert epoch_rows(loader) == rows[: len(rows) // BATCH * BATCH]
+    assert build.bucket.read(part_name("train.bin", 0)) is None
 
 
 def test_a_build_that_runs_is_waited_for(
