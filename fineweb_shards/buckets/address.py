@@ -26,6 +26,7 @@ _OTHER_NAMES = {
     "adl": "az",
 }
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
+_ALMOST = re.compile(rf"({'|'.join([*SCHEMES, *_OTHER_NAMES])}):", re.IGNORECASE | re.ASCII)
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$-]*", re.ASCII)
 # Parameters of signed addresses: whoever has one may read, so it belongs in no message and no manifest.
 _SIGNED = re.compile(r"[?&](X-Amz-|X-Goog-|AWSAccessKeyId=|Signature=|sig=|sv=)", re.IGNORECASE)
@@ -40,6 +41,17 @@ def is_bucket_url(text: str) -> bool:
 def is_url(text: str) -> bool:
     """Tell whether a text is an address with a scheme, known or not, and not the path of a file."""
     return _URL.match(text) is not None
+
+
+def check_path(text: str) -> None:
+    """Raise UsageError for a path that is meant to be an address: `s3:/bucket`. It would become a folder."""
+    found = _ALMOST.match(text)
+    if found and not is_url(text):
+        scheme = found[1].lower()
+        meant = _OTHER_NAMES.get(scheme, scheme)
+        rest = text[found.end() :].lstrip("/")
+        hint = f"Did you mean {meant}://{rest}? If it is a path, begin it with ./"
+        raise UsageError(f"{text}: this is no address.", hint)
 
 
 @dataclass(frozen=True, slots=True)

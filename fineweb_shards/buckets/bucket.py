@@ -25,7 +25,7 @@ from fineweb_shards.buckets.object_file import ObjectFile
 from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
 from fineweb_shards.buckets.ranges import Ranges
 from fineweb_shards.buckets.stores import require_obstore
-from fineweb_shards.buckets.upload_file import UploadFile, part_bytes_for, parts_at_once
+from fineweb_shards.buckets.upload_file import UploadFile, part_bytes_for, parts_at_once, wait_for_upload
 from fineweb_shards.errors import InputError, ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.system.retry import Retrier
@@ -195,7 +195,8 @@ class Bucket:
 
     def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:
         """Write an open file of so many bytes as an object, like `upload`."""
-        version = self._connection.call(name, partial(_send, file, size), for_upload=True)
+        send = partial(self._send, file, size)
+        version = self._connection.call(name, send, for_upload=True)
         found = self._describe(self._connection.call(name, _head))
         if found.size_bytes != size:
             raise self._refusal(
@@ -220,6 +221,29 @@ class Bucket:
         Nobody else may be writing there: a running upload is given up as well.
         """
         return abort_abandoned_uploads(self.address, is_ours, self._refusal)
+
+    def _send(self, file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:
+        """Upload a file from its beginning."""
+        import obstore
+
+        file.seek(0)
+        source = UploadFile(file, size_bytes)
+        part_bytes = part_bytes_for(size_bytes)
+        upload = partial(
+            obstore.put,
+            store,
+            key,
+            cast(BinaryIO, source),  # of which obstore only reads, seeks and tells
+            chunk_size=part_bytes,
+            max_concurrency=parts_at_once(part_bytes),
+        )
+        try:
+            answer = wait_for_upload(upload, source, self.address, self._connection.retrier.observer)
+        except OSError:
+            if source.failure is not None:  # obstore passes on its text only
+                raise source.failure from None
+            raise
+        return Version.of(answer)
 
     def _get(self, store: ObjectStore, key: str) -> tuple[bytes, Version]:
         import obstore
@@ -270,25 +294,3 @@ def _head(store: ObjectStore, key: str) -> ObjectMeta:
         if not is_without_reason(error):
             raise
         return obstore.get(store, key).meta  # the answer to a GET has a body, which says why
-
-
-def _send(file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:
-    """Upload a file from its beginning."""
-    import obstore
-
-    file.seek(0)
-    source = UploadFile(file, size_bytes)
-    part_bytes = part_bytes_for(size_bytes)
-    try:
-        answer = obstore.put(
-            store,
-            key,
-            cast(BinaryIO, source),  # of which obstore only reads, seeks and tells
-            chunk_size=part_bytes,
-            max_concurrency=parts_at_once(part_bytes),
-        )
-    except OSError:
-        if source.failure is not None:  # obstore passes on its text only
-            raise source.failure from None
-        raise
-    return Version.of(answer)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import errno
-from typing import BinaryIO
+import time
+from collections.abc import Callable
+from concurrent import futures
+from typing import BinaryIO, TypeVar
+
+from fineweb_shards.events import Observer
+from fineweb_shards.system.background import in_background
 
 _SMALLEST_PART_BYTES = 8 * 2**20
 _MOST_PARTS = 10_000  # S3's limit
 UPLOAD_MEMORY_BYTES = 64 * 2**20  # for the parts on their way, unless a single one is larger
 _MIB = 2**20
+_SILENT_SECONDS = 30.0  # without a part that was taken: shown as a wait
+_LOOK_SECONDS = 1.0
+
+Result = TypeVar("Result")
 
 
 def part_bytes_for(size_bytes: int) -> int:
@@ -30,9 +40,11 @@ class UploadFile:
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._file = file
         self._size_bytes = size_bytes
+        self.last_read = time.monotonic()
         self.failure: BaseException | None = None
 
     def read(self, size: int = -1) -> bytes:
+        self.last_read = time.monotonic()
         left = self._size_bytes - self._file.tell()
         wanted = left if size < 0 else min(size, left)
         try:
@@ -49,3 +61,24 @@ class UploadFile:
 
     def tell(self) -> int:
         return self._file.tell()
+
+
+def wait_for_upload(
+    upload: Callable[[], Result], source: UploadFile, address: object, observer: Observer
+) -> Result:
+    """Return what an upload of `source` returns. If it does not go on for long, the observer hears of it:
+    obstore would tell of a silent server only after minutes, because a part may take as long to be sent."""
+    uploaded = in_background(upload)
+    is_told = False
+    try:
+        while futures.wait([uploaded], _LOOK_SECONDS).not_done:
+            is_silent = time.monotonic() - source.last_read > _SILENT_SECONDS
+            if is_silent != is_told:
+                is_told = is_silent
+                since = time.strftime("%H:%M", time.localtime(time.time() - _SILENT_SECONDS))
+                text = f"waiting for the network since {since} ({address}: an upload does not go on)"
+                observer.set_wait("network", text if is_silent else None)
+    finally:
+        if is_told:
+            observer.set_wait("network", None)
+    return uploaded.result()

@@ -14,9 +14,14 @@ class WaitsOnScreen(Observer):
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
+        self._shown: dict[str, str] = {}  # the reason of each cause
 
     def set_wait(self, cause: str, reason: str | None) -> None:
-        self._screen.say(reason or f"the wait for the {cause} is over")
+        if reason is None and self._shown.pop(cause, None) is not None:
+            self._screen.say(f"the wait for the {cause} is over")
+        elif reason is not None and self._shown.get(cause) != reason:
+            self._shown[cause] = reason
+            self._screen.say(reason)
 
 
 def print_result(*lines: str) -> None:

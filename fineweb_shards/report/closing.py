@@ -9,11 +9,12 @@ from fineweb_shards.report.path import report_path
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.units import show_bytes
-from fineweb_shards.watching.run_record import RunRecord
+from fineweb_shards.watching.run_record import RUN_COMPLETE, RunRecord
 
 
 def closing_lines(store: Store, run: RunRecord) -> list[str]:
-    """Return a line each for what was fetched, for waits, and for the report, if there are any."""
+    """Return a line each for what was fetched, for waits, and for the report, if there are any. After an
+    error nobody knows whether the copy of the report in a bucket is the last one."""
     rows = []
     if run.fetched_bytes:
         speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))
@@ -22,6 +23,6 @@ def closing_lines(store: Store, run: RunRecord) -> list[str]:
         rows.append(("waited", waits))
     if (page := report_path(store.folder)).is_file():
         rows.append(("report", str(page)))
-        if store.is_remote:
+        if store.is_remote and run.ending == RUN_COMPLETE:
             rows.append(("", f"a copy: {store.location}/{WORK_FOLDER}/{page.name}"))
     return [f"{name:<10} {text}" for name, text in rows]

@@ -123,6 +123,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
     history.begin_run(manifest.tokens, job.budget.memory_bytes)
     progress = Progress(log, screen, history, finished=manifest.shards)
     job = replace(job, source=job.source.reopened(progress))
+    job.output.store.observe(progress)
     executor = make_executor(job, spec, manifest, progress)
     page = Page(
         partial(write_report, job.output.store),

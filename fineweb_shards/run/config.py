@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.buckets.address import is_url
+from fineweb_shards.buckets.address import check_path, is_url
 from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS
@@ -257,6 +257,12 @@ class Config:
             raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
         if not self.out:
             raise UsageError("There is no output folder.", "Name one with --out, such as --out shards.")
+        for path in (self.out, self.scratch, *self.input, *self.val_input):
+            check_path(path)
+        if is_url(self.scratch):
+            raise UsageError(
+                f"--scratch {self.scratch}: it is for a folder on this machine.", "Name a folder, or none."
+            )
         if self.scratch and not self.bucket_url:
             raise UsageError(
                 f"--scratch {self.scratch}: it is for an --out in a bucket, and {self.out} is a folder.",

@@ -20,10 +20,10 @@ def check_executor(config: Config) -> None:
     """Raise UsageError if the executor can't be had, before anything is written."""
     if config.executor == "ray":
         from fineweb_shards.executors.ray.api import load_ray
-        from fineweb_shards.executors.ray.cluster import find_address
+        from fineweb_shards.executors.ray.cluster import check_reachable, find_address
 
         load_ray()
-        find_address(config.ray_address)
+        check_reachable(find_address(config.ray_address))
 
 
 def make_executor(job: Job, spec: WorkerSpec, manifest: Manifest, observer: Observer) -> Executor:

@@ -180,12 +180,13 @@ def check_disk(plan: Plan) -> None:
     needed, free = plan.scratch_bytes, plan.free_bytes
     if needed is None:
         return
+    place = "--scratch" if plan.job.output.store.is_remote else "--out"
     about, remark = ("", "") if plan.extent.exact else ("about ", " (an estimate)")
     if free < (needed if plan.extent.exact else needed * _ESTIMATE_TOLERANCE):
         raise DiskFullError(
             f"{plan.job.folder}: the shards need {about}{show_bytes(needed)}{remark}, {show_bytes(free)} "
             f"are free: {about}{show_bytes(needed - free)} are missing.",
-            "Free some space, choose another --out, or end earlier with --max-tokens.",
+            f"Free some space, choose another {place}, or end earlier with --max-tokens.",
         )
 
 

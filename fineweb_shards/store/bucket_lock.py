@@ -119,6 +119,11 @@ class BucketLock:
             self._observer.set_wait("lock", None)
         return content, version
 
+    def observe(self, observer: Observer) -> None:
+        """Tell this observer from now on."""
+        self._observer = observer
+        self._bucket = self._bucket.reopened(observer)
+
     def check(self) -> None:
         """Raise LockedError if another run has taken over. If no beat has come for long, because this machine
         was asleep, look now: the clock that beats are timed by sleeps as well."""

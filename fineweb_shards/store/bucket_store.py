@@ -22,7 +22,7 @@ from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.buckets.conditional_writes import PROBE_PREFIX
 from fineweb_shards.buckets.object_file import ObjectFile
 from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
-from fineweb_shards.errors import ChangedError, InputError, OutputError
+from fineweb_shards.errors import ChangedError, InputError, LockedError, OutputError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.store.bucket_lock import BucketLock, is_bucket_locked
 from fineweb_shards.store.bucket_parts import (
@@ -168,7 +168,7 @@ class BucketStore(Store):
     @contextlib.contextmanager
     def lock(self, observer: Observer) -> Iterator[object]:
         self._observer = observer
-        with FolderLock(self._scratch):
+        with self._locked_scratch():
             if not self._bucket.has_conditional_writes:
                 text = "this store does not check conditions, so two runs may not notice each other"
                 observer.tell(Event("note", f"note: {self.location}: {text}"))
@@ -177,9 +177,29 @@ class BucketStore(Store):
                 self.fetch()
                 yield self
 
+    def observe(self, observer: Observer) -> None:
+        self._observer = observer
+        self._bucket = self._bucket.reopened(observer)
+        if self._lock is not None:
+            self._lock.observe(observer)
+
     def check_lock(self) -> None:
         if self._lock is not None:
             self._lock.check()
+
+    @contextlib.contextmanager
+    def _locked_scratch(self) -> Iterator[None]:
+        """Lock the scratch folder; what can't be done with it is not the fault of --out."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(FolderLock(self._scratch))
+            except LockedError as error:
+                message = error.message.replace(str(self._scratch), self.location, 1)
+                raise LockedError(message, error.hint) from None
+            except OutputError as error:
+                hint = "What is made for a bucket is made in this folder. Name another one with --scratch."
+                raise type(error)(error.message, hint) from None
+            yield
 
     @property
     def run_id(self) -> str:

@@ -14,12 +14,14 @@ from fineweb_shards.buckets.address import BucketAddress, is_url
 from fineweb_shards.errors import InputError, OutputError, ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.store.manifest_file import FILE_NAME
 from fineweb_shards.store.store import Store
 
 if TYPE_CHECKING:
     from fineweb_shards.buckets.bucket import Bucket
 
-READING_OUTAGE_SECONDS = 600.0  # how long a verb that only reads waits for a store that does not answer
+READING_OUTAGE_SECONDS = 600.0  # how long a verb that only reads waits for a store that has answered before
+_FIRST_OUTAGE_SECONDS = 20.0  # and for its first answer: somebody is looking on
 
 
 def open_store(location: str, scratch: str, max_outage_seconds: float, observer: Observer) -> Store:
@@ -35,17 +37,21 @@ def open_store(location: str, scratch: str, max_outage_seconds: float, observer:
 def open_store_to_read(
     location: str,
     observer: Observer,
-    max_outage_seconds: float = READING_OUTAGE_SECONDS,
+    max_outage_seconds: float | None = None,
     refusal: type[ShardError] = OutputError,
 ) -> Store:
     """Open a store to look at it, or to read from it. Of a bucket the small files are copied into a temporary
     folder, which is removed with the store. `refusal` is the class of error for what no retry would change.
+    Without `max_outage_seconds`, the first answer is not waited for as long as later ones.
     """
     if not is_url(location):
         return FolderStore(Path(os.path.expanduser(location)))
     from fineweb_shards.store.bucket_store import BucketStore
 
     temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-")
+    if max_outage_seconds is None:
+        max_outage_seconds = READING_OUTAGE_SECONDS
+        _open_bucket(location, _FIRST_OUTAGE_SECONDS, observer, refusal).head(FILE_NAME)
     bucket = _open_bucket(location, max_outage_seconds, observer, refusal)
     store = BucketStore(bucket, Path(temporary.name))
     weakref.finalize(store, temporary.cleanup)

@@ -126,6 +126,9 @@ class Store(ABC):
     def lock(self, observer: Observer) -> contextlib.AbstractContextManager[object]:
         """Lock the store for one run; LockedError if another one is active."""
 
+    def observe(self, observer: Observer) -> None:
+        """Tell this observer of waits and events from now on."""
+
     def check_lock(self) -> None:
         """Raise LockedError if another run has taken over the lock."""
 

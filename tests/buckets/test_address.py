@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fineweb_shards.buckets.address import BucketAddress, is_bucket_url, is_url
+from fineweb_shards.buckets.address import BucketAddress, check_path, is_bucket_url, is_url
 from fineweb_shards.errors import UsageError
 
 
@@ -92,3 +92,26 @@ def test_a_path_is_no_address() -> None:
     assert not is_url("./s3://x")
     assert is_url("s4://x")
     assert not is_bucket_url("s4://x")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("s3:/bucket/folder", "s3://bucket/folder"),
+        ("S3:bucket", "s3://bucket"),
+        ("gcs:/b", "gs://b"),
+    ],
+)
+def test_what_is_nearly_an_address_is_no_path(text: str, meant: str) -> None:
+    """It would become a folder on this machine, and nobody would notice until the training."""
+    with pytest.raises(UsageError) as caught:
+        check_path(text)
+    assert f"Did you mean {meant}?" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "path", ["s3", "./s3:/b", "folder/s3:/b", "C:/data", "C:\\data", "s3-shards", "s3://b/c"]
+)
+def test_paths_stay_paths(path: str) -> None:
+    """Whatever else has a colon in it."""
+    check_path(path)

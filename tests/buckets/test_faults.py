@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bucket_server import KEY, SECRET, TOKEN, Door, Fault, forget_everything, free_port
+from doubles import Listener
 
+from fineweb_shards.buckets import upload_file
 from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.buckets.errors import ConflictError
 from fineweb_shards.errors import InputError, NetworkError, ShardError, UsageError
@@ -163,6 +167,31 @@ def test_an_answer_that_makes_no_sense_is_a_refusal(bucket: Bucket, door: Door, 
     for action in (lambda: bucket.delete(["x"]), lambda: bucket.head("x"), lambda: bucket.read("x")):
         with pytest.raises(InputError, match=f"the store refuses .{status}"):
             action()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        time.sleep(0.01)
+
+
+def test_an_upload_that_does_not_go_on_is_told(
+    bucket: Bucket, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a wait for the network, until it goes on; then all of it is there."""
+    monkeypatch.setattr(upload_file, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(upload_file, "_LOOK_SECONDS", 0.05)
+    path, listener = tmp_path / "file", Listener()
+    path.write_bytes(bytes(9_000_000))
+
+    def hold(method: str, request: str) -> None:
+        if method == "PUT":
+            wait_until(lambda: bool(listener.waits))
+
+    door.on_request = hold
+    bucket.reopened(listener).upload(path, "x")
+    assert "does not go on" in str(listener.waits[0][1])
+    assert listener.waits[-1] == ("network", None)
+    assert bucket.read_range("x", 0, 9_000_000) == path.read_bytes()
 
 
 def test_somebody_in_a_hurry_does_not_wait_for_silence(bucket: Bucket, door: Door) -> None:

@@ -376,7 +376,16 @@ def test_a_node_without_a_place_for_shards_says_so(tmp_path: Path) -> None:
     assert "--scratch" in caught.value.hint
 
 
-@pytest.mark.parametrize(("address", "word"), [("", "needs the package ray"), ("ray://head:10001", "proxy")])
+@pytest.mark.parametrize(
+    ("address", "word"),
+    [
+        ("", "needs the package ray"),
+        ("ray://head:10001", "proxy"),
+        ("127.0.0.1:1", "nothing answers there"),  # where Ray would wait for minutes
+        ("no-such-host.invalid:6379", "nothing answers there"),
+        ("127.0.0.1:99999", "nothing answers there"),
+    ],
+)
 def test_what_can_not_be_used_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, word: str
 ) -> None:

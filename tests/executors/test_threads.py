@@ -47,13 +47,11 @@ INVENTORY = {
     "executors/local/worker.py": 1,
     "executors/ray/one_by_one_process.py": 1,  # ends the process with its parent, as in a local worker
     "loader/helper_process.py": 1,
-    "reading/token_file.py": 1,  # a pool, whose `map` raises what a thread has raised
-    "reading/token_stream.py": 1,
-    "reading/verify.py": 1,
     "sources/read_ahead.py": 1,
     "store/bucket_lock.py": 1,
-    "system/background.py": 1,
+    "system/background.py": 2,  # both raise, where it is asked for, what a thread has raised
     "watching/monitor.py": 1,
+    "watching/reporter.py": 1,
 }
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,12 @@ from fineweb_shards.executors.ray.api import load_ray
 LOCAL = "local"
 _SMALLEST_STORE_BYTES = 96 * 2**20  # Ray refuses less than 75 MiB
 _CLIENT = "ray://"
+_AUTO = "auto"
+_CONNECT_SECONDS = 10.0
+_NO_CLUSTER = (
+    "Start a cluster with `ray start --head`, which prints its address; or leave --ray-address out, and a "
+    "run starts its own on this machine."
+)
 # For this process and, if it starts them, Ray's own: no report to its makers, no errors of a library on the
 # terminal, no second message for an error that is handled here.
 _ENVIRONMENT = {
@@ -66,11 +73,10 @@ class Cluster:
             try:
                 ray.init(**self._arguments(), log_to_driver=False, configure_logging=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                raise UsageError(
-                    f"--ray-address {self._address}: {str(error).strip().splitlines()[0]}",
-                    "Start a cluster with `ray start --head`; or leave --ray-address out, and a run "
-                    "starts its own on this machine.",
-                ) from error
+                reason = str(error).strip().splitlines()[0]
+                if self._address == _AUTO and isinstance(error, ConnectionError):
+                    reason = "no cluster runs on this machine."
+                raise UsageError(f"--ray-address {self._address}: {reason}", _NO_CLUSTER) from error
 
     def _arguments(self) -> dict[str, Any]:
         if self._address != LOCAL:
@@ -127,6 +133,20 @@ def find_address(given: str) -> str:
             "fineweb-shards build … --executor ray --ray-address auto",
         )
     return address
+
+
+def check_reachable(address: str) -> None:
+    """Raise UsageError if nothing answers at an address. Ray itself would wait for minutes, and hear no
+    Ctrl-C."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # a word that Ray knows: `auto`, `local`
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS):
+            return
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"--ray-address {address}: nothing answers there ({reason}).", _NO_CLUSTER) from None
 
 
 class _LogHandler(logging.Handler):
