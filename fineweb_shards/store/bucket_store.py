@@ -321,13 +321,14 @@ def _by_file(parts: Iterable[Part]) -> dict[str, list[Part]]:
 
 
 def _judge(name: str, named: ObjectInfo | None, parts: list[Part]) -> FoundFile | None:
-    """Say how long a file is, and whether it has its name: parts that reach further mean that it grows."""
+    """Say how long a file is, and whether it has its name: parts that reach further mean that it grows. Parts
+    that don't were left by a build that was ended before it deleted them; they have no header."""
     pieces = tuple(cover(named, parts))
-    if not pieces and named is None:
-        return None
     end = pieces[-1].end if pieces else 0
-    etag = named.etag if named is not None and not parts else ""
-    return _FoundObjects(name, end, named is not None and named.size_bytes >= end, etag, pieces)
+    if named is not None and named.size_bytes >= end:
+        whole = (Piece(0, named.size_bytes, named),)
+        return _FoundObjects(name, named.size_bytes, True, "" if parts else named.etag, whole)
+    return _FoundObjects(name, end, False, "", pieces) if pieces else None
 
 
 def _has_parts(file: FoundFile) -> bool:

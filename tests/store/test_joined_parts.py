@@ -115,6 +115,14 @@ def test_only_some_parts_are_deleted_yet(build: Build, reader: BucketStore) -> N
         assert reader.read_range(found, 20, 8_000) == WHOLE[20:8_000]
 
 
+def test_parts_that_are_left_hide_no_header(build: Build, reader: BucketStore) -> None:
+    """A file that was joined is read as it is, though a kill came before its parts were deleted."""
+    build.add_part(len(WHOLE), whole=True)
+    found = reader.require(NAME)
+    assert found.named
+    assert reader.read_range(found, 0, len(WHOLE)) == WHOLE
+
+
 def test_a_file_is_found_while_it_is_joined(build: Build, reader: BucketStore, door: Door) -> None:
     """It is never missing, not even if its parts go between two requests of the search."""
     door.on_answer = once(build.finish, NAME)
