@@ -31,6 +31,8 @@ from fineweb_shards.executors.local import watchdog
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.run import plan
 from fineweb_shards.store.fresh import start_over
+from fineweb_shards.store.lost_files import trim_to_whole_files
+from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.opening import open_store
 
 DOCUMENTS = make_documents(36, seed=95)
@@ -250,6 +252,34 @@ def test_files_that_are_made_again_are_deleted_with_one_listing(
     assert sum(deletions) == 2 * len(FILES)
     assert all(deletions[deletions.index(True) :][: 2 * len(FILES)]), door.requests
     check_finished(view, scratch, layout_reference.files(DOCUMENTS, wanted))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reads"),
+    [
+        (Wanted("build-nanogpt", 6000, index=True), False),
+        (Wanted("olmo-core", 6000), False),
+        (Wanted("datatrove", 6000, index=True), True),
+    ],
+    ids=lambda value: getattr(value, "layout", value),
+)
+def test_a_finished_build_is_known_by_one_listing(
+    build: Callable[..., object], out: str, door: Door, scratch: Path, wanted: Wanted, reads: bool
+) -> None:
+    """Of a shard its last token is read at most, where the length of a sidecar depends on it. A request takes
+    a twentieth of a second, and there may be thousands of shards."""
+    build(wanted)
+    store = open_store(out, str(scratch), 20, Observer())
+    store.refresh()
+    manifest = load_manifest(store.folder)
+    assert manifest is not None
+    door.requests.clear()
+    assert trim_to_whole_files(manifest, store) is manifest
+    names = {record.name for record in manifest.shards}
+    assert len(names) > 3
+    asked = [line for line in door.requests if "list-type" not in line]
+    assert sorted(asked) == sorted(f"GET /{out.removeprefix('s3://')}/{name}" for name in names if reads)
+    assert len(door.requests) - len(asked) < 3
 
 
 def test_another_machine_goes_on(
