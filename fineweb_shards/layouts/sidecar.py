@@ -7,7 +7,8 @@ block at a time, so that memory is constant. Nothing here reads or writes a file
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,42 @@ class Sidecar(ABC):
     def size_bytes(self, file: FileFacts) -> int | None:
         """Return the sidecar's length; None if it can't be known without searching the file."""
         return None
+
+
+def parts_of_all(
+    sidecars: Collection[Sidecar], file: FileFacts, eots: Iterable[Places]
+) -> Iterator[tuple[Sidecar, Part]]:
+    """Yield the parts of several sidecars, by one pass over the EOTs. The one for which most blocks wait goes
+    on, so that there are never more than a few."""
+    blocks = iter(eots)
+    readers: dict[Sidecar, _BlockReader] = {}
+    for sidecar in sidecars:
+        readers[sidecar] = _BlockReader(blocks, readers.values())
+    parts = {sidecar: sidecar.parts(file, reader) for sidecar, reader in readers.items()}
+    while readers:
+        sidecar = max(readers, key=lambda one: len(readers[one].waiting))
+        part = next(parts[sidecar], None)
+        if part is None:
+            del readers[sidecar]  # no block waits for it any more
+        else:
+            yield sidecar, part
+
+
+class _BlockReader(Iterator[Places]):
+    """One of several readers of the same blocks, and those that wait for it. (`itertools.tee` keeps 57 blocks
+    and more, which is too much where all tokens are EOTs.)"""
+
+    def __init__(self, blocks: Iterator[Places], readers: Collection[_BlockReader]) -> None:
+        self.waiting: deque[Places] = deque()
+        self._blocks = blocks
+        self._readers = readers
+
+    def __next__(self) -> Places:
+        if not self.waiting:
+            block = next(self._blocks)
+            for reader in self._readers:
+                reader.waiting.append(block)
+        return self.waiting.popleft()
 
 
 def in_sequence(blocks: Iterable[bytes]) -> Iterator[Part]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO
 
 from fineweb_shards.errors import DamageError
@@ -50,7 +51,7 @@ def verify_folder(
     manifest = require_manifest(store)
     shard_format = manifest.shard_format
     files = {file.name: file for file in list_files(manifest.shards)}
-    found_files = store.find_all(files)
+    found_files = store.find_all(with_sidecars(manifest, files))
 
     def check(record: ShardRecord) -> str | None:
         file, found = files[record.name], found_files.get(record.name)
@@ -65,7 +66,8 @@ def verify_folder(
     # In threads: hashing and numpy release the GIL.
     damages = [damage for damage in map_in_background(check, manifest.shards, at_once) if damage]
     if manifest.complete:
-        for some in map_in_background(check_sidecars, list_finished(store, manifest), at_once):
+        check_beside = partial(check_sidecars, everything=found_files)
+        for some in map_in_background(check_beside, list_finished(store, manifest), at_once):
             damages += some
     untracked, unfinished = _check_names(store, manifest)
     return Verdict(manifest, [*dict.fromkeys(damages), *untracked], unfinished)

@@ -145,6 +145,10 @@ class BucketStore(Store):
         found = self._bucket.head(name)
         return None if found is None else found.size_bytes
 
+    def all_named_bytes(self, names: Iterable[str]) -> dict[str, int]:
+        sizes = {info.name: info.size_bytes for info in self._bucket.list()}  # as in find_all
+        return {name: sizes[name] for name in names if name in sizes}
+
     def is_locked(self) -> bool:
         return is_bucket_locked(self._bucket)
 
@@ -213,7 +217,7 @@ class BucketStore(Store):
         self._bucket = self._bucket.hurried(longest_seconds, longest_seconds)
 
     def remove(self, names: Iterable[str]) -> None:
-        names = list(names)
+        names = set(names)
         if FILE_NAME in names:
             self._version = None
         parts = [part.info.name for part in self._list_parts() if part.file in names]
@@ -266,12 +270,14 @@ class BucketStore(Store):
         return list((self._scratch / WORK_FOLDER).glob("*.tmp"))
 
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
+        unrecorded = []
         for file, parts in _by_file(self._list_parts()).items():
             end = recorded.get(file, 0)
             named = self._bucket.head(file)
             # Once the file is whole, a run that was killed may not have come to deleting its parts.
             begin = 0 if named is not None and named.size_bytes == end else end
-            self._bucket.delete([part.info.name for part in parts if part.begin >= begin])
+            unrecorded += [part.info.name for part in parts if part.begin >= begin]
+        self._bucket.delete(unrecorded)
         probes = [one for one in self._bucket.list_folder(WORK_FOLDER) if one.name.startswith(PROBE_PREFIX)]
         oldest = time.time() - _PROBE_SECONDS
         self._bucket.delete([one.name for one in probes if one.modified_seconds <= oldest])

@@ -55,7 +55,8 @@ class Deletion:
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
-            self.store.remove(self.files)
+            self.store.remove(name for name in self.files if name != FILE_NAME)
+            self.store.remove(name for name in self.files if name == FILE_NAME)
             self.store.remove_unrecorded({})
             self.store.remove_work_copies()
             with contextlib.suppress(OSError):  # it does not exist, or holds other files
@@ -87,7 +88,7 @@ def plan_deletion(store: Store, layout: Layout) -> Deletion:
         )
     found = sorted(work.iterdir()) if work.is_dir() else []
     names = [*sorted(ours), *([FILE_NAME] if manifest else [])]
-    files = {name: size for name in names if (size := store.named_bytes(name)) is not None}
+    files = store.all_named_bytes(names)
     return Deletion(store, files, tuple(path for path in found if not is_lock_name(path.name)))
 
 

@@ -9,6 +9,7 @@ from fineweb_shards.errors import OutputError
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error
 
@@ -38,8 +39,7 @@ def remove_outdated_files(store: Store, manifest: Manifest) -> None:
         return
     outdated = {record.name for record in before.shards} - {record.name for record in manifest.shards}
     try:
-        for name in sorted(outdated):
-            store.remove([*(sidecar.name_for(name) for sidecar in before.sidecars), name])
+        store.remove(with_sidecars(before, outdated))
     except OSError as error:
         raise output_error(store.folder, error) from error
 

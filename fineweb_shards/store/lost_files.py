@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.sidecars import has_sidecars, list_finished
+from fineweb_shards.store.sidecars import have_sidecars, list_finished, with_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.types import ShardRecord
 
@@ -19,7 +19,7 @@ def trim_to_whole_files(manifest: Manifest, store: Store) -> Manifest:
     whole = manifest.complete
     lost: list[ShardRecord] = []
     files = list_files(manifest.shards)
-    everything = store.find_all(file.name for file in files)
+    everything = store.find_all(with_sidecars(manifest, {file.name for file in files}))
     for file in files:
         found = everything.get(file.name)
         size = found.size_bytes if found else 0
@@ -30,7 +30,7 @@ def trim_to_whole_files(manifest: Manifest, store: Store) -> Manifest:
     # Records of one checkpoint have the same end, and are kept or dropped together.
     ends = [record.end for record in manifest.shards]
     kept = manifest.shards[: min((ends.index(record.end) for record in lost), default=len(ends))]
-    if whole and len(kept) == len(ends) and all(map(has_sidecars, list_finished(store, manifest))):
+    if whole and len(kept) == len(ends) and have_sidecars(list_finished(store, manifest), everything):
         return manifest
     if manifest.settings["val_ratio"] and manifest.totals.get("dropped_tokens"):
         kept = ()  # checkpoints contain dropped tokens together with kept ones

@@ -1,27 +1,32 @@
 """Write and check the sidecars of finished files: see layouts/sidecar.py.
 
-Each is made by one pass over its file of tokens in constant memory, durably and before the manifest says that
-the build is complete. Verifying makes it again and compares.
+All of a file are made by one pass over its tokens in constant memory, durably and before the manifest says
+that the build is complete. Verifying makes them again and compares.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.layouts.sidecar import FileFacts, Sidecar
+from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, parts_of_all
 from fineweb_shards.store.files import growing_path, list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.store import FoundFile, Store
+from fineweb_shards.system.background import map_in_background
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.types import Places
 
 _READ_BYTES = 4 * 2**20
+_TOKENS_AT_ONCE = 32  # single ones, from as many files: in a bucket, all of the time is waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,11 @@ class FinishedFile:
     previous: str | None  # the file whose tokens come before in the same stream
     shard_format: ShardFormat
     sidecars: tuple[Sidecar, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name, and that of the file before."""
+        return (self.name,) if self.previous is None else (self.name, self.previous)
 
 
 def list_finished(store: Store, manifest: Manifest) -> list[FinishedFile]:
@@ -66,84 +76,137 @@ def with_sidecars(manifest: Manifest, names: Collection[str]) -> set[str]:
 
 def write_sidecars(observer: Observer, file: FinishedFile) -> None:
     """Write all sidecars of a file."""
+    folder, name = file.store.folder, file.name
+    names = {sidecar: sidecar.name_for(name) for sidecar in file.sidecars}
+    # Names of their own: on a cluster another process may write the same sidecars at the same time.
+    attempt = f"new-{secrets.token_hex(8)}"
+    paths = {
+        sidecar: growing_path(folder / f"{one.replace('/', '-')}.{attempt}") for sidecar, one in names.items()
+    }
+    try:
+        _write_temporaries(file, paths)
+        for sidecar, name in names.items():
+            file.store.add_file(paths[sidecar], name, observer)
+    except OSError as error:
+        raise output_error(folder / name, error) from error
+    finally:
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+
+
+def check_sidecars(file: FinishedFile, everything: Mapping[str, FoundFile]) -> list[str]:
+    """Return what is wrong with the sidecars of a file, a sentence each. `everything` is what the store has
+    of all files and sidecars."""
+    names = {sidecar: sidecar.name_for(file.name) for sidecar in file.sidecars}
+    missing = [f"{name}: missing" for name in names.values() if name not in everything]
+    if file.name not in everything:
+        return missing  # the file of tokens is reported itself
+    present = {sidecar: everything[name] for sidecar, name in names.items() if name in everything}
+    try:
+        return missing + _compare_sidecars(file, everything, present)
+    except OSError as error:
+        return [*missing, f"{file.name}: its sidecars can't be checked: {error.strerror}"]
+
+
+def have_sidecars(files: Collection[FinishedFile], everything: Mapping[str, FoundFile]) -> bool:
+    """Return whether all sidecars exist and, where that can be told without a search, have their length.
+    `everything` is what the store has of all files and sidecars."""
+    doubtful = []  # files of which it depends on a last token, their own or that of the file before
+    for file in files:
+        possible = itertools.product([False, True], repeat=len(file.names))
+        answers = {_fits(file, everything, dict(zip(file.names, ends, strict=True))) for ends in possible}
+        if answers == {False}:
+            return False
+        if answers != {True}:
+            doubtful.append(file)
+    ends = _read_ends(doubtful, everything)
+    return all(_fits(file, everything, ends) for file in doubtful)
+
+
+def _write_temporaries(file: FinishedFile, paths: Mapping[Sidecar, Path]) -> None:
+    found = {file.name: file.store.require(file.name)}
+    if file.previous is not None and (previous := file.store.find(file.previous)) is not None:
+        found[file.previous] = previous
+    with contextlib.ExitStack() as stack:
+        outputs = {}
+        for sidecar, path in paths.items():
+            path.parent.mkdir(parents=True, exist_ok=True)  # another node may have no such folder yet
+            outputs[sidecar] = stack.enter_context(open(path, "wb"))
+        for sidecar, part in _make_parts(file, found, paths):
+            outputs[sidecar].seek(part.offset)
+            outputs[sidecar].write(part.data)
+        for output in outputs.values():
+            output.flush()
+            os.fsync(output.fileno())
+
+
+def _compare_sidecars(
+    file: FinishedFile, everything: Mapping[str, FoundFile], present: Mapping[Sidecar, FoundFile]
+) -> list[str]:
+    ends = dict.fromkeys(present, 0)
+    wrong = set()
+    with contextlib.ExitStack() as stack:
+        opened = {sidecar: stack.enter_context(file.store.open(found)) for sidecar, found in present.items()}
+        for sidecar, part in _make_parts(file, everything, present):
+            ends[sidecar] = max(ends[sidecar], part.offset + len(part.data))
+            if sidecar not in wrong:
+                opened[sidecar].seek(part.offset)
+                if opened[sidecar].read(len(part.data)) != part.data:
+                    wrong.add(sidecar)
+    damages = []
+    for sidecar, found in present.items():
+        if sidecar in wrong:
+            damages.append(f"{found.name}: does not fit {file.name}")
+        elif found.size_bytes != ends[sidecar]:
+            damages.append(f"{found.name}: {found.size_bytes:,} bytes long, should be {ends[sidecar]:,}")
+    return damages
+
+
+def _make_parts(
+    file: FinishedFile, everything: Mapping[str, FoundFile], sidecars: Collection[Sidecar]
+) -> Iterator[tuple[Sidecar, Part]]:
+    """Yield the parts of these sidecars; the file of tokens is read once for all of them."""
+    if not sidecars:
+        return
+    facts = _make_facts(file, everything, _read_ends([file], everything))
+    with file.store.open(everything[file.name]) as tokens:
+        yield from parts_of_all(sidecars, facts, _find_eots(tokens, file.shard_format))
+
+
+def _fits(file: FinishedFile, everything: Mapping[str, FoundFile], ends: Mapping[str, bool]) -> bool:
+    """Return whether a file has all sidecars, of the right length, if these names end with an EOT."""
+    facts = _make_facts(file, everything, ends)
     for sidecar in file.sidecars:
-        name = sidecar.name_for(file.name)
-        try:
-            _write_sidecar(observer, file, sidecar, name)
-        except OSError as error:
-            raise output_error(file.store.folder / name, error) from error
-
-
-def check_sidecars(file: FinishedFile) -> list[str]:
-    """Return what is wrong with the sidecars of a file, a sentence each."""
-    return [damage for sidecar in file.sidecars if (damage := _check_sidecar(file, sidecar))]
-
-
-def has_sidecars(file: FinishedFile) -> bool:
-    """Return whether all sidecars exist and, where that can be told without a search, have their length."""
-    facts = _read_facts(file, file.store.find(file.name))
-    for sidecar in file.sidecars:
-        found = file.store.find(sidecar.name_for(file.name))
+        found = everything.get(sidecar.name_for(file.name))
         if found is None or sidecar.size_bytes(facts) not in (None, found.size_bytes):
             return False
     return True
 
 
-def _write_sidecar(observer: Observer, file: FinishedFile, sidecar: Sidecar, name: str) -> None:
-    # A name of its own: on a cluster another process may write the same sidecar at the same time.
-    own_name = f"{name.replace('/', '-')}.new-{secrets.token_hex(8)}"
-    temporary = growing_path(file.store.folder / own_name)
-    temporary.parent.mkdir(parents=True, exist_ok=True)  # another node may have no such folder yet
-    found = file.store.require(file.name)
-    facts = _read_facts(file, found)
-    try:
-        with file.store.open(found) as tokens, open(temporary, "wb") as output:
-            for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):
-                output.seek(part.offset)
-                output.write(part.data)
-            output.flush()
-            os.fsync(output.fileno())
-        file.store.add_file(temporary, name, observer)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _check_sidecar(file: FinishedFile, sidecar: Sidecar) -> str | None:
-    name = sidecar.name_for(file.name)
-    store = file.store
-    present = store.find(name)
-    if present is None:
-        return f"{name}: missing"
-    try:
-        found = store.require(file.name)
-        facts = _read_facts(file, found)
-        with store.open(found) as tokens, store.open(present) as opened:
-            size, end = present.size_bytes, 0
-            for part in sidecar.parts(facts, _find_eots(tokens, file.shard_format)):
-                opened.seek(part.offset)
-                if opened.read(len(part.data)) != part.data:
-                    return f"{name}: does not fit {file.name}"
-                end = max(end, part.offset + len(part.data))
-    except FileNotFoundError:
-        return None  # a file of tokens is missing, and is reported itself
-    except OSError as error:
-        return f"{name}: {error.strerror}"
-    return None if size == end else f"{name}: {size:,} bytes long, should be {end:,}"
-
-
-def _read_facts(file: FinishedFile, found: FoundFile | None) -> FileFacts:
-    shard_format, store = file.shard_format, file.store
+def _make_facts(
+    file: FinishedFile, everything: Mapping[str, FoundFile], ends: Mapping[str, bool]
+) -> FileFacts:
+    shard_format, found = file.shard_format, everything.get(file.name)
     tokens, _ = shard_format.tokens_in(found.size_bytes if found else 0)
-    previous = store.find(file.previous) if file.previous is not None else None
     return FileFacts(
         tokens=tokens,
         dtype=shard_format.dtype,
         vocabulary=shard_format.vocabulary,
         eot_first=shard_format.layout.eot_first,
         eots=file.documents,
-        follows_eot=file.previous is None or _ends_with_eot(store, previous, shard_format),
-        ends_with_eot=_ends_with_eot(store, found, shard_format),
+        follows_eot=file.previous is None or ends[file.previous],
+        ends_with_eot=ends[file.name],
     )
+
+
+def _read_ends(files: Collection[FinishedFile], everything: Mapping[str, FoundFile]) -> dict[str, bool]:
+    """Tell of each of these files, and of those before them, whether its last token is an EOT."""
+    by_name = {name: file for file in files for name in file.names}
+
+    def read(name: str) -> bool:
+        return _ends_with_eot(by_name[name].store, everything.get(name), by_name[name].shard_format)
+
+    return dict(zip(by_name, map_in_background(read, by_name, _TOKENS_AT_ONCE), strict=True))
 
 
 def _ends_with_eot(store: Store, found: FoundFile | None, shard_format: ShardFormat) -> bool:

@@ -104,6 +104,10 @@ class Store(ABC):
     def named_bytes(self, name: str) -> int | None:
         """Return the size of whatever has this final name; None if nothing has."""
 
+    def all_named_bytes(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the sizes of many at once; missing ones are left out."""
+        return {name: size for name in names if (size := self.named_bytes(name)) is not None}
+
     @abstractmethod
     def is_locked(self) -> bool:
         """Return whether a run is active here now."""
@@ -147,7 +151,8 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, names: Iterable[str]) -> None:
-        """Remove finished files, and what is there of those that grow. Missing ones are no error."""
+        """Remove finished files, and what is there of those that grow, in any order. Missing ones are no
+        error."""
 
     @abstractmethod
     def prepare(self, name: str, offset: int) -> GrowingPart:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import random
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import layout_reference
 import numpy as np
@@ -18,10 +19,11 @@ from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.document_index import DocumentIndex
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.layouts.sidecar import FileFacts, Sidecar
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, parts_of_all
 from fineweb_shards.store import sidecars
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.sidecars import FinishedFile, check_sidecars, has_sidecars, write_sidecars
+from fineweb_shards.store.sidecars import FinishedFile, check_sidecars, have_sidecars, write_sidecars
+from fineweb_shards.store.store import FoundFile
 from fineweb_shards.types import Places
 from fineweb_shards.vocabulary import GPT2
 
@@ -93,21 +95,20 @@ def test_a_file_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Of any size, behind its header."""
     monkeypatch.setattr(sidecars, "_READ_BYTES", read_bytes)
     (tmp_path / ".fineweb-shards").mkdir()
+    store = FolderStore(tmp_path)
     for layout in WITH_SIDECARS:
         tokens = make_tokens(400, 30, ends_with_eot=False)
         expected = layout_reference.shard_files(layout, "train", 0, tokens)
         name = next(iter(expected))
         (tmp_path / name).write_bytes(expected[name])
         described = LAYOUTS[layout]
-        file = FinishedFile(
-            FolderStore(tmp_path), name, 30, None, ShardFormat(described, GPT2), described.sidecars
-        )
-        assert not has_sidecars(file)
-        assert len(check_sidecars(file)) == len(described.sidecars)
+        file = FinishedFile(store, name, 30, None, ShardFormat(described, GPT2), described.sidecars)
+        assert not have_sidecars([file], store.find_all(expected))
+        assert len(check_sidecars(file, store.find_all(expected))) == len(described.sidecars)
         write_sidecars(Observer(), file)
         assert {other: (tmp_path / other).read_bytes() for other in expected} == expected
-        assert has_sidecars(file)
-        assert check_sidecars(file) == []
+        assert have_sidecars([file], store.find_all(expected))
+        assert check_sidecars(file, store.find_all(expected)) == []
     assert [*(tmp_path / ".fineweb-shards").iterdir()] == []
 
 
@@ -140,3 +141,69 @@ def test_two_attempts_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OutputError):
         write_sidecars(Observer(), file)
     assert not list(work.iterdir())
+
+
+class CountingStore(FolderStore):
+    """Notes which files are opened."""
+
+    def open(self, file: FoundFile) -> BinaryIO:
+        OPENED.append(file.name)
+        return super().open(file)
+
+    def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
+        return (self.path / file.name).read_bytes()[begin:end]
+
+
+OPENED: list[str] = []
+
+
+@pytest.mark.parametrize("layout", WITH_SIDECARS)
+def test_a_file_is_read_once_for_all_of_its_sidecars(tmp_path: Path, layout: str) -> None:
+    """When they are written, and when they are checked; bytes out of a bucket cost money."""
+    (tmp_path / ".fineweb-shards").mkdir()
+    tokens = make_tokens(4000, 30, ends_with_eot=False)
+    name, data = next(iter(layout_reference.shard_files(layout, "train", 0, tokens).items()))
+    (tmp_path / name).write_bytes(data)
+    described, store = LAYOUTS[layout], CountingStore(tmp_path)
+    beside = (*described.sidecars, DocumentIndex())
+    file = FinishedFile(store, name, 30, None, ShardFormat(described, GPT2), beside)
+    names = [name, *(sidecar.name_for(name) for sidecar in beside)]
+    OPENED.clear()
+    write_sidecars(Observer(), file)
+    assert [*OPENED] == [name]
+    OPENED.clear()
+    assert check_sidecars(file, store.find_all(names)) == []
+    assert sorted(OPENED) == sorted(names)
+    for damaged in names[1:]:
+        before = (tmp_path / damaged).read_bytes()
+        for content, words in ((before[:-1] + b"?", "does not fit"), (before + b"?", "bytes long")):
+            (tmp_path / damaged).write_bytes(content)
+            (told,) = check_sidecars(file, store.find_all(names))
+            assert told.startswith(f"{damaged}: ")
+            assert words in told
+        (tmp_path / damaged).write_bytes(before)
+
+
+@pytest.mark.parametrize("layout", WITH_SIDECARS)
+def test_one_pass_takes_constant_memory(layout: str) -> None:
+    """Some read on before others, and some not at all: what all have read is not kept."""
+    described = LAYOUTS[layout]
+    beside = (*described.sidecars, DocumentIndex())
+    blocks: list[weakref.ref[Places]] = []
+    most = 0
+
+    def make_blocks() -> Iterator[Places]:
+        for number in range(300):
+            block = np.arange(number * 2000, number * 2000 + 2000, 2)
+            blocks.append(weakref.ref(block))
+            yield block
+
+    facts = FileFacts(600_000, described.dtype(GPT2), GPT2, described.eot_first, 300_000, True, False)
+    eots = np.arange(0, 600_000, 2)
+    made: dict[Sidecar, dict[int, bytes]] = {sidecar: {} for sidecar in beside}
+    for sidecar, part in parts_of_all(beside, facts, make_blocks()):
+        made[sidecar][part.offset] = part.data
+        most = max(most, sum(block() is not None for block in blocks))
+    assert most < 10
+    for sidecar in beside:
+        assert made[sidecar] == {part.offset: part.data for part in sidecar.parts(facts, cut(eots, 1000))}

@@ -26,8 +26,14 @@ from layout_reference import Wanted
 from fineweb_shards.commands import build as build_module
 from fineweb_shards.commands import main as cli
 from fineweb_shards.errors import ChangedError, NetworkError, OutputError
+from fineweb_shards.events import Observer
 from fineweb_shards.executors.local import watchdog
+from fineweb_shards.layouts import get_layout
 from fineweb_shards.run import plan
+from fineweb_shards.store.fresh import start_over
+from fineweb_shards.store.lost_files import trim_to_whole_files
+from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.opening import open_store
 
 DOCUMENTS = make_documents(36, seed=95)
 QUICK = [
@@ -111,6 +117,21 @@ def test_every_layout_has_the_bytes_of_the_reference(
     assert json.loads(view.read("manifest.json"))["complete"]
 
 
+class Together:
+    """Has requests wait until two are under way at the same time."""
+
+    def __init__(self) -> None:
+        self.have_met = threading.Event()
+        self._first = threading.Lock()
+
+    def arrive(self) -> None:
+        if self._first.acquire(blocking=False):
+            self.have_met.wait(10)
+            self._first.release()
+        else:
+            self.have_met.set()
+
+
 NANOGPT = Wanted("build-nanogpt", 6000)
 FILES = layout_reference.files(DOCUMENTS, NANOGPT)
 
@@ -181,6 +202,84 @@ def test_fresh_deletes_what_is_ours_and_nothing_else(
     assert {"notes.txt", "index/notes.txt"} <= {*view.names()}
     assert view.uploads() == ["notes.bin"]
     assert b"of the old run" not in view.read(".fineweb-shards/history.json")
+
+
+def test_fresh_asks_for_every_object_once(
+    build: Callable[..., object], view: BucketView, door: Door, out: str, scratch: Path
+) -> None:
+    """To delete it, several at once, and the manifest when all others are gone; sizes are in one listing."""
+    build(dataclasses.replace(NANOGPT, index=True))
+    names = [*view.outputs(), "manifest.json"]
+    store = open_store(out, str(scratch), 20, Observer())
+    store.refresh()
+    together = Together()
+    left: list[str] = []
+
+    def look(method: str, path: str) -> None:
+        if method == "DELETE" and path.endswith("manifest.json"):
+            left.extend(view.outputs())
+        elif method == "DELETE" and "_train_" in path:
+            together.arrive()
+
+    door.requests.clear()
+    door.on_request = look
+    start_over(store, get_layout("build-nanogpt"), lambda line: None, yes=True)
+    asked = [line.rpartition("/folder/") for line in door.requests if "/folder/" in line]
+    assert sorted(name for method, _, name in asked if name in names) == sorted(names)
+    assert {method[:6] for method, _, name in asked if name in names} == {"DELETE"}
+    assert together.have_met.is_set()
+    assert left == []
+
+
+def test_files_that_are_made_again_are_deleted_with_one_listing(
+    build: Callable[..., object], view: BucketView, door: Door, scratch: Path
+) -> None:
+    """However many they are, with their sidecars, and several at once."""
+    wanted = dataclasses.replace(NANOGPT, index=True)
+    build(wanted)
+    view.delete("edufineweb_val_000000.npy")
+    together = Together()
+    door.requests.clear()
+
+    def look(method: str, path: str) -> None:
+        if method == "DELETE" and path.endswith(".npy"):
+            together.arrive()
+
+    door.on_request = look
+    build(wanted)
+    assert together.have_met.is_set()
+    deletions = [line.startswith("DELETE") and line.endswith(".npy") for line in door.requests]
+    assert sum(deletions) == 2 * len(FILES)
+    assert all(deletions[deletions.index(True) :][: 2 * len(FILES)]), door.requests
+    check_finished(view, scratch, layout_reference.files(DOCUMENTS, wanted))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reads"),
+    [
+        (Wanted("build-nanogpt", 6000, index=True), False),
+        (Wanted("olmo-core", 6000), False),
+        (Wanted("datatrove", 6000, index=True), True),
+    ],
+    ids=lambda value: getattr(value, "layout", value),
+)
+def test_a_finished_build_is_known_by_one_listing(
+    build: Callable[..., object], out: str, door: Door, scratch: Path, wanted: Wanted, reads: bool
+) -> None:
+    """Of a shard its last token is read at most, where the length of a sidecar depends on it. A request takes
+    a twentieth of a second, and there may be thousands of shards."""
+    build(wanted)
+    store = open_store(out, str(scratch), 20, Observer())
+    store.refresh()
+    manifest = load_manifest(store.folder)
+    assert manifest is not None
+    door.requests.clear()
+    assert trim_to_whole_files(manifest, store) is manifest
+    names = {record.name for record in manifest.shards}
+    assert len(names) > 3
+    asked = [line for line in door.requests if "list-type" not in line]
+    assert sorted(asked) == sorted(f"GET /{out.removeprefix('s3://')}/{name}" for name in names if reads)
+    assert len(door.requests) - len(asked) < 3
 
 
 def test_another_machine_goes_on(
