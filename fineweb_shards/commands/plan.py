@@ -86,6 +86,7 @@ def plan_lines(plan: Plan, verdict: str = "", flags: MachineFlags | None = None)
     documents = show_estimate(extent.documents, exact=_documents_are_exact(plan))
     rows.insert(before_tokens, ("documents", documents))
     if flags is not None and (flags.are_given or config.executor == "ray"):
+        rows = [row for row in rows if row[0] != "machine"]  # this one
         rows += other_machines_rows(plan, flags)
     elif plan.tokens_per_second and plan.tokens_left:
         speed = f"{show_count(plan.tokens_per_second)} tokens/s"

@@ -40,6 +40,7 @@ def test_it_says_what_the_cluster_takes_and_what_was_assumed(path: Path, tmp_pat
     assert "a node, " in rows["memory"]
     assert "in the object store" in rows["memory"]
     assert "requests" not in rows
+    assert "machine" not in rows  # this one
     assert not (tmp_path / "out").exists()
 
 
