@@ -9,6 +9,7 @@ from fineweb_shards.run.trainer_warnings import reader_warnings, stray_warnings
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.units import show_bytes
 
 
@@ -43,9 +44,10 @@ def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
 def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
     """Return warnings about problems that the loader will have with these files."""
     dropped = manifest.totals["dropped_tokens"]
+    finished = with_sidecars(manifest, {record.name for record in manifest.shards})
     return [
         *reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped),
-        *stray_warnings(spec.store, spec.layout),
+        *stray_warnings(spec.store, spec.layout, finished),
     ]
 
 
