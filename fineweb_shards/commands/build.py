@@ -41,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--same-source",
         action="store_true",
-        help="the input was copied: accept other modification times when resuming",
+        help="the input was copied: accept other modification times and ETags when resuming",
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="show errors and the result only")
