@@ -70,7 +70,7 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
             "from fineweb_shards.loader import ShardLoader  # fetches them as they are needed",
             f'loader = ShardLoader("{store.location}", "train", batch_size=64, length=1024)',
             "",
-            f"# {spec.layout.name} reads files; to copy them here:",
+            "# for a trainer that reads files itself, copy them here:",
             command,
             *spec.layout.loader_lines(folder, names, dtype),
         ]
