@@ -19,6 +19,7 @@ from typing import Any
 
 from fineweb_shards.errors import UsageError
 
+_KEY, _SECRET = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
 # A profile with one of these has its keys made by somebody else: by a login, a role or a program.
 _MADE_ELSEWHERE = (
     "sso_session",
@@ -56,7 +57,8 @@ def _aws_options() -> dict[str, Any]:
     endpoints = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     if not any(os.environ.get(one) for one in endpoints) and "endpoint_url" in profile:
         options["endpoint"] = profile["endpoint_url"]
-    if os.environ.get("AWS_ACCESS_KEY_ID"):
+    if os.environ.get(_KEY):
+        _require_beside(_KEY, _SECRET)
         return options
     if "aws_access_key_id" in profile and "role_arn" not in profile:
         options["access_key_id"] = profile["aws_access_key_id"]
@@ -65,7 +67,15 @@ def _aws_options() -> dict[str, Any]:
             options["session_token"] = profile["aws_session_token"]
     elif any(key in profile for key in _MADE_ELSEWHERE):
         options["credential_provider"] = _ask_boto3(name or "default")
+    elif os.environ.get(_SECRET):
+        _require_beside(_SECRET, _KEY)
     return options
+
+
+def _require_beside(given: str, other: str) -> None:
+    """Raise UsageError if, of a pair of variables, only one is set."""
+    if not os.environ.get(other):
+        raise UsageError(f"{given} is set, and {other} is not.", f"Set {other} as well, or neither.")
 
 
 def _read_profile(name: str | None) -> Mapping[str, str]:

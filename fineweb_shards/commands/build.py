@@ -41,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--same-source",
         action="store_true",
-        help="the input was copied: accept other modification times when resuming",
+        help="the input was copied: accept other modification times and ETags when resuming",
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="show errors and the result only")
@@ -149,9 +149,9 @@ def _first_line(job: Job, outcome: Outcome) -> str:
     speed = show_count(outcome.new_tokens / max(worked_seconds, 1e-9))
     at_speed = f", {speed} tokens/s" if outcome.new_tokens else ""
     verified = "verified, " if job.config.verify and outcome.new_shards else ""
-    together = manifest.seconds > outcome.seconds + 1
+    together = manifest.seconds > worked_seconds + 1  # waits are in neither of the two
     return f"Done: {verified}in {show_seconds(outcome.seconds)}{at_speed}." + (
-        f" All runs together: {show_seconds(manifest.seconds)}." if together else ""
+        f" All runs together: {show_seconds(manifest.seconds)} of work." if together else ""
     )
 
 

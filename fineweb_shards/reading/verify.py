@@ -35,6 +35,7 @@ class Verdict:
 
     manifest: Manifest
     damages: list[str]  # a sentence each, beginning with the file's name
+    untracked: list[str]  # files that a loader would read, and that the manifest does not name
     unfinished: list[str]  # files that a killed run named but did not record; they are made again
 
 
@@ -70,7 +71,7 @@ def verify_folder(
         for some in map_in_background(check_beside, list_finished(store, manifest), at_once):
             damages += some
     untracked, unfinished = _check_names(store, manifest)
-    return Verdict(manifest, [*dict.fromkeys(damages), *untracked], unfinished)
+    return Verdict(manifest, [*dict.fromkeys(damages)], untracked, unfinished)
 
 
 def check_folder(
@@ -79,31 +80,44 @@ def check_folder(
     report: Callable[[ShardRecord], None] = lambda _: None,
     sealed: Collection[ShardRecord] = (),
 ) -> Verdict:
-    """Verify a folder. If files are damaged, `warn` of each and raise DamageError."""
+    """Verify a folder. If files are damaged or do not belong there, `warn` of each and raise DamageError."""
     verdict = verify_folder(store, report, sealed)
     for damage in verdict.damages:
         warn(damage)
-    if verdict.damages:
-        raise DamageError(f"{store.location}: {show_number_of(len(verdict.damages), 'damaged file')}.")
+    for name in verdict.untracked:
+        warn(f"{name}: not in the manifest, but a loader would read it")
+    if verdict.damages or verdict.untracked:
+        raise _damage_error(store, len(verdict.damages), len(verdict.untracked))
     return verdict
+
+
+def _damage_error(store: Store, damaged: int, untracked: int) -> DamageError:
+    """Return an error with the next step; a build makes damaged files anew, and does nothing about others."""
+    if not untracked:
+        return DamageError(f"{store.location}: {show_number_of(damaged, 'damaged file')}.")
+    do = "does" if untracked == 1 else "do"
+    strays = f"{show_number_of(untracked, 'file')} that {do} not belong there"
+    if not damaged:
+        return DamageError(f"{store.location}: {strays}.", "Move what is named above away, or delete it.")
+    return DamageError(
+        f"{store.location}: {show_number_of(damaged, 'damaged file')} and {strays}.",
+        "What is not in the manifest: move it away, or delete it. Damaged files: delete them and "
+        "run the same build again; it makes them anew.",
+    )
 
 
 def _check_names(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
     """Find files that a loader would read and the manifest does not name.
 
-    Returns sentences about those that do not belong there, and the names of unfinished files.
+    Returns the names of those that do not belong there, and of unfinished files.
     """
     known = with_sidecars(manifest, {record.name for record in manifest.shards})
     untracked = find_untracked(store, manifest.layout, known)
     unfinished: set[str] = set()
     if not manifest.complete:  # a shard is renamed shortly before it is recorded
         unfinished = with_sidecars(manifest, manifest.numbering.next_names(manifest.shards))
-    damages = [
-        f"{name}: not in the manifest, but a loader would read it"
-        for name in untracked
-        if name not in unfinished
-    ]
-    return damages, [name for name in untracked if name in unfinished]
+    strays = [name for name in untracked if name not in unfinished]
+    return strays, [name for name in untracked if name in unfinished]
 
 
 def check_segment(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,7 +60,7 @@ class Outcome:
     manifest: Manifest
     new_shards: int  # including a file that has grown
     new_tokens: int
-    seconds: float
+    seconds: float  # from the start of the run, with its waits, without verifying what earlier runs made
     run: RunRecord | None = None  # None: there was nothing to do
 
 
@@ -107,7 +106,6 @@ def build(
 
 def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, command: str) -> Outcome:
     """Make the shards that are not in the manifest yet."""
-    begin = time.monotonic()
     spec = WorkerSpec(
         job.source,
         job.engine.name if job.engine else None,
@@ -136,7 +134,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
             # Workers take a second or two to start; meanwhile the plan is made.
             manifest = announce_plan(job, manifest, progress)
             result = run(job, manifest, executor, progress)
-        seconds = time.monotonic() - begin
+            seconds = progress.seconds
         if job.config.verify and result.shards != manifest.shards:
             progress.verifying = True
             sealed = {*result.shards} - {*manifest.shards}
@@ -251,7 +249,8 @@ def report_problems(
 
 
 class RunTotals:
-    """The manifest's figures about the work itself: time without waits, memory, documents left out."""
+    """The manifest's figures about the work itself: time since the start of the run, without waits; memory,
+    documents left out."""
 
     def __init__(
         self, executor: Executor, quarantined: list[Quarantined], before: Manifest, progress: Progress
@@ -260,15 +259,13 @@ class RunTotals:
         self._executor = executor
         self._quarantined = quarantined
         self._before = before
-        self._began = time.monotonic()
 
     def add_to(self, manifest: Manifest) -> Manifest:
         """Return the manifest with the figures up to now."""
-        seconds = time.monotonic() - self._began - self._progress.waited_seconds
         return replace(
             manifest,
             quarantined=tuple(self._quarantined),
-            seconds=self._before.seconds + max(0.0, seconds),
+            seconds=self._before.seconds + self._progress.work_seconds,
             peak_memory_bytes=max(self._before.peak_memory_bytes, self._executor.peak_bytes),
         )
 

@@ -26,6 +26,7 @@ from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.hub.quiet import quiet_clients
 from fineweb_shards.sources.where_parser import parse_where
+from fineweb_shards.store.earlier_outputs import EarlierOutputs
 from fineweb_shards.store.fresh import holds_shards
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME
@@ -196,14 +197,16 @@ def _open_files(
         name = PurePath(path).name
         return (name == FILE_NAME or output.layout.owns(name)) and output.store.has_inside(path)
 
+    open_bucket = partial(Bucket, max_outage_seconds=config.max_outage, observer=observer)
     files = find_files(
         config.input,
         config.format,
         is_output,
+        is_earlier_output=EarlierOutputs(open_bucket).has,
         val_inputs=config.val_input,
         skip_bad=settings.skip_bad,
         note=notes.append,
-        open_bucket=partial(Bucket, max_outage_seconds=config.max_outage, observer=observer),
+        open_bucket=open_bucket,
     )
     return open_source(files, settings, observer)
 

@@ -9,6 +9,7 @@ from fineweb_shards.run.trainer_warnings import reader_warnings, stray_warnings
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.units import show_bytes
 
 
@@ -43,9 +44,10 @@ def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
 def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
     """Return warnings about problems that the loader will have with these files."""
     dropped = manifest.totals["dropped_tokens"]
+    finished = with_sidecars(manifest, {record.name for record in manifest.shards})
     return [
         *reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped),
-        *stray_warnings(spec.store, spec.layout),
+        *stray_warnings(spec.store, spec.layout, finished),
     ]
 
 
@@ -68,7 +70,7 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
             "from fineweb_shards.loader import ShardLoader  # fetches them as they are needed",
             f'loader = ShardLoader("{store.location}", "train", batch_size=64, length=1024)',
             "",
-            f"# {spec.layout.name} reads files; to copy them here:",
+            "# for a trainer that reads files itself, copy them here:",
             command,
             *spec.layout.loader_lines(folder, names, dtype),
         ]

@@ -31,7 +31,7 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
         settings_now = {**settings, "max_tokens": manifest.settings["max_tokens"]}
         check_settings(manifest, settings_now, Config().fingerprint())
         check_vocabulary(manifest, job.vocabulary)
-        check_same_files(job.source.files, manifest.files, trust_times=same_source)
+        check_same_files(job.source.files, manifest.files, same_source=same_source)
         check_batch_bytes(manifest.quarantined, job.config.batch_bytes)
     except ChangedError:
         if holds_shards(job.output.store, manifest):

@@ -1,13 +1,13 @@
 """Warn about output that the training code (the reader) could not use: before a build and after it.
 
 Before a build the warnings are about the files that are expected, after it about those that exist. The limits
-of each reader are in layouts/; here are splits that are empty, which settings to choose instead, and files of
-other programs that a reader would open.
+of each reader are in layouts/; here are splits that are empty, which settings to choose instead, and files
+that a reader would open and that do not belong to the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fineweb_shards.layouts.base import Layout, SizedFile
@@ -79,9 +79,12 @@ def reader_warnings(
     return found + spec.layout.warnings(files)
 
 
-def stray_warnings(store: Store, layout: Layout) -> list[str]:
-    """Warn about files of other programs beside the shards that the reader would take for shards."""
-    strays = [name for name in sorted(store.list_names()) if layout.opens(name) and not layout.owns(name)]
+def stray_warnings(store: Store, layout: Layout, finished: Collection[str] | None = None) -> list[str]:
+    """Warn about files beside the shards that the reader would take for shards: those of other programs and,
+    if the names of all finished files are given, shards that are not among them."""
+    is_ours = layout.owns if finished is None else finished.__contains__
+    opened = [name for name in sorted(store.list_names()) if layout.opens(name) or layout.owns(name)]
+    strays = [name for name in opened if not is_ours(name)]
     if not strays:
         return []
     shown = ", ".join(strays[:_SHOWN_STRAYS]) + (" …" if len(strays) > _SHOWN_STRAYS else "")

@@ -8,9 +8,10 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import shlex
 import stat
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def find_files(
     format_name: str,
     is_output: Callable[[str], bool] = lambda path: False,
     *,
+    is_earlier_output: Callable[[str], bool] = lambda path: False,
     val_inputs: tuple[str, ...] = (),
     skip_bad: bool = False,
     note: Callable[[str], None] = lambda text: None,
@@ -65,15 +67,16 @@ def find_files(
     """Find all files that the inputs name, in the order they will be read: first those of `val_inputs`, which
     are for validation only, even if an input names them as well.
 
-    The program's own output is never input, even if --out is inside the input's folder. What can't be read
-    is an error or, with `skip_bad`, a file with a problem. `note` is called with what was passed over.
+    The program's own output is never input, even if --out is inside the input's folder, nor is that of
+    another build. What can't be read is an error or, with `skip_bad`, a file with a problem. `note` is called
+    with what was passed over.
     """
     if not inputs:
         raise InputError(
             "There is no input.",
             "Name a sample (demo, sample-10BT), files, folders or globs, or a dataset with --dataset.",
         )
-    search = _Search(format_name, is_output, note, open_bucket)
+    search = _Search(format_name, is_output, is_earlier_output, note, open_bucket)
     for_validation = [replace(one, for_validation=True) for one in _find("--val-input", val_inputs, search)]
     others = _find("--input", inputs, search)
     found = for_validation + _without_validation(others, for_validation, note)
@@ -93,17 +96,39 @@ class _Search:
     """How files are searched for."""
 
     format_name: str
-    is_output: Callable[[str], bool]
+    is_output: Callable[[str], bool]  # of this build
+    is_earlier_output: Callable[[str], bool]  # of any other one
     note: Callable[[str], None]
     open_bucket: OpenBucket
 
+    def is_made(self, path: str) -> bool:
+        return self.is_output(path) or self.is_earlier_output(path)
+
 
 def _find(flag: str, inputs: tuple[str, ...], search: _Search) -> list[_Found]:
-    """Return the files that all values of a flag stand for, without our own output."""
-    pairs = [found for text in inputs for found in _expand(flag, text, search)]
-    found = [one for one in pairs if not search.is_output(one.path)]
-    if pairs and not found:
-        raise InputError(f"{flag} {inputs[0]}: holds only our own output.", f"Check {flag} and --out.")
+    """Return the files that all values of a flag stand for, without what builds have made."""
+    return [found for text in inputs for found in _without_outputs(flag, text, search)]
+
+
+def _without_outputs(flag: str, text: str, search: _Search) -> list[_Found]:
+    """Return the files that one value of a flag stands for, without what builds have made; note what another
+    one has made."""
+    expanded = _expand(flag, text, search)
+    others = [one for one in expanded if not search.is_output(one.path)]
+    earlier = [one for one in others if search.is_earlier_output(one.path)]
+    found = [one for one in others if not search.is_earlier_output(one.path)]
+    if earlier and not found:
+        folder = os.path.dirname(earlier[0].path) or os.curdir
+        raise InputError(
+            f"{flag} {text}: these are shards that a build has made, with their manifest, and no texts.",
+            "Nothing has to be built to train on them. To copy them into another layout or size: "
+            f"fineweb-shards export {shlex.quote(folder)} --layout NAME --out FOLDER",
+        )
+    if expanded and not found:
+        raise InputError(f"{flag} {text}: holds only our own output.", f"Check {flag} and --out.")
+    if earlier:
+        names = _first_few([one.name for one in earlier])
+        search.note(f"{flag} {text}: {_count(earlier)} passed over, made by an earlier build: {names}")
     return found
 
 
@@ -165,8 +190,8 @@ def _take(
     """Return the files that can be read, by their endings; note which ones are passed over. `given` is flag
     and value."""
     any_ending = any_ending or search.format_name != "auto"
-    ours = {name for name in findings.files if search.is_output(findings.path_of(name))}
-    taken = [name for name in findings.files if any_ending or split_suffixes(name)[0] or name in ours]
+    made = {name for name in findings.files if search.is_made(findings.path_of(name))}
+    taken = [name for name in findings.files if any_ending or split_suffixes(name)[0] or name in made]
     passed_over = sorted({*findings.files, *findings.not_files} - {*taken})
     if not taken and not findings.unreadable:
         raise _no_file_error(given, passed_over, is_folder=is_folder)
@@ -214,7 +239,7 @@ def _describe_missing(path: Path) -> str:
     return "neither a file nor a folder"
 
 
-def _count(names: list[str]) -> str:
+def _count(names: Sized) -> str:
     return f"{len(names):,} file{'s'[: len(names) != 1]}"
 
 

@@ -115,12 +115,17 @@ def is_ours(folder: Path, data: bytes) -> bool:
     Web applications and many others have a file of that name. Ours contains most of our fields, or is beside
     a work folder that a run has used.
     """
-    if sum(f'"{name}"'.encode() in data for name in _FIELDS) > len(_FIELDS) // 2:
+    if has_our_fields(data):
         return True
     try:
         return any(not is_lock_name(path.name) for path in (folder / WORK_FOLDER).iterdir())
     except OSError:
         return False
+
+
+def has_our_fields(data: bytes) -> bool:
+    """Return whether the content of a `manifest.json`, or its beginning, has most of our fields."""
+    return sum(f'"{name}"'.encode() in data for name in _FIELDS) > len(_FIELDS) // 2
 
 
 def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manifest:

@@ -6,6 +6,7 @@ As the run's observer it also passes events on to the log, the history and the s
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -31,6 +32,7 @@ class Progress(Observer):
         *,
         finished: Iterable[ShardRecord] = (),
     ) -> None:
+        self.began = time.monotonic()
         self.screen = screen or Screen()
         self.history = history or History()
         self.records = list(finished)  # of finished shards
@@ -87,6 +89,16 @@ class Progress(Observer):
     def begun(self) -> bool:
         """Whether this run has made any token."""
         return self.tokens > self.resumed_tokens
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken so far."""
+        return time.monotonic() - self.began
+
+    @property
+    def work_seconds(self) -> float:
+        """The same without the time in which it only waited."""
+        return max(0.0, self.seconds - self.waited_seconds)
 
     @property
     def waits(self) -> str:

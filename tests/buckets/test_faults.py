@@ -244,6 +244,22 @@ def test_no_credentials_are_said(bucket_url: str, door: Door, monkeypatch: pytes
     assert "AWS_PROFILE" in caught.value.hint
 
 
+@pytest.mark.parametrize("missing", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_half_a_pair_of_keys_is_named(
+    bucket_url: str, monkeypatch: pytest.MonkeyPatch, missing: str, is_empty: bool
+) -> None:
+    """The variable that is not set, or empty, is the one to look at."""
+    if is_empty:
+        monkeypatch.setenv(missing, "")
+    else:
+        monkeypatch.delenv(missing)
+    forget_everything(monkeypatch)
+    with pytest.raises(UsageError, match=f"is set, and {missing} is not") as caught:
+        Bucket(bucket_url).head("a")
+    assert f"Set {missing}" in caught.value.hint
+
+
 def write_profile(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, credentials: str, config: str = ""
 ) -> None:

@@ -93,8 +93,9 @@ def check_ledger() -> None:
 
     manifest = OUT / "manifest.json"
     if manifest.exists():
-        damages = verify_folder(FolderStore(OUT)).damages
-        assert not damages, damages
+        verdict = verify_folder(FolderStore(OUT))
+        assert not verdict.damages, verdict.damages
+        assert not verdict.untracked, verdict.untracked
     found = reference.digests(runs.outputs_in(OUT)) if OUT.exists() else {}
     assert found.items() <= JOB["expected"].items(), found
 

@@ -79,9 +79,38 @@ def test_every_truncation_is_found(out: Path, tries: Tries) -> None:
 def test_missing_extra_and_renamed_files_are_found(out: Path) -> None:
     """A loader would trip over each of them."""
     (out / "edufineweb_train_000001.npy").rename(out / "edufineweb_train_000777.npy")
-    damages = verify_folder(FolderStore(out)).damages
-    assert damages[0] == "edufineweb_train_000001.npy: missing"
-    assert damages[1].startswith("edufineweb_train_000777.npy: not in the manifest")
+    verdict = verify_folder(FolderStore(out))
+    assert verdict.damages == ["edufineweb_train_000001.npy: missing"]
+    assert verdict.untracked == ["edufineweb_train_000777.npy"]
+
+
+def test_a_file_that_does_not_belong_there_is_not_called_damaged(out: Path) -> None:
+    """It fails `verify`, because a loader would read it; nothing makes it anew, so it is to be moved away."""
+    stray = out / "edufineweb_train_000777.npy"
+    stray.write_bytes(b"extra")
+    done = inline.run_command("verify", out)
+    assert done.returncode == 7
+    assert f"{stray.name}: not in the manifest, but a loader would read it" in done.stderr
+    assert "1 file that does not belong there." in done.stderr
+    assert "Move what is named above away" in done.stderr
+    assert "damaged" not in done.stderr
+    assert "anew" not in done.stderr
+    (out / "edufineweb_train_000001.npy").write_bytes(b"short")
+    done = inline.run_command("verify", out)
+    assert "1 damaged file and 1 file that does not belong there." in done.stderr
+    assert "move it away" in done.stderr
+    assert "anew" in done.stderr
+
+
+def test_a_finished_build_warns_of_files_that_do_not_belong_there(out: Path, made: Path) -> None:
+    """A build that has nothing to do names them, because a loader would read them; its exit code is 0."""
+    words = ("build", made.parent / "a.parquet", "--out", out, "--shard-tokens", "3000")
+    assert "would open" not in inline.run_command(*words).stdout
+    (out / "edufineweb_train_000777.npy").write_bytes(b"extra")
+    done = inline.run_command(*words)
+    assert done.returncode == 0
+    assert "Nothing to do" in done.stdout
+    assert "would open: edufineweb_train_000777.npy" in " ".join(done.stdout.split())
 
 
 @pytest.mark.promise(21)
@@ -165,11 +194,7 @@ def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
     words = "2 shards, 6,000 tokens verified, so far: the build is not finished; run its command again."
     assert words in done.stdout
     (out / "edufineweb_train_000777.npy").write_bytes(b"extra")
-    assert (
-        verify_folder(FolderStore(out))
-        .damages[0]
-        .startswith("edufineweb_train_000777.npy: not in the manifest")
-    )
+    assert verify_folder(FolderStore(out)).untracked == ["edufineweb_train_000777.npy"]
 
 
 @pytest.mark.parametrize("change", [b"xx", None], ids=["longer", "shorter"])

@@ -102,7 +102,7 @@ def test_unchanged_files_are_accepted_and_may_lie_elsewhere(folder: Path, tmp_pa
     recorded = files_to_json(find_files((str(folder / "sub"),), "auto"))
     assert "path" not in recorded[0]
     os.rename(folder / "sub", folder / "moved")
-    check_same_files(find_files((str(folder / "moved"),), "auto"), recorded, trust_times=False)
+    check_same_files(find_files((str(folder / "moved"),), "auto"), recorded, same_source=False)
 
 
 def test_a_csv_file_that_was_read_as_text_is_refused(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ def test_a_csv_file_that_was_read_as_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text\none\n")
     files = find_files((str(tmp_path),), "auto")
     recorded = files_to_json(files)
-    check_same_files(files, recorded, trust_times=False)
+    check_same_files(files, recorded, same_source=False)
     del recorded[0]["format"]
     with pytest.raises(ChangedError, match=r"a\.csv: an earlier version.* read it as text; now it is csv"):
-        check_same_files(files, recorded, trust_times=False)
+        check_same_files(files, recorded, same_source=False)
 
 
 @pytest.mark.promise(6)
@@ -153,11 +153,11 @@ def test_changed_files_are_refused(folder: Path, change: str, sentence: str) -> 
         path.symlink_to("nowhere")
     files = find_files((str(folder),), "auto", skip_bad=True)
     with pytest.raises(ChangedError, match=sentence) as error:
-        check_same_files(files, recorded, trust_times=False)
+        check_same_files(files, recorded, same_source=False)
     assert "--fresh" in error.value.hint
     assert ("--same-source" in error.value.hint) == (change == "times")
     if change == "times":
-        check_same_files(files, recorded, trust_times=True)
+        check_same_files(files, recorded, same_source=True)
 
 
 def test_another_order_is_refused(folder: Path) -> None:
@@ -165,7 +165,7 @@ def test_another_order_is_refused(folder: Path) -> None:
     inputs = (f"{folder}/b.txt", f"{folder}/a.jsonl")
     recorded = files_to_json(find_files(inputs, "auto"))
     with pytest.raises(ChangedError, match=r"another order .* number 1 was b\.txt and is a\.jsonl"):
-        check_same_files(find_files(inputs[::-1], "auto"), recorded, trust_times=False)
+        check_same_files(find_files(inputs[::-1], "auto"), recorded, same_source=False)
 
 
 def notes_of(*inputs: str, form: str = "auto") -> list[str]:

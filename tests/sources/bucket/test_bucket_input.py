@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
+import inline
 import pytest
 import reference
 import runs
@@ -21,7 +23,8 @@ from fineweb_shards.events import Observer
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import make_plan
-from fineweb_shards.sources.files import find_files
+from fineweb_shards.sources.changed_files import check_same_files
+from fineweb_shards.sources.files import files_to_json, find_files
 from fineweb_shards.system.retry import Clock
 
 DOCUMENTS = [text for text in make_documents(240, seed=5) if "<|endoftext|>" not in text]
@@ -224,6 +227,66 @@ def test_a_replaced_object_is_noticed_during_a_run(tmp_path: Path, bucket_url: s
 
     with pytest.raises(ChangedError, match=f"{bucket_url}/a/0.{form}: the object was replaced"):
         read_all()
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+@pytest.mark.parametrize("begun_in", ["folder", "bucket"])
+def test_a_copy_between_a_folder_and_a_bucket_goes_on(
+    tmp_path: Path, bucket_url: str, begun_in: str, form: str
+) -> None:
+    """Their hashes are of different kinds: without --same-source it is said that they can't be compared, and
+    with it the sizes decide."""
+    path = write_form(tmp_path / f"0.{form}", PLAIN, form)
+    Bucket(bucket_url).upload(path, f"a/0.{form}")
+    begun, copy = find_files((str(path),), "auto"), find_files((f"{bucket_url}/a",), "auto")
+    if begun_in == "bucket":
+        begun, copy = copy, begun
+    recorded = files_to_json(begun)
+    with pytest.raises(ChangedError, match=r"can't be compared\. Its size is the same") as caught:
+        check_same_files(copy, recorded, same_source=False)
+    assert "--same-source" in caught.value.hint
+    check_same_files(copy, recorded, same_source=True)
+    recorded[0]["size_bytes"] += 1
+    with pytest.raises(ChangedError, match="the file has shrunk"):
+        check_same_files(copy, recorded, same_source=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("begun_in", ["folder", "bucket"])
+def test_a_build_goes_on_with_a_copy_elsewhere(
+    tmp_path: Path, bucket_url: str, begun_in: str, form: str
+) -> None:
+    """A place in a file means the same on a disk and in a bucket: the shards are the reference's."""
+    (tmp_path / "in").mkdir()
+    path = write_form(tmp_path / "in" / f"0.{form}", PLAIN, form)
+    Bucket(bucket_url).upload(path, f"a/0.{form}")
+    places = [f"{tmp_path}/in", f"{bucket_url}/a"]
+    words = ["--out", tmp_path / "out", "--shard-tokens", str(SHARD_TOKENS), "--batch-bytes", "4096"]
+    for place in places if begun_in == "folder" else places[::-1]:
+        limit = [] if (tmp_path / "out").exists() else ["--max-tokens", "7k"]
+        done = inline.run_command("build", place, *words, *limit, "--same-source")
+        assert done.returncode == 0, done.stderr
+    assert runs.shards_in(tmp_path / "out") == expected(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "goes_on"),
+    [("a" * 32, "b" * 32, False), ("a" * 32, "b" * 32 + "-2", True), ("modified 1.0", "0x8D", True)],
+)
+def test_etags_that_do_not_follow_from_the_content_are_not_compared(
+    bucket_url: str, tmp_path: Path, before: str, now: str, goes_on: bool
+) -> None:
+    """A copy that was sent in other parts, or is in another store, has another ETag: with --same-source it
+    goes on; two MD5 of the content are proof."""
+    upload_forms(tmp_path, bucket_url, {"a/0.jsonl": PLAIN[:5]})
+    (file,) = find_files((f"{bucket_url}/a",), "auto")
+    (recorded,) = files_to_json((file,))
+    copy = (replace(file, content_hash=now),)
+    with pytest.raises(ChangedError, match="another ETag" if goes_on else "other content") as caught:
+        check_same_files(copy, [{**recorded, "content_hash": before}], same_source=False)
+    assert ("--same-source" in caught.value.hint) == goes_on
+    with contextlib.nullcontext() if goes_on else pytest.raises(ChangedError):
+        check_same_files(copy, [{**recorded, "content_hash": before}], same_source=True)
 
 
 def test_a_copy_of_the_same_content_goes_on(tmp_path: Path, bucket_url: str) -> None:
