@@ -212,9 +212,12 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         progress.finish_shards(records)
         job.source.release_before(end.file)
 
+    # While no block comes, what is written is recorded all the same: an outage may last for long.
+    encoding = executor.encode(
+        job.source.batches(start), lambda: output.advance(), lambda: packer.left_tokens
+    )
     with (
-        # While no block comes, what is written is recorded all the same: an outage may last for long.
-        contextlib.closing(executor.encode(job.source.batches(start), lambda: output.advance())) as encoded,
+        contextlib.closing(encoding) as encoded,
         Output(job.output, manifest, executor, disk, add_totals=totals.add_to, on_record=on_record) as output,
     ):
         told = report_problems(encoded, job, quarantined, disk, progress)

@@ -70,3 +70,15 @@ def test_a_file_is_fetched_little_more_than_once(
     size = upload(tmp_path, bucket_url, kind, make_texts(10 * _MIB))
     reads = build(bucket_url, tmp_path / "out", door)
     assert sum(read.sent_bytes for read in reads) <= most * size
+
+
+@pytest.mark.parametrize(("kind", "looks"), [("parquet", 2 * _MIB), ("jsonl", 2 * _MIB), ("txt", 4 * _MIB)])
+def test_with_max_tokens_little_is_fetched_ahead(
+    tmp_path: Path, bucket_url: str, door: Door, kind: str, looks: int
+) -> None:
+    """If the first batch has all the tokens, the second one is not fetched; what is looked at for plan and
+    listing does not grow with the file."""
+    upload(tmp_path, bucket_url, kind, make_texts(24 * _MIB))
+    reads = build(bucket_url, tmp_path / "out", door, "--max-tokens", "100k", "--batch-bytes", "1MiB")
+    batch = (2 if kind == "parquet" else 1) * _MIB
+    assert sum(read.sent_bytes for read in reads) <= 1.2 * batch + looks
