@@ -153,6 +153,7 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     """Make and show the plan of what is still to do, and refuse what the disk can't hold. Return the
     manifest; in a new one, set the number of digits in the names of shards."""
     plan = make_plan(job, trial_seconds=0, start=manifest.end, done_tokens=manifest.tokens)
+    plan = replace(plan, fetched_bytes=progress.fetched_bytes)
     lines = short_lines(plan)
     if manifest.shards:
         finished = f"{show_number_of(manifest.shard_count, 'shard')}, {show_count(manifest.tokens)} tokens"

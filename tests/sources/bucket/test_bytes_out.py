@@ -37,7 +37,8 @@ def upload(folder: Path, url: str, kind: str, texts: list[str]) -> int:
 
 
 def build(url: str, out: Path, door: Door, *words: str) -> list[Read]:
-    """Build with a worker, and return what was read of objects; the run says itself how much that was."""
+    """Build with a worker, and return what was read of objects; the run says how much that was, and
+    before how much was read for the plan."""
     door.reads.clear()
     flags = ["--workers", "1", "--shard-tokens", "500k"]
     done = runs.run_command("build", f"{url}/a", "--out", out, *flags, *words)
@@ -45,6 +46,7 @@ def build(url: str, out: Path, door: Door, *words: str) -> list[Read]:
     fetched = sum(read.sent_bytes for read in door.reads)
     told = json.loads((out / ".fineweb-shards/history.json").read_text())["runs"][-1]["fetched_bytes"]
     assert 0.9 * fetched <= told <= fetched
+    assert "fetched for this plan" in (out / ".fineweb-shards/log.txt").read_text()
     return door.reads
 
 
