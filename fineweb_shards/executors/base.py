@@ -71,11 +71,16 @@ class Executor(DataPlane):
 
     @abstractmethod
     def encode(
-        self, batches: Iterator[Batch], on_idle: Callable[[], None] = lambda: None
+        self,
+        batches: Iterator[Batch],
+        on_idle: Callable[[], None] = lambda: None,
+        wanted_tokens: Callable[[], int | None] = lambda: None,
     ) -> Generator[EncodedBlock]:
         """Yield the blocks of all batches, in the batches' order. Each has to be placed, unless it brings its
         tokens. If the generator is closed, batches that were not yielded yet are dropped. While no block
-        comes, perhaps for as long as an outage, `on_idle` is called now and then."""
+        comes, perhaps for as long as an outage, `on_idle` is called now and then. `wanted_tokens` says how
+        many tokens are still missing after the blocks so far, so that little more than that is fetched and
+        encoded; None: all."""
 
     @property
     @abstractmethod

@@ -60,6 +60,8 @@ class Schedule(Generic[Worker]):
         self._loads: dict[Worker, _Load] = {}
         self._alone: set[Task] = set()  # to be tried while no other worker has work
         self.in_flight_bytes = 0  # the size of all batches that are not yet written
+        self.waiting_bytes = 0  # of those that are not yet output
+        self.output_bytes = 0  # of all that were
         self._batches = 0  # added so far
         self._left_out = LeftOut(quarantined)
 
@@ -104,6 +106,7 @@ class Schedule(Generic[Worker]):
         self._pending.append(task)
         self._unfinished[task.number] = task, None
         self.in_flight_bytes += batch.size_bytes
+        self.waiting_bytes += batch.size_bytes
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
         """Return the worker with the fewest batches; None if even that one has as many as allowed."""
@@ -237,6 +240,8 @@ class Schedule(Generic[Worker]):
             yield task.take_block()
         if task.done:
             self._tasks.popleft()
+            self.waiting_bytes -= task.batch.size_bytes
+            self.output_bytes += task.batch.size_bytes
             self._drop_if_finished(task)
             if task.error is not None:
                 raise task.error
@@ -253,6 +258,7 @@ class Schedule(Generic[Worker]):
                     self._loads[worker].kept -= 1
         dropped = [task for task in self._tasks if not task.kept]
         self._tasks.clear()
+        self.waiting_bytes = 0
         for task in dropped:
             task.done = True
             self._drop_if_finished(task)

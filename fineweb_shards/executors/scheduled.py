@@ -15,6 +15,7 @@ from typing import Generic
 from fineweb_shards.executors.base import Executor, Result
 from fineweb_shards.executors.producer import Producer
 from fineweb_shards.executors.schedule import Schedule, Worker
+from fineweb_shards.executors.token_goal import TokenGoal
 from fineweb_shards.types import Batch, EncodedBlock
 
 
@@ -24,6 +25,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
     def __init__(self, schedule: Schedule[Worker]) -> None:
         self._schedule = schedule
         self._producer: Producer | None = None
+        self._goal = TokenGoal(lambda: None)
 
     @abstractmethod
     def _give_out(self) -> None:
@@ -43,8 +45,12 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         """How many batches to list ahead."""
 
     def encode(
-        self, batches: Iterator[Batch], on_idle: Callable[[], None] = lambda: None
+        self,
+        batches: Iterator[Batch],
+        on_idle: Callable[[], None] = lambda: None,
+        wanted_tokens: Callable[[], int | None] = lambda: None,
     ) -> Generator[EncodedBlock]:
+        self._goal = TokenGoal(wanted_tokens)
         producer = self._producer = Producer(batches, self._ahead, self._wake)
         try:
             while True:
@@ -77,8 +83,11 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         self._schedule.abandon_output()
 
     def _take_batch(self) -> bool:
-        """Add the next batch of the listing to the schedule, if there is one now."""
+        """Add the next batch of the listing to the schedule, if there is one now, and if it is needed."""
+        schedule = self._schedule
+        if not schedule.is_empty and self._goal.is_met_by(schedule.waiting_bytes, schedule.output_bytes):
+            return False
         batch = None if self._producer is None or self._producer.ended else self._producer.take()
         if batch is not None:
-            self._schedule.add(batch)
+            schedule.add(batch)
         return batch is not None

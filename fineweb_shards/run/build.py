@@ -152,6 +152,7 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     """Make and show the plan of what is still to do, and refuse what the disk can't hold. Return the
     manifest; in a new one, set the number of digits in the names of shards."""
     plan = make_plan(job, trial_seconds=0, start=manifest.end, done_tokens=manifest.tokens)
+    plan = replace(plan, fetched_bytes=progress.fetched_bytes)
     lines = short_lines(plan)
     if manifest.shards:
         finished = f"{show_number_of(manifest.shard_count, 'shard')}, {show_count(manifest.tokens)} tokens"
@@ -211,9 +212,12 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         progress.finish_shards(records)
         job.source.release_before(end.file)
 
+    # While no block comes, what is written is recorded all the same: an outage may last for long.
+    encoding = executor.encode(
+        job.source.batches(start), lambda: output.advance(), lambda: packer.left_tokens
+    )
     with (
-        # While no block comes, what is written is recorded all the same: an outage may last for long.
-        contextlib.closing(executor.encode(job.source.batches(start), lambda: output.advance())) as encoded,
+        contextlib.closing(encoding) as encoded,
         Output(job.output, manifest, executor, disk, add_totals=totals.add_to, on_record=on_record) as output,
     ):
         told = report_problems(encoded, job, quarantined, disk, progress)

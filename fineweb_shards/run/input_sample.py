@@ -66,7 +66,7 @@ class InputSample:
         """Add the documents of a file from `position` on, up to about `limit_bytes` of text."""
         enough = self.content_bytes + limit_bytes
         most_read = self.read_bytes + _LOOKED_AT_TIMES * limit_bytes
-        batches = source.formats[file.format].batches(file, position, False)
+        batches = source.formats[file.format].sample_batches(file, position, limit_bytes)
         for batch in islice(batches, _MOST_BATCHES):
             source.prefetch(batch)
             self.read_bytes += batch.size_bytes

@@ -8,6 +8,7 @@ batches spread over the files, and marked as an estimate.
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -72,6 +73,7 @@ class Plan:
     free_bytes: int
     read_share: float = 1.0  # of the input's bytes that a run will read, which --max-tokens may end early
     done_tokens: int = 0  # in finished shards
+    fetched_bytes: int = 0  # over the network, for this plan
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -105,6 +107,14 @@ class Plan:
     def read_bytes(self) -> int:
         """The number of bytes still to be read or fetched; an estimate unless it is all of the input."""
         return round(self.read_share * self.job.source.size_bytes)
+
+    @property
+    def bytes_to_fetch(self) -> int:
+        """The same in whole batches, because they are fetched whole."""
+        if not self.extent.batches:
+            return self.read_bytes
+        share = math.ceil(self.read_share * self.extent.batches) / self.extent.batches
+        return round(share * self.job.source.size_bytes)
 
     @property
     def shards(self) -> int | None:

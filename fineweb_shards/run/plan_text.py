@@ -43,8 +43,9 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
     where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""
     fetch = ""
     if job.is_remote:
-        whole = plan.read_bytes == job.source.size_bytes
-        fetch = " to fetch" if whole else f", about {show_bytes(plan.read_bytes)} of it to fetch"
+        whole = plan.bytes_to_fetch == job.source.size_bytes
+        fetch = " to fetch" if whole else f", about {show_bytes(plan.bytes_to_fetch)} of it to fetch"
+        fetch += f", {show_bytes(plan.fetched_bytes)} fetched for this plan" if plan.fetched_bytes else ""
     rows = [("input", f"{where}{count:,} file{'s'[: count != 1]}, {size}{fetch} ({', '.join(kinds)})")]
     rows += [("note", note) for note in job.notes]
     rows += [("kept", text) for text in describe_filters(job.config)]

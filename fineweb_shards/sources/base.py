@@ -21,6 +21,7 @@ from fineweb_shards.vocabulary import Vocabulary
 
 STANDARD_INPUT = "-"
 _BY_VALUE = ("hub-rows", "bucket-csv", "bucket-tsv")
+_SMALL_TEXT_BYTES = 2**20
 _EXPECTED_FILES = 3  # the current one and the next two
 
 
@@ -98,7 +99,16 @@ class InputFile:
         """Whether the file can only be read front to back, so that its batches carry their bytes."""
         # CSV in a bucket, too: only who has read all before a record knows where it begins, and it should be
         # fetched once.
-        return self.is_pipe or self.compression is not None or self.format in _BY_VALUE
+        return (
+            self.is_pipe or self.compression is not None or self.format in _BY_VALUE or self.is_small_object
+        )
+
+    @property
+    def is_small_object(self) -> bool:
+        """Whether it is a text in a bucket that is fetched once, whole, by the parent: to list its documents
+        the parent has to look at a good part of it anyway."""
+        is_text = self.format in ("bucket-text", "bucket-jsonl") and self.compression is None
+        return is_text and self.size_bytes <= _SMALL_TEXT_BYTES
 
 
 class Format(ABC):
@@ -118,6 +128,11 @@ class Format(ABC):
     @abstractmethod
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         """Yield batches that refer to the file's documents from `position` on, in order."""
+
+    def sample_batches(self, file: InputFile, position: int, limit_bytes: int) -> Iterator[Batch]:
+        """Yield batches like `batches`, from which about `limit_bytes` will be read: where bytes have to be
+        fetched, they are no larger than that needs."""
+        return self.batches(file, position, False)
 
     @abstractmethod
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:

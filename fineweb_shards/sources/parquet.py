@@ -64,10 +64,13 @@ class ParquetFormat(Format):
         self.row_filter = load_filter(settings.where)
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
+        return self.cut(file, position, _BATCHES_AT_ONCE * self.settings.batch_bytes)
+
+    def cut(self, file: InputFile, position: int, wanted: int) -> Iterator[Batch]:
+        """Yield batches of at least `wanted` bytes of text each, from a row group on."""
         footer = self.footer(file)
         groups = self._group_counts[file.index] = len(footer.group_rows)
         first, size = position, 0
-        wanted = _BATCHES_AT_ONCE * self.settings.batch_bytes
         for group in range(position, groups):
             group_size = footer.group_bytes[group]
             if group_size >= 2 * wanted:

@@ -63,6 +63,9 @@ class RangedParquetFormat(ParquetFormat):
         for file in ours:
             self._begin_opening(file)
 
+    def sample_batches(self, file: InputFile, position: int, limit_bytes: int) -> Iterator[Batch]:
+        return self.cut(file, position, min(self.settings.batch_bytes, limit_bytes))
+
     def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Iterator[Batch]:
         """Keep a large row group in one batch: if it were divided, every worker would fetch all of it."""
         yield Batch(file.index, group, group + 1, size)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
 
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import InputFile, ReadSettings
@@ -16,33 +18,42 @@ from fineweb_shards.sources.range_file import RangeFile, Remotes
 from fineweb_shards.sources.text import TextFormat
 from fineweb_shards.types import Batch
 
-_WINDOWS_AHEAD = 8
+_MOST_WINDOWS_AHEAD = 8
+_LARGEST_HEAD_BYTES = 2**20
 _LARGEST_WINDOW_BYTES = 128 * 1024
 _NEAR_BYTES = 256  # a window begins at most so far before the multiple of the batch size that it is about
 
 
 class RemoteView:
-    """The bytes of a file, by offset. Windows at multiples of `batch_bytes` are fetched ahead."""
+    """The bytes of a file, by offset. Windows at multiples of `batch_bytes` are fetched ahead, the more
+    of them the more were read; the beginning, which is looked at several times, is kept."""
 
     def __init__(self, content: RangeFile, size_bytes: int, batch_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._content = content
         self._batch_bytes = batch_bytes
+        self._head = b""
+        self._ahead = 1
 
     def read_at(self, offset: int, size: int) -> bytes:
         stop = min(offset + size, self.size_bytes)
         if stop <= offset:
             return b""
+        if offset == 0 and len(self._head) < stop <= _LARGEST_HEAD_BYTES:
+            self._head += self._content.read_range(len(self._head), stop)
+        if stop <= len(self._head):
+            return self._head[offset:stop]
         if size <= _LARGEST_WINDOW_BYTES and offset > 0 and -offset % self._batch_bytes <= _NEAR_BYTES:
             self._fetch_ahead(offset, size)
         return bytes(self._content.read_range(offset, stop))
 
     def _fetch_ahead(self, offset: int, size: int) -> None:
         self._content.forget_before(offset)
-        for number in range(_WINDOWS_AHEAD):
+        for number in range(self._ahead):
             start = offset + number * self._batch_bytes
             if start < self.size_bytes:
                 self._content.prefetch(start, min(start + size, self.size_bytes))
+        self._ahead = min(2 * self._ahead, _MOST_WINDOWS_AHEAD)
 
     def close(self) -> None:
         self._content.close()
@@ -69,6 +80,11 @@ class RangedTextFormat(TextFormat):
             return super().open_stream_view(file)
         content = RangeFile(self.remotes.get(file), self.retrier.observer)
         return RemoteView(content, file.size_bytes, self.settings.batch_bytes)
+
+    def sample_batches(self, file: InputFile, position: int, limit_bytes: int) -> Iterator[Batch]:
+        smaller = self.reopened(None)
+        smaller.settings = replace(self.settings, batch_bytes=min(self.settings.batch_bytes, limit_bytes))
+        return smaller.batches(file, position, False)
 
     def prefetch(self, file: InputFile, batch: Batch) -> None:
         with self._lock:

@@ -47,10 +47,11 @@ class TextFormat(Format):
         self._streams: dict[str, ReadAhead] = {}  # compressed files that are being unpacked, by path
 
     def expect(self, files: Sequence[InputFile]) -> None:
-        """Begin to unpack compressed files that will be read next."""
+        """Begin to fetch, or to unpack, the files that will be read next and are read front to back."""
         for file in files:
             is_ours = file.is_remote == self.is_remote and file.problem is None
-            if file.compression and is_ours and file.path not in self._streams:
+            is_small = file.is_small_object and file.format == files[0].format
+            if (file.compression or is_small) and is_ours and file.path not in self._streams:
                 with contextlib.suppress(BadFileError):  # which is raised when the file's turn comes
                     self._streams[file.path] = self.open_stream(file)
 
@@ -98,7 +99,8 @@ class TextFormat(Format):
         return replace(part, problem=self.leave_out(error))
 
     def share_before(self, file: InputFile, position: int) -> float | None:
-        return None if file.by_value or not file.size_bytes else position / file.size_bytes
+        is_unknown = file.is_pipe or file.compression is not None or not file.size_bytes
+        return None if is_unknown else position / file.size_bytes
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         data = self.read_range(file, batch)

@@ -86,6 +86,11 @@ class Packer:
         self._val_is_open = False
 
     @property
+    def left_tokens(self) -> int | None:
+        """How many tokens are still to be packed, up to `max_tokens`; None if there is no limit."""
+        return self._left_tokens
+
+    @property
     def ended(self) -> bool:
         """Whether `max_tokens` are packed."""
         return self._left_tokens == 0

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -159,6 +159,14 @@ class Fault:
         return self.skip < 0
 
 
+class Read(NamedTuple):
+    """A range of an object that was asked for, and sent."""
+
+    path: str
+    range: str  # the header
+    sent_bytes: int
+
+
 @dataclass
 class Door:
     """A server that passes requests on to the real one, except for those that a fault is for."""
@@ -168,6 +176,7 @@ class Door:
     faults: list[Fault] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)  # method and path of each
     authorizations: list[str] = field(default_factory=list)  # the header of each
+    reads: list[Read] = field(default_factory=list)  # of objects, what was answered
     ignored_headers: tuple[str, ...] = ()  # not passed on
     on_request: Callable[[str, str], None] = lambda method, path: None  # before a request is passed on
     on_answer: Callable[[str, str], None] = lambda method, path: None  # before its answer is passed on
@@ -234,6 +243,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None:
             self.wfile.write(content[: len(content) // 2])
             return self._reset()
+        if self.command == "GET" and "?" not in self.path:
+            self.door.reads.append(Read(self.path, self.headers.get("Range") or "", length))
         self.wfile.write(content)
         return None
 

@@ -43,7 +43,10 @@ class InlineExecutor(Executor):
         return 0
 
     def encode(
-        self, batches: Iterator[Batch], on_idle: Callable[[], None] = lambda: None
+        self,
+        batches: Iterator[Batch],
+        on_idle: Callable[[], None] = lambda: None,
+        wanted_tokens: Callable[[], int | None] = lambda: None,
     ) -> Generator[EncodedBlock]:
         try:
             for batch in batches:

@@ -98,8 +98,10 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._cluster = cluster
         self._shared_folder = shared_folder
         self._most_tasks = most_tasks
-        has_streams = any(file.by_value for file in spec.source.files)
-        self._window_bytes = window_bytes if has_streams else _ALL
+        files = spec.source.files
+        has_streams = any(file.by_value and not file.is_small_object for file in files)
+        small_bytes = sum(file.size_bytes for file in files if file.is_small_object)
+        self._window_bytes = window_bytes if has_streams or small_bytes > window_bytes else _ALL
         self._observer = observer or Observer()
         self._waits = Waits(self._observer)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -23,6 +23,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import make_plan
+from fineweb_shards.sources import base
 from fineweb_shards.sources.changed_files import check_same_files
 from fineweb_shards.sources.files import files_to_json, find_files
 from fineweb_shards.system.retry import Clock
@@ -81,6 +82,24 @@ def test_the_same_bytes_as_the_reference(tmp_path: Path, bucket_url: str, form: 
     parts = {f"data/{n}.{form}": PLAIN[n * third : (n + 1) * third] for n in range(3)}
     upload_forms(tmp_path, bucket_url, parts)
     assert build(tmp_path / "out", f"{bucket_url}/data") == expected(PLAIN[: 3 * third])
+
+
+@pytest.mark.parametrize("form", ["jsonl", "txt"])
+def test_the_same_bytes_by_ranges(
+    tmp_path: Path, bucket_url: str, door: Door, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """A text that is not small is read by ranges: the same tokens, also after faults; an object that is
+    replaced is noticed."""
+    monkeypatch.setattr(base, "_SMALL_TEXT_BYTES", 0)
+    monkeypatch.setattr(Clock, "sleep", lambda clock, seconds: None)
+    upload_forms(tmp_path, bucket_url, {f"a/0.{form}": PLAIN})
+    door.faults += [Fault(method="GET", cut=True, skip=4, times=2), Fault(method="GET", status=500, skip=8)]
+    assert build(tmp_path / "out", f"{bucket_url}/a") == expected(PLAIN)
+    assert len({read.range for read in door.reads}) > 4
+    job = runs.job_of(tmp_path / "other", f"{bucket_url}/a", batch_bytes=4096)
+    upload_forms(tmp_path, bucket_url, {f"a/0.{form}": [*PLAIN[1:], PLAIN[0]]})
+    with pytest.raises(ChangedError, match="the object was replaced"):
+        list(job.source.batches(runs.START))
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "jsonl.gz", "csv"])
