@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from fineweb_shards.events import Observer
+from fineweb_shards.events import Event, Observer
 from fineweb_shards.system.terminal import shown_on
 from fineweb_shards.watching.screen import Screen
 
 
 class WaitsOnScreen(Observer):
-    """Shows waits on a screen, for work outside a run; in a run, watching/progress.py shows them."""
+    """Shows waits and events on a screen, for work outside a run; in a run, watching/progress.py does."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._shown: dict[str, str] = {}  # the reason of each cause
+
+    def tell(self, event: Event) -> None:
+        if event.loud:
+            self._screen.say(event.text)
 
     def set_wait(self, cause: str, reason: str | None) -> None:
         if reason is None and self._shown.pop(cause, None) is not None:

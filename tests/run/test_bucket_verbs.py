@@ -104,6 +104,17 @@ def test_verifying_asks_for_every_object_twice_at_most(made: Path, bucket_url: s
     assert len([line for line in door.requests if "list-type" in line]) < 6, door.requests
 
 
+def test_a_store_that_ignores_conditions_is_said(bucket_url: str, door: Door, tmp_path: Path) -> None:
+    """In the terminal, before the build begins: two runs may not notice each other there."""
+    door.ignored_headers = ("if-none-match", "if-match")
+    path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    words = ["--scratch", tmp_path / "scratch", "--shard-tokens", str(SHARD_TOKENS)]
+    done = inline.run_command("build", "--input", path, "--out", f"{bucket_url}/a", *words)
+    assert done.returncode == 0, done.stderr
+    assert "does not check conditions, so two runs may not notice each other" in done.stderr
+    assert "the wait for the lock" not in done.stderr
+
+
 def test_an_export_between_buckets_is_resumed(
     made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
