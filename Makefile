@@ -48,7 +48,7 @@ PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, (os.cpu_count() or
 test: check ## all checks and tests; a few minutes
 	@$(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
 
-soak: .venv/dev ## every promise in full, then a night of MINUTES=30 with a fault a minute; three quarters of an hour
+soak: .venv/dev ## every promise in full, then a night of MINUTES=30 with a fault a minute; hours
 	@$(BIN)/python -m pytest --soak $(ARGS)
 	@$(BIN)/python tests/night.py --minutes $(MINUTES)
 

@@ -17,10 +17,15 @@ class ObjectFile(SeekableFile):
     """A file of blocks, each fetched by one range. Holds the current block and those ahead: 20 MiB."""
 
     def __init__(self, fetch: Callable[[int, int], memoryview], size_bytes: int) -> None:
-        super().__init__(size_bytes)
+        super().__init__()
+        self._size_bytes = size_bytes
         self._fetch = fetch
         self._blocks: dict[int, Future[memoryview]] = {}
         self._last = -1  # the block that was read last
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override] # any buffer, says typeshed
         number, begin = divmod(self._position, _BLOCK_BYTES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from concurrent.futures import Future
 from typing import Protocol
@@ -10,6 +9,7 @@ from typing import Protocol
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import InputFile
 from fineweb_shards.system.background import in_background
+from fineweb_shards.system.seekable_file import SeekableFile
 
 
 class Remote(Protocol):
@@ -32,14 +32,13 @@ class Remotes(Protocol):
         """Drop a file that will not be read again soon."""
 
 
-class RangeFile(io.RawIOBase):
-    """A seekable file. Reads inside a range that is fetched ahead make no request."""
+class RangeFile(SeekableFile):
+    """A file on the hub or in a bucket. Reads inside a range that is fetched ahead make no request."""
 
     def __init__(self, remote: Remote, observer: Observer) -> None:
         super().__init__()
         self._remote = remote
         self._observer = observer
-        self._position = 0
         self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
 
     def prefetch(self, start: int, stop: int) -> None:
@@ -67,22 +66,13 @@ class RangeFile(io.RawIOBase):
             self._observer.add_fetch_wait(time.monotonic() - begin)
         return future.result()
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._remote.size_bytes)[whence]
-        return self._position
+    @property
+    def size_bytes(self) -> int:
+        return self._remote.size_bytes
 
     def read(self, length: int = -1) -> memoryview:
         """Read without a copy: pyarrow accepts any object with a buffer."""
-        start, size = self._position, self._remote.size_bytes
+        start, size = self._position, self.size_bytes
         stop = size if length is None or length < 0 else min(size, start + length)
         if stop <= start:
             return memoryview(b"")

@@ -87,9 +87,14 @@ class JoinedFile(SeekableFile):
     """Files one after the other, as one that can be read and searched. Each is opened when it is read."""
 
     def __init__(self, sources: Sequence[FileSource]) -> None:
-        super().__init__(sum(size for size, _ in sources))
+        super().__init__()
+        self._size_bytes = sum(size for size, _ in sources)
         self._sources = sources
         self._open: tuple[int, int, BinaryIO] | None = None  # where the open file ends, where it is, itself
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override] # any buffer, says typeshed
         if self._position >= self._size_bytes or not len(buffer):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+from abc import abstractmethod
 
 
 class SeekableFile(io.RawIOBase):
-    """A file of so many bytes, read from `_position` on. Subclasses read."""
+    """A file that is read from `_position` on. Subclasses read, and know its size."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._size_bytes = size_bytes
         self._position = 0
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """The number of bytes in the file."""
 
     def readable(self) -> bool:
         return True
@@ -23,7 +28,7 @@ class SeekableFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        position = offset + (0, self._position, self._size_bytes)[whence]
+        position = offset + (0, self._position, self.size_bytes)[whence]
         if position < 0:
             raise ValueError(f"there is no byte {position}")
         self._position = position
