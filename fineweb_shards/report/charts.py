@@ -30,6 +30,24 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """A stretch of the horizontal axis in which nothing happened, drawn shorter than it was."""
+
+    begin: float
+    end: float
+    title: str  # shown by browsers under the pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A value not to be exceeded, between two places of the horizontal axis."""
+
+    begin: float
+    end: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     """The content of a chart. Both axes begin at 0."""
 
@@ -40,14 +58,16 @@ class Chart:
     labels: Callable[[int], Sequence[Label]]  # returns at most so many labels of the horizontal axis
     columns: Sequence[Column] = ()
     lines: Sequence[Sequence[Place]] = ()
-    limits: Sequence[Sequence[Place]] = ()
+    limits: Sequence[Limit] = ()  # one above the axis is named at the axis's end
+    gaps: Sequence[Gap] = ()
     bands: Sequence[tuple[float, float]] = ()  # from one place to another, over the whole height
     dots: Sequence[float] = ()  # at the top
 
     @property
     def steps(self) -> list[float]:
-        """The labelled values of the vertical axis."""
-        values = [value for line in [*self.lines, *self.limits] for _, value in line]
+        """The labelled values of the vertical axis. A limit far above what was used would press the line
+        to the ground, so it does not count."""
+        values = [value for line in self.lines for _, value in line]
         return round_steps(max([*values, *(column.value for column in self.columns)], default=0.0))
 
     @property
@@ -89,6 +109,7 @@ class Drawing:
         return round(self.left + share * (self.right - self.left), 1)
 
     def y(self, value: float) -> float:
+        value = min(value, self.steps[-1])
         return round(self.bottom + value / self.steps[-1] * (self.top - self.bottom), 1)
 
     def path(self, line: Sequence[Place]) -> str:

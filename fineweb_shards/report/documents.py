@@ -9,7 +9,7 @@ from fineweb_shards.reading.samples import spell
 from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
 from fineweb_shards.report.charts import Chart, make_columns
 from fineweb_shards.report.facts import Facts
-from fineweb_shards.report.table import Table
+from fineweb_shards.report.table import Table, scale_bars
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.types import Quarantined
 from fineweb_shards.units import show_bytes, show_count
@@ -43,7 +43,7 @@ class FrequentTokens:
 class LeftOut:
     """Counts of documents and parts of the input that were left out or changed."""
 
-    counts: Table
+    counts: Table | None  # without those that are 0
     quarantined: Table | None
 
 
@@ -59,7 +59,8 @@ def measure_lengths(facts: Facts) -> Lengths | None:
     title = f"Lengths of {figures.documents:,} documents; {mean} tokens on average"
     chart = make_columns(title, labels, list(counts.values()), show_count)
     rows = [_length_row(bucket, count, figures.documents) for bucket, count in counts.items()]
-    return Lengths(mean, f"{figures.longest:,}", chart, Table(_LENGTH_COLUMNS, rows))
+    table = Table(_LENGTH_COLUMNS, rows, bars=scale_bars(list(counts.values())))
+    return Lengths(mean, f"{figures.longest:,}", chart, table)
 
 
 def _length_row(bucket: int, count: int, documents: int) -> list[str]:
@@ -80,11 +81,13 @@ def list_tokens(facts: Facts) -> FrequentTokens | None:
     if figures is None:
         return None
     text_tokens = max(1, figures.tokens - figures.borders)
+    frequent = figures.most_frequent(_SHOWN_TOKENS)
     rows = [
         [spell(token, figures.vocabulary), str(token), f"{count:,}", f"{100 * count / text_tokens:.2f} %"]
-        for token, count in figures.most_frequent(_SHOWN_TOKENS)
+        for token, count in frequent
     ]
-    return FrequentTokens(f"{figures.bytes_per_token:.2f}", Table(_TOKEN_COLUMNS, rows))
+    table = Table(_TOKEN_COLUMNS, rows, bars=scale_bars([count for _, count in frequent]))
+    return FrequentTokens(f"{figures.bytes_per_token:.2f}", table)
 
 
 def describe_basis(facts: Facts) -> str:
@@ -117,36 +120,35 @@ def count_left_out(facts: Facts) -> LeftOut | None:
     if manifest is None:
         return None
     counts = manifest.counts
-    rows = [
-        ["skipped: no text (null)", f"{counts.skipped_documents:,}"],
-        ["invalid characters that became U+FFFD", f"{counts.replaced_characters:,}"],
-        ["damaged files, row groups or lines left out", f"{counts.bad_parts:,}"],
-        ["documents whose token_count differs from ours", f"{counts.token_count_mismatches:,}"],
-        ["quarantined: could not be encoded", f"{len(manifest.quarantined):,}"],
-    ]
-    rows += _filter_rows(manifest)
-    table = Table({"what": "text", "count": "number"}, rows, heads=True)
+    figures = {
+        "skipped: no text (null)": counts.skipped_documents,
+        "invalid characters that became U+FFFD": counts.replaced_characters,
+        "damaged files, row groups or lines left out": counts.bad_parts,
+        "documents whose token_count differs from ours": counts.token_count_mismatches,
+        "quarantined: could not be encoded": len(manifest.quarantined),
+        **_filter_counts(manifest),
+    }
+    rows = [[what, f"{count:,}"] for what, count in figures.items() if count]
+    table = Table({"what": "text", "count": "number"}, rows, heads=True) if rows else None
     names = [str(file["name"]) for file in manifest.files]
     lost = [_quarantined_row(one, names) for one in manifest.quarantined[:_SHOWN_QUARANTINED]]
     return LeftOut(table, Table(_QUARANTINE_COLUMNS, lost) if lost else None)
 
 
-def _filter_rows(manifest: Manifest) -> list[list[str]]:
+def _filter_counts(manifest: Manifest) -> dict[str, int]:
     """Return the counts of the documents that settings leave out, for those that are set."""
     settings = manifest.settings
-    counts = {
-        **asdict(manifest.counts),
-        **manifest.totals,
-    }  # totals: once complete, behind the last shard, too
-    rows = []
+    # Once the build is complete the totals also count what came after the last shard.
+    counts = {**asdict(manifest.counts), **manifest.totals}
+    found: dict[str, int] = {}
     if where := settings.get("where"):
-        rows.append([f"left out by --where {where}", f"{counts['filtered_documents']:,}"])
-        rows.append(["left out without a value that --where needs", f"{counts['unknown_documents']:,}"])
+        found[f"left out by --where {where}"] = counts["filtered_documents"]
+        found["left out without a value that --where needs"] = counts["unknown_documents"]
     if least := settings.get("min_tokens"):
-        rows.append([f"left out with fewer than {least:,} tokens", f"{counts['short_documents']:,}"])
+        found[f"left out with fewer than {least:,} tokens"] = counts["short_documents"]
     if (most := settings.get("max_document_tokens")) is not None:
-        rows.append([f"left out with more than {most:,} tokens", f"{counts['long_documents']:,}"])
-    return rows
+        found[f"left out with more than {most:,} tokens"] = counts["long_documents"]
+    return found
 
 
 def _quarantined_row(document: Quarantined, names: list[str]) -> list[str]:

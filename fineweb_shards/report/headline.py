@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from fineweb_shards.units import show_bytes, show_count, show_seconds
 from fineweb_shards.watching.run_record import RunRecord
 from fineweb_shards.watching.snapshot import Snapshot
 from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
+
+_MOST_COLUMNS = 6  # see page.css
 
 Figure = tuple[str, str]  # name and value
 
@@ -25,6 +28,13 @@ class Headline:
     words: str  # the state in a sentence
     command: str | None  # that resumes the build
     figures: list[Figure]
+
+    @property
+    def columns(self) -> int:
+        """How many figures stand in a row on a wide screen: rows as equal as can be, so that none is nearly
+        empty."""
+        rows = math.ceil(len(self.figures) / _MOST_COLUMNS)
+        return math.ceil(len(self.figures) / max(1, rows))
 
 
 def make_headline(facts: Facts) -> Headline:
@@ -62,7 +72,7 @@ def _list_figures(facts: Facts) -> Iterator[Figure]:
     if manifest is not None and manifest.peak_memory_bytes:
         yield "peak memory", show_bytes(manifest.peak_memory_bytes)
     if facts.figures.statistics.tokens:
-        yield "bytes a token", f"{facts.figures.statistics.bytes_per_token:.2f}"
+        yield "bytes per token", f"{facts.figures.statistics.bytes_per_token:.2f}"
 
 
 def _figures_so_far(snapshot: Snapshot) -> Iterator[Figure]:
@@ -71,7 +81,7 @@ def _figures_so_far(snapshot: Snapshot) -> Iterator[Figure]:
     if snapshot.seconds_left is not None:
         yield "time left", show_seconds(snapshot.seconds_left)
     if snapshot.tokens_per_second:
-        yield "tokens a second now", show_count(snapshot.tokens_per_second)
+        yield "tokens/s now", show_count(snapshot.tokens_per_second)
 
 
 def _figures_of_shards(manifest: Manifest) -> Iterator[Figure]:
@@ -79,8 +89,8 @@ def _figures_of_shards(manifest: Manifest) -> Iterator[Figure]:
     yield "finished shards", f"{manifest.shard_count:,}"
     yield "on disk", show_bytes(sum(record.bytes for record in manifest.shards))
     if manifest.seconds and manifest.tokens:
-        yield "time of work, without waits", show_seconds(manifest.seconds)
-        yield "tokens a second of work", show_count(manifest.tokens / manifest.seconds)
+        yield "working time, without waits", show_seconds(manifest.seconds)
+        yield "tokens/s while working", show_count(manifest.tokens / manifest.seconds)
 
 
 def _figures_of_runs(runs: list[RunRecord]) -> Iterator[Figure]:
@@ -95,4 +105,4 @@ def _figures_of_runs(runs: list[RunRecord]) -> Iterator[Figure]:
     if fetched_bytes:
         yield "fetched", show_bytes(fetched_bytes)
         if work_seconds:
-            yield "fetched a second of work", show_bytes(fetched_bytes / work_seconds)
+            yield "fetched per second of work", show_bytes(fetched_bytes / work_seconds)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from fineweb_shards.report.charts import Chart, Place
+from fineweb_shards.report.charts import Chart, Gap, Limit, Place
 from fineweb_shards.report.facts import Facts
 from fineweb_shards.report.table import Table, show_moment
-from fineweb_shards.report.time_axis import TimeAxis
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.history import WAIT, History, Mark, Point
 
@@ -17,6 +18,12 @@ _SHOWN_MARKS = 100
 _BINS = 150
 _LEAST_BIN_SECONDS = 4.0  # tokens arrive in large blocks: a finer line would only show those
 _NARROWEST_BAND_SHARE = 1 / 300  # of the width: a narrower band would be invisible
+# A gap between two runs, a second or a night, is drawn with one width: this share of the time of all runs,
+# or less where there are many.
+_GAP_SHARE = 0.03
+_ALL_GAPS_SHARE = 0.3
+_DAY_SECONDS = 86400
+_SHORT_SECONDS = 600
 
 Value = Callable[[Point, Point], float]  # the value to draw, computed from a point and the one before
 
@@ -27,7 +34,7 @@ class OverTime:
 
     speed: Chart
     memory: Chart | None  # None if it was not measured
-    budget: str  # of memory
+    interrupted: bool  # there are gaps between runs
     marks: Table | None
     mark_count: int
 
@@ -39,12 +46,10 @@ def chart_runs(facts: Facts) -> OverTime | None:
     if not _split_runs(points):
         return None
     axis = TimeAxis([(run[0].time, run[-1].time) for run in _split_runs(points)])
-    title = _describe("Speed in tokens a second", points)
-    speed = _make_chart(title, show_count, axis, points, marks, _tokens_a_second)
+    title = _describe("Speed in tokens/s", points)
+    speed = _make_chart(title, show_count, axis, points, marks, _tokens_per_second)
     memory = _chart_memory(axis, history)
-    budgets = [run.budget_bytes for run in history.runs if run.budget_bytes]
-    budget = show_bytes(budgets[-1]) if budgets else ""
-    return OverTime(speed, memory, budget, _marks_table(marks) if marks else None, len(marks))
+    return OverTime(speed, memory, bool(speed.gaps), _marks_table(marks) if marks else None, len(marks))
 
 
 def _chart_memory(axis: TimeAxis, history: History) -> Chart | None:
@@ -52,7 +57,7 @@ def _chart_memory(axis: TimeAxis, history: History) -> Chart | None:
     if not _split_runs(points):
         return None
     limits = [
-        [(axis.position(moment), float(run.budget_bytes)) for moment in (run.begin, run.end)]
+        Limit(axis.position(run.begin), axis.position(run.end), run.budget_bytes)
         for run in history.runs
         if run.budget_bytes
     ]
@@ -79,6 +84,7 @@ def _make_chart(
         axis.labels,
         lines=[_make_line(axis, run, len(run) / len(points), value) for run in runs],
         bands=[_make_band(axis, mark, points[-1].time) for mark in marks if mark.kind == WAIT],
+        gaps=axis.gaps(),
         dots=[axis.position(mark.time) for mark in marks if mark.kind != WAIT],
     )
 
@@ -111,7 +117,7 @@ def _make_band(axis: TimeAxis, mark: Mark, last_moment: float) -> tuple[float, f
     return begin, max(end, begin + narrowest)
 
 
-def _tokens_a_second(before: Point, after: Point) -> float:
+def _tokens_per_second(before: Point, after: Point) -> float:
     seconds = after.time - before.time
     return max(0.0, (after.tokens - before.tokens) / seconds) if seconds > 0 else 0.0
 
@@ -119,6 +125,55 @@ def _tokens_a_second(before: Point, after: Point) -> float:
 def _describe(what: str, points: Sequence[Point]) -> str:
     begin, end = show_moment(points[0].time), show_moment(points[-1].time)
     return f"{what} from {begin} to {end}, in {show_number_of(len({point.run for point in points}), 'run')}"
+
+
+class TimeAxis:
+    """The runs one after the other, all gaps between them of one length: converts moments, in seconds since
+    1970, to places between 0 and `length`, and back."""
+
+    def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
+        """Make the axis; `spans` are the beginning and the end of each run."""
+        self._spans = spans
+        work_seconds = sum(end - begin for begin, end in spans)
+        self._starts: list[float] = []  # the place of each span's beginning
+        place = 0.0
+        gap_length = work_seconds * min(_GAP_SHARE, _ALL_GAPS_SHARE / len(spans)) if spans else 0.0
+        for number, (begin, end) in enumerate(spans):
+            place += gap_length if number else 0.0
+            self._starts.append(place)
+            place += end - begin
+        self.length = place
+
+    def position(self, moment: float) -> float:
+        """Return the place of a moment; between two runs, it is the end of the first."""
+        number = max(0, bisect_right([begin for begin, _ in self._spans], moment) - 1)
+        begin, end = self._spans[number]
+        return self._starts[number] + min(max(0.0, moment - begin), end - begin)
+
+    def gaps(self) -> list[Gap]:
+        """Return the gaps between the runs."""
+        neighbours = zip(pairwise(self._spans), pairwise(self._starts), strict=True)
+        return [
+            Gap(start + end - begin, next_start, f"no run for {show_seconds(max(0.0, next_begin - end))}")
+            for ((begin, end), (next_begin, _)), (start, next_start) in neighbours
+        ]
+
+    def labels(self, most: int) -> list[tuple[float, str]]:
+        """Return at most `most` labels with times of day (and dates, if there are several days), evenly
+        spread from end to end. Not at round times: with shortened gaps those would be uneven, or missing."""
+        if not self._spans:
+            return []
+        whole_seconds = self._spans[-1][1] - self._spans[0][0]
+        short = "%H:%M:%S" if whole_seconds <= _SHORT_SECONDS else "%H:%M"
+        form = "%d %b %H:%M" if whole_seconds > _DAY_SECONDS else short
+        count = max(2, min(most, int(self.length) + 1))  # no second twice
+        places = [self.length * number / (count - 1) for number in range(count)]
+        return [(place, time.strftime(form, time.localtime(self._moment(place)))) for place in places]
+
+    def _moment(self, place: float) -> float:
+        number = max(0, bisect_right(self._starts, place) - 1)
+        begin, end = self._spans[number]
+        return min(begin + place - self._starts[number], end)
 
 
 def _marks_table(marks: Sequence[Mark]) -> Table:

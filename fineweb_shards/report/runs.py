@@ -17,7 +17,7 @@ _SHOWN_WAITS = 100
 _KILLED = "killed, or a power cut"
 _COLUMNS = {
     "run": "number", "began": "name", "ended": "name", "how it ended": "text", "waited": "text",
-    "tokens made": "number", "kept": "number", "a second of work": "number", "fetched": "number",
+    "tokens made": "number", "kept": "number", "tokens/s": "number", "fetched": "number",
 }  # fmt: skip
 _WAIT_COLUMNS = {"run": "number", "waited from": "name", "for": "name", "why": "text"}
 
@@ -41,7 +41,7 @@ def list_runs(facts: Facts) -> Runs | None:
     rows = [_run_row(run, tokens, active=run is active) for run, tokens in kept]
     table = Table(_COLUMNS, rows)
     if not any(run.fetched_bytes for run in runs):
-        table = _without_last_column(table)
+        table = table.without_last_column()
     return Runs(table, _waits_table(runs, facts), any(run.new_tokens > tokens for run, tokens in kept))
 
 
@@ -72,10 +72,6 @@ def _show_end(begin: float, end: float) -> str:
     """Format the end of a run; without the date if it is that of the beginning."""
     day, time_of_day = show_moment(end).split(" ")
     return time_of_day if show_moment(begin).startswith(day) else show_moment(end)
-
-
-def _without_last_column(table: Table) -> Table:
-    return Table(dict(list(table.columns.items())[:-1]), [row[:-1] for row in table.rows])
 
 
 def _waits_table(runs: list[RunRecord], facts: Facts) -> Table | None:

@@ -14,6 +14,16 @@ class Table:
     columns: Mapping[str, str]  # headings and their kinds: number, name, text, token or hash, see page.css
     rows: Sequence[Sequence[str]]
     heads: bool = False  # the first cell of a row names it
+    bars: Sequence[float] = ()  # of each row, drawn beside its last cell; 1 is the longest
+
+    def without_last_column(self) -> Table:
+        return Table(dict(list(self.columns.items())[:-1]), [row[:-1] for row in self.rows], self.heads)
+
+
+def scale_bars(values: Sequence[float]) -> list[float]:
+    """Return the lengths of bars for these values."""
+    longest = max(values, default=0)
+    return [value / longest if longest else 0.0 for value in values]
 
 
 def show_moment(seconds: float) -> str:

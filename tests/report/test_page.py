@@ -128,6 +128,31 @@ def test_tiles_and_tables_fill_the_width(browser: Chromium, page: str, width: in
     assert min(tables) >= edge - 1
 
 
+def test_wide_tables_scroll_on_a_phone(browser: Chromium, page: str) -> None:
+    """In a frame of their own: the columns keep their words on one line, and the page does not move."""
+    browser.show(page, width=400, dark=False)
+    frames = browser.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth)"
+        ".map(one => { one.scrollLeft = 1e6; return [one.scrollLeft, one.scrollWidth - one.clientWidth]; })"
+    )
+    assert frames
+    assert all(moved == pytest.approx(hidden, abs=1) for moved, hidden in frames)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_bars_are_as_long_as_their_share(browser: Chromium, page: str) -> None:
+    """The first token is the most frequent one; its bar fills the column."""
+    browser.show(page, width=1280, dark=False)
+    bars, shares = browser.evaluate(
+        "(rows => [rows.map(row => row.querySelector('.bar path').getBoundingClientRect().width),"
+        " rows.map(row => parseInt(row.children[2].textContent.replaceAll(',', '')))])"
+        "([...document.querySelectorAll('[aria-labelledby=most-frequent-tokens] tbody tr')])"
+    )
+    assert len(bars) > 3
+    for bar, share in zip(bars, shares, strict=True):
+        assert bar / bars[0] == pytest.approx(share / shares[0], abs=0.01)
+
+
 def test_the_time_axes_stand_below_each_other(browser: Chromium, page: str) -> None:
     """A moment has the same place in both charts."""
     browser.show(page, width=1280, dark=False)

@@ -31,6 +31,8 @@ from fineweb_shards.reading.folder_statistics import complete_folder_statistics,
 from fineweb_shards.reading.samples import spell, take_samples
 from fineweb_shards.reading.token_statistics import bucket_range
 from fineweb_shards.report import facts
+from fineweb_shards.report.charts import round_steps
+from fineweb_shards.report.documents import count_left_out
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
@@ -39,9 +41,10 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest, save_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
+from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
-from fineweb_shards.watching.history import History, Mark, Point
+from fineweb_shards.watching.history import History, Mark, Point, load_history
 from fineweb_shards.watching.run_record import RunRecord, Waited
 
 FORMAT = ShardFormat(get_layout("build-nanogpt"), GPT2)
@@ -164,7 +167,8 @@ def test_it_is_accessible(finished: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert dict(page.elements)["html"]["lang"] == "en"
     assert {"title", "header", "main", "footer"} <= set(names)
     assert all(attributes.get("scope") for name, attributes in page.elements if name == "th")
-    charts = [attributes for name, attributes in page.elements if name == "svg"]
+    drawn = [attributes for name, attributes in page.elements if name == "svg"]
+    charts = [one for one in drawn if "chart" in (one.get("class") or "")]  # bars only repeat a number
     assert charts
     assert all(chart["role"] == "img" and chart["aria-label"] for chart in charts)
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
@@ -258,13 +262,13 @@ def test_runs_are_listed(eventful: Path) -> None:
                   "30 swaiting for the network since 02:13 (status 503)",
                   "10 swaiting for the network since 02:14 (no connection)",
                   "49M40M845k100.0 MB",  # made, kept, over 58 s of work, fetched
-                  "runs", "time waited", "fetched a second of work"]:  # fmt: skip
+                  "runs", "time waited", "fetched per second of work"]:  # fmt: skip
         assert words in text, words
 
 
 def test_waits_are_no_time_of_work(eventful: Path) -> None:
     """The page says what it leaves out."""
-    assert "time of work, without waits" in Page(write_report(FolderStore(eventful)).read_text()).text
+    assert "working time, without waits" in Page(write_report(FolderStore(eventful)).read_text()).text
 
 
 def test_both_time_axes_are_one(eventful: Path) -> None:
@@ -279,9 +283,50 @@ def test_both_time_axes_are_one(eventful: Path) -> None:
     bands = [re.findall(r'<path class="band" d="[^"]*"', chart) for chart in (speed, memory)]
     assert len(bands[0]) == 2
     assert bands[0] == bands[1]
-    assert "the dashed line is the budget, 4.0 GB" in page
-    assert (speed.count('class="limit"'), memory.count('class="limit"')) == (0, 3)  # a line for each run
+    assert (speed.count(">budget: 4.0 GB"), memory.count(">budget: 4.0 GB")) == (0, 1)
     assert speed.count('class="line"') == memory.count('class="line"') == 3
+    gaps = [
+        re.findall(r'<path class="gap" d="[^"]*"><title>(.*?)</title>', chart) for chart in (speed, memory)
+    ]
+    assert len(gaps[0]) == 2
+    assert gaps[0] == gaps[1]
+    assert all(words.startswith("no run for ") for words in gaps[0])
+
+
+def test_the_axis_of_memory_is_that_of_what_was_used(eventful: Path) -> None:
+    """A budget far above it is named at the top, not a line that presses everything else to the ground."""
+    page = write_report(FolderStore(eventful)).read_text()
+    memory = re.findall(r"<svg.*?</svg>", page, re.S)[2]
+    highest = re.findall(
+        r"<text[^>]*>(.*?)</text>", re.findall(r'<g class="axis y">.*?</g>', memory, re.S)[0]
+    )[-1]
+    used = max(point.memory_bytes for point in load_history(eventful).points)
+    assert used < 2e9
+    assert highest == show_bytes(round_steps(used)[-1])
+    assert ">budget: 4.0 GB ↑</text>" in memory
+    assert 'class="limit"' not in memory
+
+
+def test_what_did_not_happen_is_not_listed(finished: Path) -> None:
+    """No rows of zeros; a count that is not 0 has its row."""
+    assert "invalid characters" not in Page(write_report(FolderStore(finished)).read_text()).text
+    manifest = load_manifest(finished)
+    assert manifest is not None
+    last = replace(manifest.shards[-1], counts=Counts(replaced_characters=7))
+    known = gather_facts(FolderStore(finished))
+    status = replace(known.status, manifest=replace(manifest, shards=[*manifest.shards[:-1], last]))
+    left_out = count_left_out(replace(known, status=status))
+    assert left_out is not None
+    assert left_out.counts is not None
+    assert left_out.counts.rows == [["invalid characters that became U+FFFD", "7"]]
+
+
+def test_hashes_are_short_and_whole_under_the_pointer(finished: Path) -> None:
+    """Twelve characters in the table; the whole one is the cell's title."""
+    page, manifest = write_report(FolderStore(finished)).read_text(), load_manifest(finished)
+    assert manifest is not None
+    for shard in manifest.shards:
+        assert f'<td class="hash" title="{shard.sha256}">{shard.sha256[:12]}…</td>' in page
 
 
 def test_the_title_names_dataset_and_folder(eventful: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.events import Event
-from fineweb_shards.report.time_axis import TimeAxis
+from fineweb_shards.report.over_time import TimeAxis
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.watching import history
 from fineweb_shards.watching.history import (
@@ -149,10 +149,19 @@ def test_a_clock_set_back_does_not_silence_it(clock: list[float]) -> None:
     assert len(kept.points) == 2
 
 
+def test_many_gaps_leave_room_for_the_runs() -> None:
+    """A hundred resumes in a night: the gaps take less than a third of the axis, and each is drawn."""
+    axis = TimeAxis([(10.0 * run, 10.0 * run + 9) for run in range(100)])
+    assert len(axis.gaps()) == 99
+    assert all(gap.end > gap.begin for gap in axis.gaps())
+    assert 900 < axis.length < 1200
+
+
 def test_the_axis_shortens_a_night_between_two_runs() -> None:
     """Both runs keep their width, and stay in order."""
     axis = TimeAxis([(0.0, 100.0), (50_000.0, 50_100.0)])
-    assert axis.length == pytest.approx(212)
+    assert axis.length == pytest.approx(206)
+    assert [(gap.begin, gap.title) for gap in axis.gaps()] == [(100.0, "no run for 13 h 52 min")]
     assert axis.position(100.0) < axis.position(50_000.0) < axis.position(50_100.0) == axis.length
     assert axis.position(20_000.0) == 100.0
     assert [place for place, _ in axis.labels(3)] == [0.0, axis.length / 2, axis.length]
