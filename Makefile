@@ -7,7 +7,7 @@ MINUTES ?= 30
 ARGS ?=
 
 PYTHON ?= python3
-BIN := .venv/bin
+BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 # A word for the shell, whatever is in it.
 quote = '$(subst ','\'',$(1))'
 TARGET = $(call quote,$(SAMPLE))
