@@ -97,7 +97,7 @@ def plan_lines(plan: Plan, verdict: str = "", flags: MachineFlags | None = None)
     rows += plan.separator_preview.rows() if plan.separator_preview else document_rows(plan.first_documents)
     lines = [f"{name:<10} {text}" for name, text in rows]
     if config.input and any(file.is_pipe for file in plan.job.source.files):
-        lines.append("           (standard input can only be read once: its content is not looked at)")
+        lines.append("           (standard input can only be read once: only its beginning is looked at)")
     return lines + plan_warning_lines(plan)
 
 

@@ -119,8 +119,8 @@ class Config:
         None, "leave out documents with more tokens than this", parse=parse_count, metavar="N", bytes_=True
     )
     separator: str = _setting(
-        "auto", "between documents of a text: auto, blank (line), line, none (a file is a document), "
-        r"or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True,
+        "auto", "between documents of a text: auto (found in it), blank (line), line, none (a file is a "
+        r"document), or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True,
     )  # fmt: skip
     tokenizer: str = _setting(
         GPT2.name, f"{', '.join(KNOWN_RANKS)}; a rank file (.tiktoken), a tokenizer.json or a SentencePiece "

@@ -37,7 +37,8 @@ _LOOKED_AT_TIMES = 16  # what is read at the most, if little of it meets --where
 class InputSample:
     """Some texts, and the totals over all that was read. With --tokens-column there are tokens instead."""
 
-    texts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # documents, or pieces of long ones
+    first_documents: list[str] = field(default_factory=list)  # the beginnings of the first ones
     token_counts: list[int] = field(default_factory=list)  # of each document that is tokens already
     first_tokens: list[Tokens] = field(default_factory=list)  # the beginnings of the first ones
     documents: int = 0
@@ -49,17 +50,14 @@ class InputSample:
     separated_bytes: int = 0
     read_seconds: float = 0.0
 
-    @property
-    def first_documents(self) -> tuple[str, ...]:
-        return tuple(self.texts[:_SHOWN_DOCUMENTS])
-
-    def separator_preview(self) -> SeparatorPreview | None:
-        """Return how the text files are split into documents; None if there are none."""
-        if not self.separators:
+    def separator_preview(self, known: Iterable[str]) -> SeparatorPreview | None:
+        """Return how the text files are split into documents, with the separators that are `known` of those
+        that are not in the sample; None if there are no text files."""
+        separators = tuple(sorted(self.separators.union(known)))
+        if not separators:
             return None
-        separators = tuple(sorted(self.separators))
         return SeparatorPreview(
-            separators, self.separated_documents, self.separated_bytes, self.first_documents
+            separators, self.separated_documents, self.separated_bytes, tuple(self.first_documents)
         )
 
     def read_file(self, source: Source, file: InputFile, position: int, limit_bytes: int) -> None:
@@ -81,15 +79,18 @@ class InputSample:
         if isinstance(chunk.documents, TokenLists):
             self._add_tokens(chunk.documents)
         else:
-            self.texts += _beginnings(chunk.documents, limit_bytes)
+            texts = list(_beginnings(chunk.documents, limit_bytes))
+            missing = _SHOWN_DOCUMENTS - len(self.first_documents)
+            self.first_documents += texts[chunk.starts_mid_document :][:missing]
+            self.texts += texts
             self.content_bytes += chunk.counts.text_bytes
-        self.documents += len(chunk.documents)
-        counts = chunk.counts
-        self.seen_documents += len(chunk.documents) + counts.filtered_documents + counts.unknown_documents
+        # Those that end here: a long document goes through several chunks, and is one.
+        documents = len(chunk.documents) - chunk.ends_mid_document
+        self.documents += documents
+        self.seen_documents += documents + chunk.counts.filtered_documents + chunk.counts.unknown_documents
         if separator:
             self.separators.add(separator)
-            # The rest of a document that began in an earlier chunk is not counted again.
-            self.separated_documents += len(chunk.documents) - chunk.starts_mid_document
+            self.separated_documents += documents
             self.separated_bytes += chunk.counts.text_bytes
 
     def _add_tokens(self, lists: TokenLists) -> None:

@@ -20,7 +20,8 @@ from fineweb_shards.run.budget import Budget, plan_budget
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.tokenizer import find_definition
 from fineweb_shards.sources import open_source
-from fineweb_shards.sources.base import HubRef, ReadSettings, Source
+from fineweb_shards.sources.base import HubRef, InputFile, ReadSettings, Source
+from fineweb_shards.sources.detection import AUTO, recorded_separators, settle_separators
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
@@ -133,11 +134,13 @@ def make_job(
     if config.dataset:
         commit, source = _open_hub(config, settings, store, begun, observer or Observer())
     else:
-        source = _open_files(config, settings, output, notes, observer or Observer())
+        source = _open_files(config, settings, output, begun, notes, observer or Observer())
     if config.val_input:
         val_files = sum(file.for_validation for file in source.files)
         output = replace(output, split_rule=SplitRule(val_files=val_files))
     _refuse_files_without_columns(config, source)
+    if config.separator == AUTO:
+        source = replace(source, files=_with_separators(source.files, store, begun, notes))
     trial = None
     if not definition.data and config.tokens_column is None:
         trial = try_engines(config.engine, definition.vocabulary)
@@ -190,8 +193,25 @@ def _are_same(config: Config, begun: Manifest, *names: str) -> bool:
     return all(begun.settings.get(name) == getattr(config, name) for name in names)
 
 
+def _with_separators(
+    files: tuple[InputFile, ...], store: Store, begun: Manifest | None, notes: list[str]
+) -> tuple[InputFile, ...]:
+    """Return the files with what separates documents in the texts among them. A folder that holds shards
+    keeps what it was begun with."""
+    if begun is not None and holds_shards(store, begun):
+        return recorded_separators(files, begun.files)
+    settled, note = settle_separators(files)
+    notes += [note] if note else []
+    return settled
+
+
 def _open_files(
-    config: Config, settings: ReadSettings, output: OutputSpec, notes: list[str], observer: Observer
+    config: Config,
+    settings: ReadSettings,
+    output: OutputSpec,
+    begun: Manifest | None,
+    notes: list[str],
+    observer: Observer,
 ) -> Source:
     def is_output(path: str) -> bool:
         name = PurePath(path).name
@@ -205,6 +225,7 @@ def _open_files(
         is_earlier_output=EarlierOutputs(open_bucket).has,
         val_inputs=config.val_input,
         skip_bad=settings.skip_bad,
+        find_separators=config.separator == AUTO and not (begun and begun.shards),
         note=notes.append,
         open_bucket=open_bucket,
     )

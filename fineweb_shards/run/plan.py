@@ -24,6 +24,7 @@ from fineweb_shards.run.job import Job
 from fineweb_shards.run.separator_preview import SeparatorPreview
 from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.byte_view import expansion_of
+from fineweb_shards.sources.detection import given_separators
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.sources.text import TextFormat
 from fineweb_shards.store.output import shards_at_once
@@ -175,14 +176,14 @@ class _Trial:
     def first_documents(self) -> tuple[str, ...]:
         """Return the beginnings of some documents. Of tokens they show whether the vocabulary is theirs."""
         if self._job.engine is not None:
-            return self.sample.first_documents
+            return tuple(self.sample.first_documents)
         decoded = (decode(tokens, self._job.vocabulary) for tokens in self.sample.first_tokens)
         return tuple(data.decode("utf-8", "replace") for data in decoded)
 
     def separator_preview(self) -> SeparatorPreview | None:
         """Return how the text files are split into documents; None if there are none."""
-        has_text = any(file.kind == "text" for file in self._job.source.files)
-        return self.sample.separator_preview() if has_text else None
+        texts = [file for file in self._job.source.files if file.kind == "text"]
+        return self.sample.separator_preview(given_separators(texts, self._job.config.separator))
 
 
 def check_disk(plan: Plan) -> None:
@@ -221,13 +222,16 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
         return Extent(0, 0, exact=False)
     total_bytes = _unpacked_bytes(job.source, files)
     scale = total_bytes / sample.read_bytes
-    sampled = sample.documents
+    texts = [file for file in files if file.kind == "text" and file.size_bytes]
+    # A document may be longer than the sample of its file, which then has none that ends.
+    documents = max(len(texts), round(sample.documents * scale))
+    if job.config.separator == "none" and len(texts) == len(files):
+        documents = len(files)
     # The sample keeps only a part of what was read, and the trial may have encoded only a part of that.
-    tokens = sampled + (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
-    a_file_a_document = job.config.separator == "none" and all(file.kind == "text" for file in files)
-    documents = len(files) if a_file_a_document else round(sampled * scale)
+    sampled_tokens = (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
+    tokens = round(documents + sampled_tokens * scale)
     batches = len(files) + round(total_bytes / job.config.batch_bytes)
-    return _within_limits(Extent(documents, round(tokens * scale), exact=False, batches=batches), measured)
+    return _within_limits(Extent(documents, tokens, exact=False, batches=batches), measured)
 
 
 def _unpacked_bytes(source: Source, files: tuple[InputFile, ...]) -> float:

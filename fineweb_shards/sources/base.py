@@ -78,6 +78,8 @@ class InputFile:
     problem: str | None = None  # why nothing of it can be read: a broken link, a folder without permission
     is_pipe: bool = False  # standard input or a named pipe: can be read once, front to back
     for_validation: bool = False  # all its documents: named by --val-input
+    # Of a text, if no --separator is given: what was found in it (sources/detection.py). "": see the setting.
+    separator: str = ""
 
     @property
     def kind(self) -> str:

@@ -45,7 +45,8 @@ def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, s
 
 
 def _different_fields(new: _Record, old: _Record) -> list[str]:
-    different = [name for name in new if new[name] != old.get(name)]
+    # A resume takes separators from the manifest, so they can't be different.
+    different = [name for name in new if name != "separator" and new[name] != old.get(name)]
     if _is_of_store(old):  # such a record has no format, and no earlier version read it as text
         different = [name for name in different if name != "format"]
     return different

@@ -5,6 +5,7 @@ Those of `--val-input` come first: so validation is the beginning of the stream,
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -13,8 +14,9 @@ import stat
 import sysconfig
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fineweb_shards.buckets.address import is_url
 from fineweb_shards.buckets.bucket import Bucket
@@ -23,16 +25,18 @@ from fineweb_shards.errors import BadFileError, InputError, UsageError
 from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
 from fineweb_shards.sources.bucket.listing import OpenBucket, find_objects
 from fineweb_shards.sources.bucket.remote_objects import content_hash
+from fineweb_shards.sources.byte_view import open_local_file
+from fineweb_shards.sources.decompression import DamagedStreamError, open_unpacker
+from fineweb_shards.sources.detection import HEAD_BYTES, SAMPLE_BYTES, detect_separator, sample_offsets
 from fineweb_shards.sources.discovery import Findings, spells_ending, walk_folder, walk_glob
 from fineweb_shards.sources.formats import BY_ENDING, FORMATS
 from fineweb_shards.sources.pipes import open_pipe
 
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-_SAMPLE_BYTES = 64 * 1024
 _SAMPLES = 8
 # An earlier version read files with these endings as text: a folder that it began must not go on as CSV.
 _FORMERLY_TEXT = ("csv", "tsv")
-_NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem", "is_pipe", "for_validation")
+_NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem", "is_pipe", "for_validation", "separator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ def find_files(
     is_earlier_output: Callable[[str], bool] = lambda path: False,
     val_inputs: tuple[str, ...] = (),
     skip_bad: bool = False,
+    find_separators: bool = False,
     note: Callable[[str], None] = lambda text: None,
     open_bucket: OpenBucket = Bucket,
 ) -> tuple[InputFile, ...]:
@@ -68,8 +73,9 @@ def find_files(
     are for validation only, even if an input names them as well.
 
     The program's own output is never input, even if --out is inside the input's folder, nor is that of
-    another build. What can't be read is an error or, with `skip_bad`, a file with a problem. `note` is called
-    with what was passed over.
+    another build. What can't be read is an error or, with `skip_bad`, a file with a problem. With
+    `find_separators`, texts on this machine get what was found between their documents. `note` is called with
+    what was skipped.
     """
     if not inputs:
         raise InputError(
@@ -81,7 +87,7 @@ def find_files(
     others = _find("--input", inputs, search)
     found = for_validation + _without_validation(others, for_validation, note)
     files = tuple(
-        replace(_describe(index, one, format_name), for_validation=one.for_validation)
+        replace(_describe(index, one, format_name, find_separators), for_validation=one.for_validation)
         for index, one in enumerate(found)
     )
     bad = [file.problem for file in files if file.problem is not None]
@@ -261,12 +267,13 @@ def split_suffixes(name: str) -> tuple[str | None, str | None]:
     return BY_ENDING.get(suffix), compression
 
 
-def _describe(index: int, found: _Found, format_name: str) -> InputFile:
+def _describe(index: int, found: _Found, format_name: str, find_separators: bool) -> InputFile:
     path, name = found.path, readable_name(found.name)
     known, compression = split_suffixes(found.name)
     kind = (known or "text") if format_name == "auto" else format_name
+    find_separators &= kind == "text"
     if path == STANDARD_INPUT or (found.info is None and _is_fifo(Path(path))):
-        return _describe_pipe(index, found, kind, compression)
+        return _describe_pipe(index, found, kind, compression, find_separators)
     if compression and not FORMATS[kind].reads_streams:
         raise InputError(f"{path}: compressed {kind} can't be read.", "Unpack it first.")
     if found.info is not None:
@@ -275,16 +282,30 @@ def _describe(index: int, found: _Found, format_name: str) -> InputFile:
     problem = found.problem
     if problem is None:
         try:
-            status = os.stat(path)
-            sample = _sample(path, status.st_size)
+            with open(path, "rb") as content:
+                status = os.fstat(content.fileno())
+                samples = _read_samples(content, status.st_size)
+                if find_separators and status.st_size > SAMPLE_BYTES:
+                    content.seek(0)
+                    head = content.read(HEAD_BYTES)
         except OSError as error:
             problem = f"{path}: {error.strerror}."
     if problem is not None:
         return InputFile(index, path, name, kind, compression, 0, 0, "", problem)
-    return InputFile(index, path, name, kind, compression, status.st_size, status.st_mtime_ns, sample)
+    digest = hashlib.sha256(b"".join(samples)).hexdigest()
+    file = InputFile(index, path, name, kind, compression, status.st_size, status.st_mtime_ns, digest)
+    if not find_separators:
+        return file
+    if compression:
+        samples = [_unpack_head(file)]
+    elif file.size_bytes > SAMPLE_BYTES:
+        samples[0] = head
+    return replace(file, separator=detect_separator(samples))
 
 
-def _describe_pipe(index: int, found: _Found, kind: str, compression: str | None) -> InputFile:
+def _describe_pipe(
+    index: int, found: _Found, kind: str, compression: str | None, find_separators: bool
+) -> InputFile:
     path, name = found.path, readable_name(found.name)
     if compression or not FORMATS[kind].reads_streams:
         source = "standard input" if path == STANDARD_INPUT else "a pipe"
@@ -292,19 +313,34 @@ def _describe_pipe(index: int, found: _Found, kind: str, compression: str | None
             f"{found.flag} {path}: {compression or kind} can't be read from {source}.",
             "Name the file instead, or send its text (zcat, zstdcat).",
         )
-    head = hashlib.sha256(open_pipe(path).head).hexdigest()
-    return InputFile(index, path, name, kind, None, 0, 0, head, is_pipe=True)
+    head = open_pipe(path).head
+    separator = detect_separator([head]) if find_separators else ""
+    return InputFile(
+        index, path, name, kind, None, 0, 0, hashlib.sha256(head).hexdigest(), is_pipe=True,
+        separator=separator,
+    )  # fmt: skip
 
 
-def _sample(path: str, size: int) -> str:
-    """Return the SHA-256 of a few parts of the file, including its beginning and end."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        last = max(0, size - _SAMPLE_BYTES)
-        for offset in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
-            file.seek(offset)
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
+def _read_samples(content: BinaryIO, size: int) -> list[bytes]:
+    """Return a few parts of a file, including its beginning and end."""
+    samples = []
+    for offset in sample_offsets(size, _SAMPLES):
+        content.seek(offset)
+        samples.append(content.read(SAMPLE_BYTES))
+    return samples
+
+
+def _unpack_head(file: InputFile) -> bytes:
+    """Return the beginning of a compressed file's text; of a damaged one what can be read, because the damage
+    is reported when it is its turn."""
+    head = bytearray()
+    with (
+        contextlib.suppress(DamagedStreamError, OSError),
+        contextlib.closing(open_unpacker(partial(open_local_file, file), file.compression or "")) as text,
+    ):
+        while len(head) < HEAD_BYTES and (data := text.read(HEAD_BYTES)):
+            head += data
+    return bytes(head)
 
 
 def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
@@ -315,5 +351,6 @@ def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
         {name: getattr(file, name) for name in kept}
         | ({"format": file.format} if file.format in _FORMERLY_TEXT else {})
         | ({"for_validation": True} if file.for_validation else {})
+        | ({"separator": file.separator} if file.separator else {})
         for file in files
     ]

@@ -35,6 +35,7 @@ from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 MAX_LINE_BYTES = 64 * 2**20
 _WINDOW_BYTES = 64 * 1024
 _MOST_DIGITS = 400  # more than any double has
+_ROUNDED = 2.0**63  # orjson returns longer whole numbers as doubles
 _WHERE_HINT = "Correct --where or the line, or leave out such lines: --on-bad-file skip."
 _BOM = b"\xef\xbb\xbf"
 
@@ -54,6 +55,8 @@ class _Row(NamedTuple):
     id: str | None
     replaced: int  # characters
     values: tuple[Any, ...]  # of the keys that --where needs
+    place: int = 0  # where the line begins
+    failure: BadFileError | None = None  # why there is no document, which matters only if --where keeps it
 
 
 class JsonLinesFormat(TextFormat):
@@ -107,9 +110,12 @@ class JsonLinesFormat(TextFormat):
             try:
                 if len(line) > MAX_LINE_BYTES:
                     raise _too_long(file, offset)
-                row = line if offset else line.removeprefix(_BOM)
-                if row.strip():  # empty lines are ignored
-                    rows.append(self._parse_line(file, row, offset))
+                text = line if offset else line.removeprefix(_BOM)
+                if text.strip():  # empty lines are ignored
+                    row = self._parse_line(file, text, offset)
+                    if row.failure is not None:
+                        row = row._replace(place=self.place_of(batch, number, offset))
+                    rows.append(row)
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     failure, end = error, self.place_of(batch, number, offset)
@@ -118,9 +124,13 @@ class JsonLinesFormat(TextFormat):
                 counts += Counts(bad_parts=1)
             offset += len(line) + 1
         if self.row_filter is not None:
-            passes, left_out = self.row_filter.select_values([row.values for row in rows])
-            rows = list(compress(rows, passes))
+            rows, left_out, bad = self._select(rows)
             counts += left_out
+            if bad and not self.settings.skip_bad:
+                failure, end = bad[0].failure, bad[0].place
+            else:
+                problems += [self.leave_out(row.failure) for row in bad if row.failure]
+                counts += Counts(bad_parts=len(bad))
         counts += Counts(
             skipped_documents=sum(row.document is None for row in rows),
             replaced_characters=sum(row.replaced for row in rows),
@@ -135,6 +145,19 @@ class JsonLinesFormat(TextFormat):
         )
         if failure is not None:  # only now, so that the documents before it are kept
             raise failure
+
+    def _select(self, rows: list[_Row]) -> tuple[list[_Row], Counts, list[_Row]]:
+        """Return the rows that --where keeps, counts of the others, and those that it keeps but that have no
+        document; without `--on-bad-file skip` only what is before the first such row."""
+        assert self.row_filter is not None
+        passes, left_out = self.row_filter.select_values([row.values for row in rows])
+        kept = list(compress(rows, passes))
+        bad = [row for row in kept if row.failure is not None]
+        if not bad:
+            return kept, left_out, []
+        if not self.settings.skip_bad:
+            kept, left_out, _ = self._select(rows[: next(i for i, row in enumerate(rows) if row is bad[0])])
+        return [row for row in kept if row.failure is None], left_out, bad
 
     def _join(self, rows: list[_Row]) -> TextChunk:
         """Return the documents of some lines as a chunk without cursors."""
@@ -154,7 +177,8 @@ class JsonLinesFormat(TextFormat):
         return offset
 
     def _parse_line(self, file: InputFile, line: bytes, offset: int) -> _Row:
-        """Return what is needed of a line; BadFileError if it has no document, or if --where can't use it.
+        """Return what is needed of a line; BadFileError if it has no document (with --where, only once it is
+        known that the line is kept), or if --where can't use it.
 
         orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it
         knows neither NaN nor half a character), and about every line without a document.
@@ -164,7 +188,7 @@ class JsonLinesFormat(TextFormat):
             document = self._to_document(row[self.settings.column])
             if document is not None:
                 name = row.get("id")
-                values = self._values(file, row, offset) if self.row_filter else ()
+                values = self._fast_values(file, row, offset) if self.row_filter else ()
                 return _Row(document, name if isinstance(name, str) else None, 0, values)
         except (ValueError, LookupError, TypeError):
             pass
@@ -177,6 +201,14 @@ class JsonLinesFormat(TextFormat):
         if problem is not None:
             raise BadFileError(f"{file.path}: the line at byte {offset:,} {problem}.", _WHERE_HINT)
         return tuple(row.get(name) for name in self.row_filter.where.columns)
+
+    def _fast_values(self, file: InputFile, row: dict[str, Any], offset: int) -> tuple[Any, ...]:
+        """Return the same of a row that orjson has parsed; ValueError if it may have rounded a whole number
+        that is longer than 64 bits."""
+        values = self._values(file, row, offset)
+        if any(isinstance(value, float) and abs(value) >= _ROUNDED for value in values):
+            raise ValueError
+        return values
 
     def _parse_slowly(self, file: InputFile, line: bytes, offset: int) -> _Row:
         """Do the same with Python's parser."""
@@ -192,18 +224,22 @@ class JsonLinesFormat(TextFormat):
         if not isinstance(row, dict):
             hint = _unwrap(file) if isinstance(row, list) else None
             raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.", hint)
+        values = self._values(file, row, offset) if self.row_filter else ()
+        document, failure = None, None
         if column not in row:
-            raise BadFileError(
+            failure = BadFileError(
                 f"{place} has no key {column!r}; its keys are: {', '.join(map(str, row))[:200]}.",
                 self.settings.column_hint("key"),
             )
-        try:
-            document = None if row[column] is None else self._to_document(row[column])
-        except (TypeError, ValueError) as error:
-            raise BadFileError(f"{place}: {column!r} {error}.") from error
+        elif row[column] is not None:
+            try:
+                document = self._to_document(row[column])
+            except (TypeError, ValueError) as error:
+                failure = BadFileError(f"{place}: {column!r} {error}.")
+        if failure is not None and self.row_filter is None:
+            raise failure
         name = row.get("id")
-        values = self._values(file, row, offset) if self.row_filter else ()
-        return _Row(document, name if isinstance(name, str) else None, replaced, values)
+        return _Row(document, name if isinstance(name, str) else None, replaced, values, failure=failure)
 
     def _to_document(self, value: Any) -> bytes | Ids:
         """Return a value as UTF-8, or as ids; TypeError or ValueError, with a phrase, if it can't be."""

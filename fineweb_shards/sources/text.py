@@ -7,7 +7,8 @@ The rules:
 - Invalid UTF-8 becomes U+FFFD and is counted.
 - Of a damaged compressed file every document is read that ends before the damage.
 - A document is the text between two separators, otherwise unchanged; empty ones are dropped.
-- `blank`: one or more empty lines (so no document begins with an empty line). `line`: a line end.
+- `blank`: one or more empty lines (so no document begins with an empty line, and only the last one of a file
+  can end with a line end). `line`: a line end. `auto`: what detection.py finds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings
 from fineweb_shards.sources.byte_view import ByteView, FileView, StreamView, open_local_file, open_stream
+from fineweb_shards.sources.detection import AUTO, find_separator
 from fineweb_shards.sources.ranges import FARTHEST_BYTES, Range, find_ranges
 from fineweb_shards.sources.read_ahead import ReadAhead
 from fineweb_shards.sources.separators import Separator, make_separator
@@ -31,8 +33,6 @@ from fineweb_shards.texts import TextBuffer, Texts
 from fineweb_shards.types import Batch, Counts, Cursor, Places, TextChunk
 from fineweb_shards.vocabulary import CutRule
 
-END_OF_TEXT = "<|endoftext|>"
-_DETECT_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -74,7 +74,8 @@ class TextFormat(Format):
         view = self.open_stream_view(file)
         try:
             check_is_text(file, view.read_at(0, SAMPLE_BYTES))
-            name = self.find_separator(file, view)
+            name = self.settings.separator
+            name = find_separator(file, view) if name == AUTO else name
             go_to(file, view, position)
             start = len(_BOM) if position == 0 and view.read_at(0, len(_BOM)) == _BOM else position
             separator, batch_bytes = make_separator(name), self.settings.batch_bytes
@@ -141,12 +142,6 @@ class TextFormat(Format):
         if self._view is not None:
             self._view[1].close()
             self._view = None
-
-    def find_separator(self, file: InputFile, view: ByteView) -> str:
-        """Return the configured separator; for `auto`, the one found in the first MiB."""
-        if self.settings.separator != "auto":
-            return self.settings.separator
-        return END_OF_TEXT if END_OF_TEXT.encode() in view.read_at(0, _DETECT_BYTES) else "blank"
 
 
 def _make_texts(data: bytes, starts: Places, ends: Places) -> tuple[Texts, int, int]:

@@ -20,12 +20,13 @@ import inline
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import reference
 import runs
 from hypothesis import given
 from hypothesis import strategies as st
 from promises import Tries
 
-from fineweb_shards.errors import UsageError
+from fineweb_shards.errors import BadFileError, UsageError
 from fineweb_shards.sources.row_filter import RowFilter
 from fineweb_shards.sources.where import AllOf, AnyOf, Compare, Condition, IsNull, Not
 from fineweb_shards.sources.where_parser import MOST_CHARACTERS, parse_where
@@ -319,6 +320,59 @@ def test_json_values_that_do_not_fit(tmp_path: Path, row: dict[str, Any], told: 
     assert inline.run_command(*words, "--on-bad-file", "skip").returncode == 0
     totals = json.loads((tmp_path / "out" / "manifest.json").read_text())["totals"]
     assert (totals["documents"], totals["bad_parts"], totals["unknown_documents"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "settings"),
+    [
+        ('"text": 5', {}),
+        ('"other": "x"', {}),
+        ('"tokens": [1, 99999]', {"tokens_column": "tokens"}),
+        ('"tokens": "x"', {"tokens_column": "tokens"}),
+    ],
+)
+@pytest.mark.parametrize("on_bad_file", ["stop", "skip"])
+def test_a_json_line_that_is_left_out_is_not_looked_at(
+    tmp_path: Path, bad: str, settings: dict[str, Any], on_bad_file: str
+) -> None:
+    """The condition comes first: a document that it leaves out is no damage, one that it keeps is, and the
+    documents before that are kept."""
+    good = '"text": "word", "tokens": [1, 2]'
+    path, later = tmp_path / "a.jsonl", tmp_path / "later.jsonl"
+    path.write_text(f'{{{good}, "n": 1}}\n{{{bad}, "n": 2}}\n{{{bad}, "n": null}}\n{{{good}, "n": 1}}\n')
+    one = [1, 2] if settings else reference.encode("word")
+    found, counts = runs.encode_inline(path, where="n = 1", on_bad_file=on_bad_file, **settings)
+    assert found == [50256, *one] * 2
+    assert (counts.filtered_documents, counts.unknown_documents, counts.bad_parts) == (1, 1, 0)
+    later.write_text(path.read_text() + f'{{{bad}, "n": 1}}\n{{{good}, "n": 2}}\n{{{good}, "n": 1}}\n')
+    if on_bad_file == "stop":
+        with pytest.raises(BadFileError, match=f"the line at byte {path.stat().st_size}"):
+            runs.encode_inline(later, where="n = 1", **settings)
+        source = runs.job_of(tmp_path / "out", later, where="n = 1", **settings).source
+        with (
+            contextlib.closing(source),
+            contextlib.closing(source.formats["jsonl"].batches(source.files[0], 0, False)) as batches,
+        ):
+            chunk = next(source.chunks(next(batches)))
+        assert (len(chunk.documents), chunk.counts.filtered_documents) == (2, 1)
+    else:
+        found, counts = runs.encode_inline(later, where="n = 1", on_bad_file="skip", **settings)
+        assert found == [50256, *one] * 3
+        assert (counts.filtered_documents, counts.unknown_documents, counts.bad_parts) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("value", [2**64, 2**64 + 1, -(2**63) - 1, 10**300 + 1])
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_whole_numbers_of_any_length_are_compared_exactly(tmp_path: Path, value: int, kind: str) -> None:
+    """Above 64 bits as well: as doubles they would equal their neighbours."""
+    path = tmp_path / f"a.{kind}"
+    values = [value, value + 1, value + 2]
+    if kind == "jsonl":
+        path.write_text("\n".join(f'{{"text": "{i}", "n": {n}}}' for i, n in enumerate(values)))
+    else:
+        path.write_text("\n".join(["text,n", *(f"{i},{n}" for i, n in enumerate(values))]))
+    for where, kept in ((f"n = {value + 1}", ["1"]), (f"n > {value}", ["1", "2"]), (f"n <= {value}", ["0"])):
+        assert runs.encode_inline(path, where=where)[0] == reference.stream(kept).tolist()
 
 
 def test_a_nested_json_key_is_refused(tmp_path: Path) -> None:

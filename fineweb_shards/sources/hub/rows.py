@@ -58,10 +58,11 @@ class HubRowsFormat(JsonLinesFormat):
             raise failure
 
     def _line(self, row: dict[str, Any]) -> str:
-        """Return a row as a JSON line with only the columns that are needed; if it has no text, with its
+        """Return a row as a JSON line with only the columns that are needed; if it has no text, with all its
         keys, for the error."""
         kept = {name: row[name] for name in self._columns() if name in row}
-        return json.dumps(kept if self.settings.column in row else dict.fromkeys(row), default=_as_json)
+        missing = {} if self.settings.column in row else dict.fromkeys(row)
+        return json.dumps(missing | kept, default=_as_json)
 
     def _columns(self) -> list[str]:
         """Return the columns that are needed: the documents', and those of --where."""
