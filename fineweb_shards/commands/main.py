@@ -17,7 +17,7 @@ from fineweb_shards.commands.arguments import CommandParser, VerbParser, check_v
 from fineweb_shards.commands.console import print_error
 from fineweb_shards.errors import Interrupted, NoMatch, ReaderGone, ShardError
 from fineweb_shards.system.resume_command import PROGRAM, program, take_typed_command
-from fineweb_shards.system.signals import ignore_signals
+from fineweb_shards.system.signals import ignore_signals, raise_interrupts
 from fineweb_shards.system.standard_streams import prepare_streams
 
 VERBS = {  # each is a module of this name beside this one
@@ -50,6 +50,7 @@ def run_command(arguments: list[str] | None) -> int:
         if arguments is None:  # the process ends with the command
             # What is loaded by now is no garbage: looking through it takes 20 ms, and 60 at the end.
             gc.freeze()
+            raise_interrupts()
         options.command = typed.resume("--on-finish")  # without secrets: it is saved in the output folder
         options.resume = typed.resume()
         code: int | None = options.run(options)
