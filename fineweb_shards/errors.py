@@ -174,6 +174,8 @@ class Interrupted(BaseException):
 
 def exit_code_of(error: BaseException | None) -> int:
     """Return the exit code of a run that ends with this; None: it is complete."""
+    if isinstance(error, MemoryError):
+        return WorkerError.exit_code
     return error.exit_code if isinstance(error, (ShardError, Interrupted)) else int(error is not None)
 
 
