@@ -15,8 +15,8 @@
     ├── WorkerError                 9   workers crash again and again, and no single document is the cause
     ├── NetworkError               10   the hub or a bucket could not be reached for longer than --max-outage
     ├── QuarantineError            11   everything is done, but some documents had to be left out
-    ├── ReaderGone                141   standard output was closed, in a verb that only prints
-    └── Interrupted               130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal)
+    └── ReaderGone                141   standard output was closed, in a verb that only prints
+    Interrupted                   130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal); a BaseException
 
 A user sees `message`, then `hint`. A traceback is only shown for other exceptions: those are bugs.
 """
@@ -156,14 +156,27 @@ class ReaderGone(ShardError):  # noqa: N818 - not an error: `fineweb-shards stat
         super().__init__("")
 
 
-class Interrupted(ShardError):  # noqa: N818 - not an error, but it ends the run like one
-    """The run was stopped by Ctrl-C, SIGTERM or SIGHUP."""
+class Interrupted(BaseException):
+    """The run was stopped by Ctrl-C, SIGTERM or SIGHUP.
 
-    hint = ""
+    Raised by a signal handler, so at any place: a BaseException like KeyboardInterrupt, because libraries
+    take any Exception for an error of their own (`Thread.start` answers with a KeyError).
+    """
 
     def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
+        super().__init__(message, exit_code)
+        self.message = message
         self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """Return the exit code of a run that ends with this; None: it is complete."""
+    if isinstance(error, MemoryError):
+        return WorkerError.exit_code
+    return error.exit_code if isinstance(error, (ShardError, Interrupted)) else int(error is not None)
 
 
 def describe_error(error: BaseException) -> str:

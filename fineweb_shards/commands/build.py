@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
 from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
-from fineweb_shards.errors import InputError, QuarantineError, ShardError
+from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
 from fineweb_shards.report.closing import closing_lines
 from fineweb_shards.run.build import Outcome, build, locked_job
 from fineweb_shards.run.config import Config
@@ -55,15 +56,15 @@ def run(options: argparse.Namespace) -> None:
     config = read_config(options)
     apply_priority(config.priority)
     screen = choose_screen(quiet=options.quiet, as_json=options.json)
-    interrupts.wipe_sequence = screen.wipe_sequence
+    interrupts.wipe_sequence, interrupts.on_stop = screen.wipe_sequence, screen.say_stopping
     ending: BaseException | None = None
     try:
-        make_shards(config, options, screen)
+        make_shards(config, options, screen, interrupts.work_is_done)
     except BaseException as error:
         ending = error
         raise
     finally:
-        if options.json and isinstance(ending, ShardError):
+        if options.json and isinstance(ending, (ShardError, Interrupted)):
             put_json({"event": "error", "exit_code": ending.exit_code, "message": ending.message})
         if config.on_finish and config.out:
             failure = run_command(config.on_finish, config.folder, ending, config.bucket_url)
@@ -71,7 +72,9 @@ def run(options: argparse.Namespace) -> None:
                 screen.warn(failure)
 
 
-def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> None:
+def make_shards(
+    config: Config, options: argparse.Namespace, screen: Screen, when_done: Callable[[], None]
+) -> None:
     """Run the build, print its result, and raise an error if documents were left out or there were none."""
     with locked_job(config, fresh=options.fresh, observer=WaitsOnScreen(screen)) as job:
         outcome = build(
@@ -81,6 +84,7 @@ def make_shards(config: Config, options: argparse.Namespace, screen: Screen) -> 
             same_source=options.same_source,
             screen=screen,
             command=options.command,
+            when_done=when_done,
         )
     if options.json:
         put_json({"event": "result", **summary_values(job, outcome)})

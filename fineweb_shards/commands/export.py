@@ -37,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Export, verify, and print the result."""
-    Interrupts(options.resume)
+    interrupts = Interrupts(options.resume)
     ignore_closed_output()
     given = {name: getattr(options, name) for name in SETTINGS}
     source = open_export_source(options.folder)
@@ -45,10 +45,12 @@ def run(options: argparse.Namespace) -> None:
         given["shard_tokens"] = source.manifest.settings["shard_tokens"]
     config = load_config(None, given)
     screen = LineScreen()
+    interrupts.on_stop = screen.say_stopping
     observer = WaitsOnScreen(screen)
     result = export(source, config, fresh=options.fresh, yes=options.yes, say=screen.warn, observer=observer)
     if config.verify and result.seconds:
         check_folder(result.spec.store, screen.warn)
+    interrupts.work_is_done()
     print_result(*export_lines(result))
 
 

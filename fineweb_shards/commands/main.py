@@ -7,17 +7,21 @@ which imports the main module, starts without any of them.
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import sys
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 
 from fineweb_shards import __version__
 from fineweb_shards.commands.arguments import CommandParser, VerbParser, check_verb
 from fineweb_shards.commands.console import print_error
-from fineweb_shards.errors import Interrupted, NoMatch, ReaderGone, ShardError
+from fineweb_shards.errors import Interrupted, NoMatch, ReaderGone, ShardError, WorkerError
+from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.machine import check_address_space
 from fineweb_shards.system.resume_command import PROGRAM, program, take_typed_command
-from fineweb_shards.system.signals import ignore_signals
+from fineweb_shards.system.signals import ignore_signals, raise_interrupts
 from fineweb_shards.system.standard_streams import prepare_streams
 
 VERBS = {  # each is a module of this name beside this one
@@ -46,10 +50,13 @@ def run_command(arguments: list[str] | None) -> int:
     prepare_streams()
     typed = take_typed_command(words)
     try:
+        if words[:1] in (["build"], ["plan"]):  # which encode
+            check_address_space()
         options = parse(words)
         if arguments is None:  # the process ends with the command
             # What is loaded by now is no garbage: looking through it takes 20 ms, and 60 at the end.
             gc.freeze()
+            raise_interrupts()
         options.command = typed.resume("--on-finish")  # without secrets: it is saved in the output folder
         options.resume = typed.resume()
         code: int | None = options.run(options)
@@ -63,12 +70,23 @@ def run_command(arguments: list[str] | None) -> int:
     except KeyboardInterrupt:  # in a verb that changes nothing, so there is nothing to resume
         return 130
     except ShardError as error:
-        print_error(f"{PROGRAM}: {error.message}")
-        if error.hint:
-            hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that the command can be pasted
-            print_error(f"  {hint}")
-        return error.exit_code
+        return show_error(error)
+    except MemoryError:
+        return show_error(WorkerError("There is not enough memory."))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return show_error(output_error(Path(error.filename or "A file"), error))
     return code or 0
+
+
+def show_error(error: ShardError) -> int:
+    """Print an error with its hint, and return its exit code."""
+    print_error(f"{PROGRAM}: {error.message}")
+    if error.hint:
+        hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that the command can be pasted
+        print_error(f"  {hint}")
+    return error.exit_code
 
 
 def parse(words: list[str]) -> argparse.Namespace:

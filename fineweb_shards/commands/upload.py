@@ -43,13 +43,15 @@ def run(options: argparse.Namespace) -> None:
             f"{store.location}: only a folder on this machine can be sent to the hub.",
             f"Copy it first: `{command}`, then upload {folder}.",
         )
-    Interrupts(options.resume)
+    interrupts = Interrupts(options.resume)
     ignore_closed_output()
     config = load_config(None, {"max_outage": options.max_outage})
     screen = LineScreen()
+    interrupts.on_stop = screen.say_stopping
     retrier = Retrier(config.max_outage, WaitsOnScreen(screen))
     uploader = Uploader(options.repo, retrier, screen.say)
     manifest = check_folder(store, screen.warn).manifest
     done = uploader.upload(store.folder, manifest, private=options.private)
+    interrupts.work_is_done()
     sent = f"{done.sent:,} of {show_number_of(done.files, 'file')} sent" if done.sent else "Nothing to send"
     print(f"{sent}; all are verified and at {done.url}")

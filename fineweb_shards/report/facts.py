@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from fineweb_shards.errors import Interrupted, ShardError
+from fineweb_shards.errors import ShardError
 from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.reading.samples import Sample, take_samples
 from fineweb_shards.store.store import Store
@@ -44,7 +44,5 @@ def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
             store, shard_format, records, in_order=status.manifest.split_rule.is_in_order
         )
         return Facts(status, history, figures, take_samples(store, shard_format, records, _SAMPLES))
-    except Interrupted:
-        raise
     except ShardError as error:
         return Facts(status, history, problem=error.message)

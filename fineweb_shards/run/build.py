@@ -87,24 +87,35 @@ def locked_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[J
 
 
 def build(
-    job: Job, *, fresh: bool, same_source: bool, screen: Screen, command: str, yes: bool = False
+    job: Job,
+    *,
+    fresh: bool,
+    same_source: bool,
+    screen: Screen,
+    command: str,
+    yes: bool = False,
+    when_done: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Make the shards, or the rest of them, in a locked folder. `command` resumes the build after an
-    interruption; with `yes`, --fresh deletes without asking."""
+    interruption; with `yes`, --fresh deletes without asking; `when_done` is called when all is made and
+    verified, before that is told."""
     if fresh:
         start_over(job.output.store, job.layout, screen.warn, yes=yes)
     manifest = open_manifest(job, same_source=same_source)
     if manifest.complete:
         tidy_finished(job.output.store, manifest)
+        when_done()
         return Outcome(manifest, 0, 0, 0.0)
     job = job.with_engine(job.folder / WORK_FOLDER)
     manifest = replace(manifest, versions=job.versions(), vocabulary=job.vocabulary)
     log = EventLog(job.folder)
     with log_start_and_end(log, job):
-        return build_rest(job, manifest, log, screen, command)
+        return build_rest(job, manifest, log, screen, command, when_done)
 
 
-def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, command: str) -> Outcome:
+def build_rest(
+    job: Job, manifest: Manifest, log: EventLog, screen: Screen, command: str, when_done: Callable[[], None]
+) -> Outcome:
     """Make the shards that are not in the manifest yet."""
     spec = WorkerSpec(
         job.source,
@@ -134,11 +145,14 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
             # Workers take a second or two to start; meanwhile the plan is made.
             manifest = announce_plan(job, manifest, progress)
             result = run(job, manifest, executor, progress)
+            if not job.config.verify:
+                when_done()
             seconds = progress.seconds
         if job.config.verify and result.shards != manifest.shards:
             progress.verifying = True
             sealed = {*result.shards} - {*manifest.shards}
             check_folder(job.output.store, screen.warn, progress.verify_shard, sealed)
+        when_done()
     new_tokens = result.tokens - manifest.tokens
     shards = show_number_of(result.shard_count, "shard")
     log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "

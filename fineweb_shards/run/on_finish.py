@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fineweb_shards.errors import Interrupted, QuarantineError, ShardError
+from fineweb_shards.errors import Interrupted, QuarantineError, ShardError, exit_code_of
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.system.terminal import printable
@@ -56,11 +56,10 @@ def describe_outcome(
         outcome = "complete"
     elif isinstance(error, Interrupted):
         outcome = "interrupted"
-    code = error.exit_code if isinstance(error, ShardError) else int(error is not None)
     message = printable(str(error)) if error is not None else "The shards are complete."
     values = {
         "OUTCOME": outcome,
-        "EXIT_CODE": str(code),
+        "EXIT_CODE": str(exit_code_of(error)),
         "MESSAGE": message,
         "FOLDER": location or str(folder),
         "SHARDS": str(manifest.shard_count if manifest else 0),

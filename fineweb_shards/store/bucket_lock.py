@@ -27,7 +27,7 @@ from fineweb_shards.buckets.objects import Version
 from fineweb_shards.errors import LockedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, write_quickly
+from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, write_quickly
 from fineweb_shards.system.json_values import get, parse_object
 from fineweb_shards.units import show_seconds
 
@@ -202,7 +202,10 @@ def _read_scratch_id(scratch: Path) -> str:
         return path.read_text(encoding="ascii")
     except (FileNotFoundError, ValueError):
         number = secrets.token_hex(16)
-        write_quickly(path, number.encode())
+        try:
+            write_quickly(path, number.encode())
+        except OSError as error:
+            raise output_error(path, error) from error
         return number
 
 

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from fineweb_shards.errors import DiskFullError, OutputError, ShardError
+from fineweb_shards.errors import DiskFullError, Interrupted, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.layouts.base import tokens_of
 from fineweb_shards.layouts.document_index import is_index_of
@@ -138,10 +138,10 @@ class Output:
         the manifest does not name."""
         if isinstance(error, DiskFullError):
             self._give_up_unwritten()
-        if isinstance(error, ShardError) and type(error) is not OutputError:
+        if isinstance(error, (ShardError, Interrupted)) and type(error) is not OutputError:
             # Not for long, and the first error is the one to tell.
             self._spec.store.hurry(_LONGEST_LAST_SECONDS)
-            with contextlib.suppress(ShardError, TimeoutError):
+            with contextlib.suppress(ShardError, Interrupted, TimeoutError):
                 self._settle(0, longest_seconds=_LONGEST_LAST_SECONDS)
         for file in self._unnamed:
             if not file.is_recorded:

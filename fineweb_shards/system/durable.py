@@ -102,7 +102,7 @@ class FolderLock:
     def __enter__(self) -> FolderLock:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(self._path, "a+b")
+            file = open(self._path, "a+b", buffering=0)
         except (NotADirectoryError, FileExistsError) as error:
             raise OutputError(
                 f"{self._folder}: this is a file, not a folder.", "Choose another --out."
@@ -114,9 +114,12 @@ class FolderLock:
             holder = file.read(64).decode("ascii", "replace").strip() or "unknown"
             file.close()
             raise LockedError(f"{self._folder}: another run is writing here (process {holder}).")
-        file.truncate(0)
-        file.write(str(os.getpid()).encode())
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
+        except OSError as error:
+            file.close()
+            raise output_error(self._path, error) from error
         self._file = file
         return self
 

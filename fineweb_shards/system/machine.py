@@ -15,6 +15,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from fineweb_shards.errors import UsageError
+from fineweb_shards.units import show_bytes
+
+# Measured on two cores: 600 MB are too little for the libraries and GPT-2, 800 MB are enough.
+_ADDRESS_SPACE_BYTES = 10**9
 # ioprio_set(2) has no name in Python; its number depends on the processor.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
@@ -44,6 +49,22 @@ def memory_limits() -> list[MemoryLimit]:
     """Return the limit of the machine, and of every control group around this process that has one."""
     machine = _machine_memory()
     return [machine, *(limit for limit in _limited_groups() if limit.total_bytes < machine.total_bytes)]
+
+
+def check_address_space() -> None:
+    """Raise UsageError if this process may have less address space (`ulimit -v`) than encoding takes. Asked
+    before anything large is imported: libraries don't say what they lack, and some abort."""
+    if os.name == "nt":
+        return
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE_BYTES:
+        raise UsageError(
+            f"Each process may have {show_bytes(limit)} of address space (`ulimit -v`), and this one needs "
+            f"{show_bytes(_ADDRESS_SPACE_BYTES)}, of which it uses a part.",
+            "Run `ulimit -v unlimited` first, and bound the memory in use with --max-memory.",
+        )
 
 
 def available_memory_bytes() -> int:

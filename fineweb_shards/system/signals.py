@@ -18,11 +18,12 @@ _HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 class Interrupts:
     """Handles signals from its creation on, by raising `Interrupted` in the main thread.
 
-    `resume` is the command that continues the run; `wipe_sequence` returns the control characters that erase
-    the progress bars.
+    `resume` is the command that continues the run; `on_stop` is called before `Interrupted` is raised;
+    `wipe_sequence` returns the control characters that erase the progress bars.
     """
 
     def __init__(self, resume: str) -> None:
+        self.on_stop: Callable[[], None] = lambda: None
         self.wipe_sequence: Callable[[], str] = str
         self._resume = resume
         self._stopping = False
@@ -31,6 +32,11 @@ class Interrupts:
         signal.signal(signal.SIGTERM, self._stop)
         if _HANGUP is not None and signal.getsignal(_HANGUP) is not signal.SIG_IGN:  # `nohup` ignores it
             signal.signal(_HANGUP, self._stop)
+
+    def work_is_done(self) -> None:
+        """Raise nothing from now on: what is left takes a moment, and its exit code must not say that the run
+        was interrupted. A second request still ends the process at once."""
+        self._stopping = True
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         # SIGHUP is not counted: when a terminal closes, both the kernel and the shell send it, and a session
@@ -42,6 +48,7 @@ class Interrupts:
         if not self._stopping:
             self._stopping = True
             limit_output_waits()
+            self.on_stop()
             closed = number == _HANGUP
             raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
 
@@ -52,6 +59,12 @@ class Interrupts:
             f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n"
         )
         os._exit(128 + number)
+
+
+def raise_interrupts() -> None:
+    """Raise KeyboardInterrupt for Ctrl-C from now on, unless it is ignored; the entry point ends at once."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ignore_signals() -> None:

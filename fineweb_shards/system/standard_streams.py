@@ -13,6 +13,7 @@ import io
 import os
 import select
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from fineweb_shards.errors import OutputError, ReaderGone
@@ -104,6 +105,19 @@ def write_final_message(text: str) -> None:
     with contextlib.suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, text.encode("ascii", "backslashreplace"))
+
+
+@contextlib.contextmanager
+def without_errors_on_screen() -> Iterator[None]:
+    """Drop what is written to standard error meanwhile, even by a library that is not Python's."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def open_text(sink: Sink, encoding: str, *, line_buffering: bool) -> TextIO:

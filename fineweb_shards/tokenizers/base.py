@@ -21,6 +21,14 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 Ids = NDArray[np.integer[Any]]
 
 
+def is_failure(error: BaseException) -> bool:
+    """Return whether a library has failed, with an exception or a panic of Rust's: pyo3 makes a BaseException
+    of that, of a class for each library. An interruption or a lack of memory is none."""
+    return type(error).__name__ == "PanicException" or (
+        isinstance(error, Exception) and not isinstance(error, MemoryError)
+    )
+
+
 class Engine(ABC):
     """A tokenizer for one process, using one thread. Constructing it loads what it encodes with."""
 

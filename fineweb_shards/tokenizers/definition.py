@@ -14,6 +14,8 @@ from typing import Any
 
 from fineweb_shards.errors import InputError, UsageError
 from fineweb_shards.system.durable import write_file
+from fineweb_shards.system.standard_streams import without_errors_on_screen
+from fineweb_shards.tokenizers.base import is_failure
 from fineweb_shards.tokenizers.eot import choose_eot
 from fineweb_shards.tokenizers.known import find_known
 from fineweb_shards.tokenizers.patterns import PATTERNS, get_pattern, resolve_pattern
@@ -119,8 +121,11 @@ def _read_json(data: bytes, name: str, eot: str) -> Definition:
     import tokenizers
 
     try:
-        loaded = tokenizers.Tokenizer.from_str(data.decode())
-    except Exception as error:  # noqa: BLE001, RUF100 - it raises nothing more precise
+        with without_errors_on_screen():  # a panic prints lines of Rust
+            loaded = tokenizers.Tokenizer.from_str(data.decode())
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         why = f"{name}: Hugging Face's tokenizers can't load it ({error})."
         raise InputError(why, "Fetch the file again, or update the package tokenizers.") from error
     if tokenizer["model"].get("dropout"):

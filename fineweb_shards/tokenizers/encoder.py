@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.errors import ExactnessError
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Engine, Ids, Reference
+from fineweb_shards.tokenizers.base import Engine, Ids, Reference, is_failure
 from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES
 from fineweb_shards.tokenizers.eot_places import place_eots
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
@@ -147,9 +147,9 @@ class Encoder:
         """Translate what the engine raises."""
         try:
             yield
-        except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
-            raise
-        except BaseException as error:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             cause = f"{type(error).__name__}: {str(error)[:200]}"
             raise UnencodableError(f"{self._engine.name} raised {cause}") from error
 

@@ -10,11 +10,11 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fineweb_shards.errors import ExactnessError, ShardError, UsageError
+from fineweb_shards.errors import ExactnessError, InputError, ShardError, UsageError, WorkerError
 from fineweb_shards.tokenizers import ENGINES, FAST_ENGINES, resolve_engine
-from fineweb_shards.tokenizers.base import Engine, Reference
+from fineweb_shards.tokenizers.base import Engine, Reference, is_failure
 from fineweb_shards.tokenizers.engine_file import prepare_engine_file
 from fineweb_shards.tokenizers.references import REFERENCES, make_reference
 from fineweb_shards.tokenizers.selftest import (
@@ -28,6 +28,7 @@ from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
 from fineweb_shards.vocabulary import Vocabulary
 
+_OUT_OF_MEMORY_EXIT_CODE = 112
 _MOST_MISTAKEN = 5000  # more, and another engine may be better
 
 
@@ -62,27 +63,62 @@ def try_engines(
     if wanted != "auto":
         resolve_engine(wanted)
     request = _Request(vocabulary, tuple(special_tokens), tuple(added_tokens), wanted)
+    # Twice: what killed the first process, such as a moment without memory, may be over.
+    found = _try_in_process(request)
+    if isinstance(found, str):
+        found = _try_in_process(request)
+    if isinstance(found, str) and wanted == "auto":  # the reference alone takes the least memory
+        why = f"the process that tried faster engines {found}, twice"
+        found = _try_in_process(replace(request, engine=vocabulary.reference))
+        if isinstance(found, Trial):
+            return replace(found, refusals=(why,))
+    if isinstance(found, str):
+        raise WorkerError(
+            f"The tokenizer {vocabulary.name} could not be tried: each process that tried it died, the last "
+            f"one {found}.",
+            f"Free some memory and run the same command again, or try --engine {vocabulary.reference}.",
+        )
+    return found
+
+
+def _try_in_process(request: _Request) -> Trial | str:
+    """Try the engines in a process of its own; return how it died if something has killed it, or it has run
+    out of memory."""
     command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
     done = subprocess.run(command, input=pickle.dumps(request), capture_output=True, check=False)
+    if done.returncode < 0:
+        return f"was killed by signal {-done.returncode}"
+    if done.returncode == _OUT_OF_MEMORY_EXIT_CODE:
+        return "ran out of memory"
     if done.returncode:
+        name, said = request.vocabulary.name, done.stderr.decode("utf-8", "replace")[-300:]
         raise ShardError(
-            f"The tokenizer {vocabulary.name} could not be tried: the process ended with {done.returncode}: "
-            f"{done.stderr.decode('utf-8', 'replace')[-300:]}",
-            f"Try --engine {vocabulary.reference}, and please report it.",
+            f"The tokenizer {name} could not be tried: the process ended with {done.returncode}: {said}",
+            f"Try --engine {request.vocabulary.reference}, and please report it.",
         )
-    answer = pickle.loads(done.stdout)
+    answer: Trial | ShardError = pickle.loads(done.stdout)
     if isinstance(answer, ShardError):
         raise answer
-    found: Trial = answer
-    return found
+    return answer
 
 
 def _try_here(request: _Request) -> Trial:
     """Try the engines in this process."""
     vocabulary, wanted = request.vocabulary, request.engine
-    reference = make_reference(vocabulary)
-    check_reference(reference, request.special_tokens)
-    expected = expected_sha256(vocabulary)
+    try:
+        reference = make_reference(vocabulary)
+        check_reference(reference, request.special_tokens)
+        expected = expected_sha256(vocabulary)
+    except ShardError:
+        raise
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise InputError(
+            f"{vocabulary.name}: {vocabulary.reference} fails on ordinary texts with it ({_shorten(error)}).",
+            "Check the patterns in it: nested repetitions such as (a+)+ take too many steps. "
+            "Or use another tokenizer.",
+        ) from error
     if wanted in REFERENCES:
         if wanted != vocabulary.reference:
             raise _wrong_reference(wanted, vocabulary)
@@ -117,13 +153,17 @@ def _try_engine(engine: type[Engine], reference: Reference, request: _Request) -
             return f"{engine.name} takes {len(mistaken):,} characters for something else"
         tried = engine(vocabulary, mistaken) if mistaken else tried
         check_engine_in_full(tried.encode, engine.name, reference, names)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
     except ExactnessError as error:
         return error.message.removeprefix("The self-test failed: ").rstrip(".")
-    except BaseException as error:  # noqa: BLE001, RUF100 - a Rust panic is a BaseException
-        return f"{engine.name} can't load it ({' '.join(str(error).split())[:120]})"
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        return f"{engine.name} can't load it ({_shorten(error)})"
     return tried
+
+
+def _shorten(error: BaseException) -> str:
+    return " ".join(str(error).split())[:120]
 
 
 def _wrong_reference(wanted: str, vocabulary: Vocabulary) -> UsageError:
@@ -140,6 +180,8 @@ def _answer() -> None:
         answer = _try_here(request)
     except ShardError as error:
         answer = error
+    except MemoryError:
+        sys.exit(_OUT_OF_MEMORY_EXIT_CODE)
     sys.stdout.buffer.write(pickle.dumps(answer))
 
 

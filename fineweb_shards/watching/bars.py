@@ -54,6 +54,7 @@ class BarScreen(Screen):
     def __init__(self) -> None:
         self._frame: list[str] = []
         self._waiting = False
+        self._stopping = False
         self._coloured = not os.environ.get("NO_COLOR")
         self._lock = threading.RLock()
 
@@ -72,9 +73,20 @@ class BarScreen(Screen):
         # A character in the last column would make some terminals begin another line.
         frame = make_frame(snapshot, size.columns - 1, size.lines - 1, charset=_charset())
         with self._lock:
+            if self._stopping:
+                return
             wipe = self._wipe()
             self._frame, self._waiting = frame, snapshot.state == WAITING
             self._write(wipe + self._draw())
+
+    def say_stopping(self) -> None:
+        """Show it in the place of the bars, from now on. A thread that is drawing gets only a moment."""
+        is_locked = self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
+        self._stopping, wipe = True, self._wipe()
+        self._frame = []
+        self._write(f"{wipe}stopping …\n")
+        if is_locked:
+            self._lock.release()
 
     def close(self) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from fineweb_shards.errors import Interrupted, ShardError
+from fineweb_shards.errors import Interrupted, ShardError, exit_code_of
 from fineweb_shards.events import Event
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.store.output_spec import OutputSpec
@@ -69,19 +69,24 @@ class Monitor:
 
     def __enter__(self) -> Monitor:
         # At once, because the heartbeat of the previous run must not be taken for this one's.
-        self._attempt(lambda: self._write_heartbeat(self._take_snapshot(STARTING, "")))
-        self._thread.start()
-        self._reporter.start()
+        try:
+            self._attempt(lambda: self._write_heartbeat(self._take_snapshot(STARTING, "")))
+            self._thread.start()
+            self._reporter.start()
+        except BaseException as error:  # interrupted: that is how the run has ended
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ended.set()
-        self._thread.join(_LONGEST_JOIN_SECONDS)
+        if self._thread.is_alive():  # not if its start was interrupted
+            self._thread.join(_LONGEST_JOIN_SECONDS)
         self._progress.screen.close()
         last = self._take_snapshot(*_final_state(error))
         self._add_to_history(last)
         self._progress.history.end_run(_describe_ending(error))
-        code = error.exit_code if isinstance(error, ShardError) else int(error is not None)
+        code = exit_code_of(error)
         self._attempt(lambda: self._write_heartbeat(last, code))
         self._attempt(lambda: self._progress.history.save(self._output.folder))
         self._reporter.end(after_error=error is not None)
@@ -205,6 +210,6 @@ def _final_state(error: BaseException | None) -> tuple[str, str]:
     """Return the state and the reason for the run's last snapshot."""
     if error is None:
         return COMPLETE, ""
-    if isinstance(error, ShardError):
+    if isinstance(error, (ShardError, Interrupted)):
         return STOPPED, error.message
     return STOPPED, f"{type(error).__name__}: {error}"

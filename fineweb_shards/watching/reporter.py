@@ -61,7 +61,8 @@ class Reporter:
         """Write the report for the last time. After an error nothing is waited for: it may be that the shards
         can't be read, and somebody has pressed Ctrl-C because of that."""
         self._ended.set()
-        self._thread.join(_LONGEST_JOIN_AFTER_ERROR_SECONDS if after_error else _LONGEST_JOIN_SECONDS)
+        if self._thread.is_alive():  # not if its start was interrupted
+            self._thread.join(_LONGEST_JOIN_AFTER_ERROR_SECONDS if after_error else _LONGEST_JOIN_SECONDS)
         if after_error:
             self._output.store.hurry(_LONGEST_LAST_SECONDS)
         self._attempt(lambda: self._write_report(alive=False))

@@ -38,6 +38,10 @@ class Screen:
     def show(self, snapshot: Snapshot) -> None:
         """Show the current state of the run."""
 
+    def say_stopping(self) -> None:
+        """Answer Ctrl-C, before the run ends. Called by a signal handler."""
+        self.say("stopping …")
+
     def close(self) -> None:
         """Remove what is redrawn in place, so that ordinary output can follow."""
 

@@ -11,9 +11,11 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,66 @@ from promises import Tries
 
 TEXTS = [text for text in make_documents(1500, seed=35) if text]
 
+# Runs the command, and sends it SIGINT inside the `number`th start of a thread, when that thread has begun.
+INTERRUPTED_START = """
+import signal, sys, threading
+from fineweb_shards.commands.main import main
+
+name = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
+begin, left = getattr(threading, name), int(sys.argv.pop(1))
+
+def start(run, *arguments, **settings):
+    global left
+    begun = begin(run, *arguments, **settings)
+    left -= threading.current_thread() is threading.main_thread()
+    if left == 0:
+        left = -1
+        run.__self__._started.wait()
+        signal.raise_signal(signal.SIGINT)
+    return begun
+
+setattr(threading, name, start)
+sys.exit(main())
+"""
+
+
+# Runs the program as `python -m` (or pip's script, which imports the entry point) does, and sends it SIGINT
+# when a module is about to be imported.
+INTERRUPTED_IMPORT = """
+import importlib, runpy, signal, sys
+
+class Interruption:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            signal.raise_signal(signal.SIGINT)
+
+module, entry = sys.argv[1:3]
+del sys.argv[1:3]
+sys.meta_path.insert(0, Interruption())
+if entry == "-m":
+    runpy.run_module("fineweb_shards", run_name="__main__", alter_sys=True)
+name, _, function = entry.partition(":")
+sys.exit(getattr(importlib.import_module(name), function)())
+"""
+# Runs the command, and sends it SIGINT when it is about to call a function.
+INTERRUPTED_CALL = """
+import functools, importlib, signal, sys
+from fineweb_shards.commands.main import main
+
+module, _, path = sys.argv.pop(1).partition(":")
+*parents, name = path.split(".")
+owner = functools.reduce(getattr, parents, importlib.import_module(module))
+call = getattr(owner, name)
+
+def interrupted(*arguments, **settings):
+    signal.raise_signal(signal.SIGINT)
+    return call(*arguments, **settings)
+
+setattr(owner, name, interrupted)
+sys.exit(main())
+"""
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,6 +100,11 @@ def build_words(source: Path, out: Path, *more: str) -> list[str]:
         "build", "--input", str(source), "--out", str(out),
         "--shard-tokens", "50k", "--engine", "tiktoken", "--batch-bytes", "8k", "--workers", "1", *more,
     ]  # fmt: skip
+
+
+def expected_shards(source: Path) -> dict[str, bytes]:
+    texts = [text for text in source.read_text().split("<|endoftext|>") if text]
+    return reference.shard_files(reference.stream(texts), 50_000)
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
@@ -124,8 +191,7 @@ def test_a_terminal_that_closes_ends_the_run_cleanly(
     status = inline.run_command("status", out)
     assert "with exit code 129: The terminal was closed." in status.stdout
     assert inline.run_command(*build_words(source, out)).returncode == 0
-    expected = reference.stream([text for text in source.read_text().split("<|endoftext|>") if text])
-    assert runs.shards_in(out) == reference.shard_files(expected, 50_000)
+    assert runs.shards_in(out) == expected_shards(source)
 
 
 @pytest.mark.promise(12)
@@ -159,6 +225,86 @@ def test_nohup_goes_on(tmp_path: Path, source: Path) -> None:
     assert process.wait(timeout=600) == 0
     log = (out / ".fineweb-shards" / "log.txt").read_text()
     assert "killed by signal" not in log
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "fineweb_shards.watching.monitor:Monitor.__exit__",
+        "fineweb_shards.watching.history:History.end_run",
+        "fineweb_shards.run.build:Outcome",
+        "fineweb_shards.commands.build:print_result",
+    ],
+)
+def test_ctrl_c_when_all_is_done_changes_nothing(tmp_path: Path, source: Path, moment: str) -> None:
+    """Once everything is made and verified, the exit code is 0, and the result is shown."""
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_CALL, moment, *build_words(source, out)],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "Done: verified" in done.stdout) == (0, True), done.stderr
+    assert "complete" in inline.run_command("status", out).stdout
+    assert runs.shards_in(out) == expected_shards(source)
+
+
+@pytest.mark.promise(12)
+def test_after_ctrl_c_it_says_at_once_that_it_stops(
+    tmp_path: Path, source: Path, terminals: list[Terminal]
+) -> None:
+    """Before anything is waited for, and in the place of the bars, which are not drawn again."""
+    pipe = tmp_path / "a.txt"
+    os.mkfifo(pipe)
+    threading.Thread(target=write_without_end, args=(pipe, source.read_bytes()), daemon=True).start()
+    terminal = Terminal(runs.command(*build_words(pipe, tmp_path / "out")))
+    terminals.append(terminal)
+    while b"total " not in terminal.written:  # the bars are there
+        assert terminal.process.poll() is None
+        time.sleep(0.01)
+    terminal.type(b"\x03")
+    assert terminal.wait() == 130
+    shown, _, rest = terminal.written.decode().partition("\x1b[Jstopping …\r\n")
+    assert "total " in shown
+    assert not re.search(r"shard \d+ |total  ", rest)
+    assert rest.index("report ") < rest.index("Interrupted. Everything finished is kept.")
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize("entry", ["-m", "script"])
+@pytest.mark.parametrize("module", ["argparse", "fineweb_shards.commands.build", "numpy", "pyarrow", "tqdm"])
+def test_ctrl_c_in_the_first_seconds_is_silent(tmp_path: Path, source: Path, entry: str, module: str) -> None:
+    """While the program is still importing, nothing is begun: exit code 130, and not a word."""
+    if entry == "script":
+        entry = tomllib.loads(PROJECT.read_text())["project"]["scripts"]["fineweb-shards"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, module, entry, *build_words(source, tmp_path / "out")],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_signal_during_the_start_of_a_thread_is_an_interruption(
+    tmp_path: Path, source: Path, number: int
+) -> None:
+    """No library takes it for an error of its own: exit code 130, `status` knows, then the same bytes."""
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_START, str(number), *build_words(source, out)],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "resume with: " in done.stderr
+    log = (out / ".fineweb-shards" / "log.txt").read_text().splitlines()
+    assert log[-1].endswith("Interrupted. Everything finished is kept")
+    status = inline.run_command("status", out)
+    assert "with exit code 130: Interrupted." in status.stdout
+    assert inline.run_command(*build_words(source, out)).returncode == 0
+    assert runs.shards_in(out) == expected_shards(source)
 
 
 @pytest.mark.promise(12)

@@ -15,6 +15,7 @@ import runs
 import vocabularies
 from documents import make_documents
 from inputs import write_jsonl, write_parquet
+from tokenizers.pre_tokenizers import ByteLevel
 from vocabularies import PECULIAR, Tokenizer
 
 from fineweb_shards.store.manifest_file import load_manifest
@@ -118,6 +119,18 @@ def test_tokens_have_their_bytes(tokenizer: Tokenizer, source: Path, tmp_path: P
     assert (shown.returncode, prose in shown.stdout) == (0, True), shown.stderr
 
 
+def write_bytes_json(path: Path, **parts: object) -> Path:
+    """A `tokenizer.json` of 256 bytes and an EOT, and of other `parts`: it is loaded in no time."""
+    letters = sorted(ByteLevel.alphabet())
+    eot = {"id": 256, "content": "<|endoftext|>", "special": True, "normalized": False}
+    eot |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    model = {"type": "BPE", "vocab": {letter: i for i, letter in enumerate(letters)}, "merges": []}
+    cut = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    whole = {"version": "1.0", "model": model, "added_tokens": [eot], "pre_tokenizer": cut, **parts}
+    path.write_text(json.dumps(whole))
+    return path
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """A document, and files that are no tokenizers."""
@@ -133,6 +146,11 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "wrong.json").write_text('{"model": {"type": "BPE"}}')
     hollow = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
     (tmp_path / "hollow.json").write_text(json.dumps(hollow))
+    # On both of these Hugging Face's library panics: while it loads, and while it encodes.
+    unreadable = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    write_bytes_json(tmp_path / "panic.json", normalizer=unreadable)
+    endless = {"type": "Split", "pattern": {"Regex": r"(\w+)+\d$"}, "behavior": "Isolated", "invert": False}
+    write_bytes_json(tmp_path / "endless.json", pre_tokenizer=endless)
     (tmp_path / "noise.model").write_bytes(b"\x0a\xff" * 500)
     (tmp_path / "empty.model").write_bytes(b"")
     (tmp_path / "folder").mkdir()
@@ -163,6 +181,8 @@ def files(tmp_path: Path) -> Path:
         (["config.json"], 3, "it has no `model`"),
         (["broken.json"], 3, "not valid JSON"),
         (["wrong.json"], 3, "can't load it"),
+        (["panic.json"], 3, "can't load it (Precompiled: "),
+        (["endless.json"], 3, "fails on ordinary texts with it (Onig: Regex search error: retry-limit"),
         (["noise.model"], 3, "no tokenizer that is known here"),
         (["empty.model"], 3, "the file is empty"),
         (["folder"], 2, "the folder has none of tokenizer.json"),
@@ -262,6 +282,35 @@ def test_ids_that_its_own_library_changes_are_refused(
     source = write_jsonl(tmp_path / "a.jsonl", ["a document"])
     done = inline.run_command("build", source, "--tokenizer", path, "--out", tmp_path / "out")
     assert (done.returncode, sentence in done.stderr) == (3, True), done.stderr
+
+
+@pytest.mark.parametrize(("deaths", "code"), [(1, 0), (2, 0), (9, 9)])
+def test_a_trial_that_is_killed_is_tried_again_and_then_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, code: int
+) -> None:
+    """As the kernel does for want of memory: the tokens are the same, and the plan says why it is slow."""
+    path = write_bytes_json(tmp_path / "tokenizer.json")
+    source = write_jsonl(tmp_path / "a.jsonl", ["a document"])
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        f"killed = pathlib.Path({str(killed)!r})\n"
+        f"if 'fineweb_shards.tokenizers.trial' in sys.orig_argv and len([*killed.iterdir()]) < {deaths}:\n"
+        "    (killed / str(os.getpid())).touch()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    inline.forget_trials()
+    words = ["build", source, "--tokenizer", path, "--out", tmp_path / "out", "--val-tokens", "0"]
+    done = inline.run_command(*words)
+    assert done.returncode == code, done.stderr
+    told = "itself, which is slow: the process that tried faster engines was killed by signal 9, twice"
+    assert (told in done.stderr) == (deaths == 2)
+    if code:
+        assert "each process that tried it died, the last one was killed by signal 9" in done.stderr
+    else:
+        assert tokens_in(tmp_path / "out") == [256, *vocabularies._judge(path)("a document")]
 
 
 def test_nothing_in_the_current_folder_is_imported(tmp_path: Path) -> None:

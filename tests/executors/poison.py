@@ -30,7 +30,7 @@ def _is_still_hunted() -> bool:
     return False
 
 
-class Panic(BaseException):
+class PanicException(BaseException):
     """As pyo3 raises it for a panic in Rust."""
 
 
@@ -52,7 +52,7 @@ class PoisonedEngine(Engine):
         if OUT_OF_MEMORY in whole:
             raise MemoryError
         if RAISING in whole or (self._first and RAISING_FIRST in whole):
-            raise Panic("index out of bounds")
+            raise PanicException("index out of bounds")
         return self._right.encode(texts)
 
 

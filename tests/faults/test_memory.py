@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -22,6 +23,24 @@ BUDGET = 700 * MIB
 LINE = b"A plain sentence of some forty characters. "
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is only measured on Linux")
+
+
+@pytest.mark.parametrize("limit", [300 * 10**6, 600 * 10**6])
+@pytest.mark.parametrize("words", [("build", "--out", "out"), ("plan",)])
+def test_too_little_address_space_has_its_sentence(
+    tmp_path: Path, limit: int, words: tuple[str, ...]
+) -> None:
+    """As a shell's `ulimit -v` leaves it: exit code 2 and what to do, before a library aborts."""
+    (tmp_path / "a.txt").write_text("a document\n")
+    done = subprocess.run(
+        runs.command(*words, "a.txt"), capture_output=True, text=True, cwd=tmp_path, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"fineweb-shards: Each process may have {limit // 10**6}.0 MB of address")
+    assert done.stderr.splitlines()[1:] == [
+        "  Run `ulimit -v unlimited` first, and bound the memory in use with --max-memory."
+    ]
 
 
 def write_giant(path: Path, size: int, ending: bytes) -> Path:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import inline
 import pytest
 import reference
 import runs
@@ -90,6 +91,23 @@ def test_it_waits_and_goes_on_by_itself(small_disk: Path, stream: Path, tmp_path
     assert runs.shards_in(small_disk / "out") == EXPECTED
     log = (small_disk / "out" / ".fineweb-shards" / "log.txt").read_text()
     assert "no space left on the disk" in log
+
+
+@pytest.mark.promise(13)
+@pytest.mark.parametrize("free_pages", range(4))
+def test_a_disk_that_is_full_at_the_start_has_its_sentence(small_disk: Path, free_pages: int) -> None:
+    """Exit code 5, whatever it is that does not fit; with space the same command completes."""
+    path = write_jsonl(small_disk.parent / "a.jsonl", DOCUMENTS[:50])
+    words = ("build", path, "--out", small_disk / "out", "--shard-tokens", "5k", "--max-outage", "0")
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096 - free_pages * 4096))
+    done = inline.run_command(*words)
+    assert (done.returncode, done.stdout) == (5, ""), done.stderr
+    assert done.stderr.rstrip().splitlines()[-1].startswith("  Free some space")
+    ballast.unlink()
+    assert inline.run_command(*words).returncode == 0
+    expected = reference.shard_files(reference.stream(DOCUMENTS[:50]), 5000)
+    assert runs.shards_in(small_disk / "out") == expected
 
 
 @pytest.mark.promise(14)

@@ -128,7 +128,7 @@ class Wrong(Engine):
         return self._right.encode(Texts.from_strings(text.replace(self._bad, "?") for text in texts))
 
 
-class Panic(BaseException):
+class PanicException(BaseException):
     """As pyo3 raises it for a panic in Rust."""
 
 
@@ -138,7 +138,7 @@ class Panicking(Engine):
     name = "fastokens"
 
     def encode(self, texts: Texts) -> list[Ids]:
-        raise Panic("panicked")
+        raise PanicException("panicked")
 
 
 @pytest.mark.promise(26)
@@ -222,7 +222,7 @@ def test_long_documents_are_sampled_too(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_an_engine_raises_on_is_told_apart() -> None:
     """Anything an engine raises, even a Rust panic, is one error that names the engine."""
     encoder = Encoder(Panicking(), TiktokenEngine(), eot_first=True, seed=0)
-    with pytest.raises(UnencodableError, match="fastokens raised Panic: panicked"):
+    with pytest.raises(UnencodableError, match="fastokens raised PanicException: panicked"):
         encoder.encode_documents(Texts.from_strings(HOSTILE))
     assert encoder.fallback is not None
 

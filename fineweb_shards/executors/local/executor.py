@@ -84,8 +84,12 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._pool.mailbox.add(self._wakeup)
 
     def __enter__(self) -> Self:
-        self._pool.fill(self._count)
-        self._watchdog.__enter__()
+        try:
+            self._pool.fill(self._count)
+            self._watchdog.__enter__()
+        except BaseException:  # interrupted: the workers that were started are ended
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
