@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from fineweb_shards.buckets.abandoned_uploads import abort_abandoned_uploads
 from fineweb_shards.buckets.address import BucketAddress
-from fineweb_shards.buckets.conditional_writes import knows_conditions, put
+from fineweb_shards.buckets.conditional_writes import DOES_NOT_HOLD, Conditions, put, put_if, read_object
 from fineweb_shards.buckets.connection import Connection
-from fineweb_shards.buckets.errors import ConflictError, MissingError, PreconditionError, is_without_reason
+from fineweb_shards.buckets.errors import ConflictError, MissingError, is_without_reason
 from fineweb_shards.buckets.object_file import ObjectFile
 from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
 from fineweb_shards.buckets.ranges import Ranges
+from fineweb_shards.buckets.store_probe import probe_store
 from fineweb_shards.buckets.stores import require_obstore
 from fineweb_shards.buckets.upload_file import UploadFile, part_bytes_for, parts_at_once, wait_for_upload
 from fineweb_shards.errors import InputError, ShardError
@@ -59,11 +60,11 @@ class Bucket:
         require_obstore(self.address)
         self._max_outage_seconds = max_outage_seconds
         self._refusal = refusal
-        self._conditional: bool | None = None  # not known yet
+        self._conditions: Conditions | None = None  # not known yet
         self._connection = Connection(self.address, Retrier(max_outage_seconds, observer), refusal)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _copy, (str(self.address), self._max_outage_seconds, self._refusal, self._conditional)
+        return _copy, (str(self.address), self._max_outage_seconds, self._refusal, self._conditions)
 
     def __repr__(self) -> str:
         return f"Bucket({str(self.address)!r})"
@@ -71,13 +72,13 @@ class Bucket:
     def reopened(self, observer: Observer | None) -> Bucket:
         """Return the same with another observer."""
         return _copy(
-            str(self.address), self._max_outage_seconds, self._refusal, self._conditional, observer=observer
+            str(self.address), self._max_outage_seconds, self._refusal, self._conditions, observer=observer
         )
 
     def hurried(self, max_outage_seconds: float, longest_answer_seconds: float) -> Bucket:
         """Return the same for somebody in a hurry, who waits no longer for an outage to end, nor for a server
         that says nothing. There is no second try after that."""
-        bucket = _copy(str(self.address), max_outage_seconds, self._refusal, self._conditional)
+        bucket = _copy(str(self.address), max_outage_seconds, self._refusal, self._conditions)
         bucket._connection.longest_answer_seconds = longest_answer_seconds
         return bucket
 
@@ -85,8 +86,9 @@ class Bucket:
         """Yield all objects in the folder, and in those below it; with `prefix`, only those in that one."""
         import obstore
 
-        last: str | None = None  # after an interruption, the listing goes on behind it
+        last: str | None = None  # after an interruption, the listing resumes after it
         pages: Iterator[Any] | None = None
+        listed, landmark = 0, ""
 
         def next_page(store: ObjectStore, folder: str) -> Any:
             nonlocal pages
@@ -101,6 +103,16 @@ class Bucket:
         while page := self._connection.call(prefix, next_page):
             for found in page:
                 last = found["path"]
+                # A store that ignores where to begin would list the same for ever, or twice after an
+                # interruption. Brent's way to find a cycle of any length: landmarks at powers of two.
+                if last == landmark:
+                    raise self._refusal(
+                        f"{self.address}: the store lists an object twice ({last}).",
+                        "It seems to ignore start-after or continuation-token. Use another server.",
+                    )
+                listed += 1
+                if listed & (listed - 1) == 0:
+                    landmark = last
                 yield self._describe(found)
 
     def list_folder(self, prefix: str = "") -> builtins.list[ObjectInfo]:
@@ -121,10 +133,7 @@ class Bucket:
 
     def read(self, name: str) -> tuple[bytes, Version] | None:
         """Return a small object and its version; None if there is none."""
-        try:
-            return self._connection.call(name, self._get, answers=MissingError)
-        except MissingError:
-            return None
+        return read_object(self._connection, name)
 
     def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes:
         """Return the bytes of a range, all of them. ChangedError if the object has another `etag` by now."""
@@ -151,14 +160,19 @@ class Bucket:
         finally:
             part.unlink(missing_ok=True)
 
+    def probe(self) -> Conditions:
+        """Find out once what the store makes of conditions, by writing a small object and deleting it; a
+        refusal if it can't be read by ranges. Google's and Azure's stores are known."""
+        if self._conditions is None:
+            known = self.address.scheme != "s3"
+            self._conditions = Conditions.QUOTED if known else probe_store(self._connection)
+        return self._conditions
+
     @property
     def has_conditional_writes(self) -> bool:
-        """Whether the store refuses a write whose condition does not hold; found out once, by writing a small
-        object and deleting it. If not, `write` looks before it writes, and a second writer in that moment
-        is not noticed."""
-        if self._conditional is None:
-            self._conditional = self.address.scheme != "s3" or knows_conditions(self._connection)
-        return self._conditional
+        """Whether the store does a write whose condition holds, and no other. If not, `write` looks before it
+        writes, and a second writer in that moment is not noticed."""
+        return self.probe() is not Conditions.NONE
 
     def write(self, name: str, data: bytes, *, replaces: Version | None) -> Version:
         """Write a small object if it still has the version `replaces`, or, with None, if there is none yet.
@@ -169,20 +183,10 @@ class Bucket:
         if not self.has_conditional_writes:
             self._check_version(name, replaces)
             return self.overwrite(name, data)
-        mode: PutMode = "create" if replaces is None else replaces.condition()
-        tries = 0
-
-        def try_to_put(store: ObjectStore, key: str) -> Version:
-            nonlocal tries
-            tries += 1
-            return put(data, mode, store, key)
-
+        mode: PutMode = "create" if replaces is None else self.probe().replacing(replaces)
         try:
-            return self._connection.call(name, try_to_put, answers=(PreconditionError, MissingError))
-        except (PreconditionError, MissingError):
-            found = self.read(name) if tries > 1 else None
-            if found is not None and found[0] == data:
-                return found[1]  # it was written, and the answer was lost
+            return put_if(self._connection, name, data, mode)
+        except DOES_NOT_HOLD:
             raise self._conflict(name) from None
 
     def overwrite(self, name: str, data: bytes) -> Version:
@@ -251,14 +255,6 @@ class Bucket:
         with contextlib.suppress(MissingError):
             self._connection.call(name, obstore.delete, answers=MissingError)
 
-    def _get(self, store: ObjectStore, key: str) -> tuple[bytes, Version]:
-        import obstore
-
-        answer = obstore.get(store, key)
-        data = bytes(answer.bytes())
-        self._connection.retrier.observer.add_fetched(len(data))
-        return data, Version.of(answer.meta)
-
     def _describe(self, found: Any) -> ObjectInfo:
         return ObjectInfo(
             self.address.name_of(found["path"]),
@@ -282,12 +278,12 @@ def _copy(
     url: str,
     max_outage_seconds: float,
     refusal: type[ShardError],
-    conditional: bool | None,
+    conditions: Conditions | None,
     *,
     observer: Observer | None = None,
 ) -> Bucket:
     bucket = Bucket(url, max_outage_seconds, observer, refusal=refusal)
-    bucket._conditional = conditional
+    bucket._conditions = conditions
     return bucket
 
 

@@ -1,29 +1,59 @@
-"""Write small objects under a condition, and find out whether a store knows conditions.
+"""Write small objects under a condition, in the form that the store understands.
 
-S3, Google and Azure do. Of the programs that speak S3, some refuse such a request (501), and some write
-without looking at the condition. The second kind is noticed only by trying.
+S3, Google and Azure know conditions. Of the programs that speak S3, some refuse such a request (501), some
+write without looking at the condition, and some refuse even a condition that holds, because they compare the
+ETag without the quotes that they have sent: Ceph's RGW does (16.2, tried), and DigitalOcean's Spaces
+(slatedb/slatedb#1818). versitygw had the same symptom (versity/versitygw#1710). What a store does is found
+out by trying: store_probe.py.
 """
 
 from __future__ import annotations
 
-import secrets
-from functools import partial
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from fineweb_shards.buckets.connection import Connection
-from fineweb_shards.buckets.errors import MissingError, PreconditionError, UnconditionalError
-from fineweb_shards.buckets.objects import Version
-from fineweb_shards.events import Event
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.buckets.errors import AnswerError, MissingError, PreconditionError
+from fineweb_shards.buckets.objects import Version, plain_etag
 
 if TYPE_CHECKING:
-    from obstore import PutMode
+    from obstore import PutMode, UpdateVersion
     from obstore.store import ObjectStore
 
+DOES_NOT_HOLD = (PreconditionError, MissingError)
 
-# In the work folder, so that one that a killed run has left is known to be ours.
-PROBE_PREFIX = f"{WORK_FOLDER}/probe-"
-_ANSWERS = (PreconditionError, MissingError, UnconditionalError)
+
+class Conditions(Enum):
+    """How a store compares the ETag in the condition of a write."""
+
+    QUOTED = "quoted"  # as it gives it, which is the rule
+    UNQUOTED = "unquoted"
+    NONE = "none"  # it does not, or wrongly
+
+    def replacing(self, version: Version) -> UpdateVersion:
+        """Return obstore's condition that an object still has this version; obstore wants no empty values."""
+        condition: UpdateVersion = {}
+        if version.etag is not None:
+            condition["e_tag"] = plain_etag(version.etag) if self is Conditions.UNQUOTED else version.etag
+        if version.version is not None:
+            condition["version"] = version.version
+        return condition
+
+
+def read_object(connection: Connection, name: str) -> tuple[bytes, Version] | None:
+    """Return a small object and its version; None if there is none."""
+    import obstore
+
+    def get(store: ObjectStore, key: str) -> tuple[bytes, Version]:
+        answer = obstore.get(store, key)
+        data = bytes(answer.bytes())
+        connection.retrier.observer.add_fetched(len(data))
+        return data, Version.of(answer.meta)
+
+    try:
+        return connection.call(name, get, answers=MissingError)
+    except MissingError:
+        return None
 
 
 def put(data: bytes, mode: PutMode, store: ObjectStore, key: str) -> Version:
@@ -33,41 +63,29 @@ def put(data: bytes, mode: PutMode, store: ObjectStore, key: str) -> Version:
     return Version.of(obstore.put(store, key, data, mode=mode, use_multipart=False))
 
 
-def knows_conditions(connection: Connection) -> bool:
-    """Write an object of our own twice more, under conditions that don't hold; tell whether both writes are
-    refused. The object is deleted afterwards."""
-    name = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
-    impossible = Version('"00000000000000000000000000000000"', None).condition()
-    try:
-        connection.call(name, partial(put, b"probe", "create"), answers=_ANSWERS)
-    except UnconditionalError:
-        return False
-    except PreconditionError:
-        pass  # it was written, and the answer was lost: nobody else knows this name
-    try:
-        return _refuses(connection, name, "create") and _refuses(connection, name, impossible)
-    finally:
-        _delete(connection, name)
+def put_if(
+    connection: Connection,
+    name: str,
+    data: bytes,
+    mode: PutMode,
+    answers: tuple[type[AnswerError], ...] = DOES_NOT_HOLD,
+) -> Version:
+    """Write an object under a condition; one of `answers` if the store refuses.
 
+    If an answer is lost, the next try meets what the first one has written; so two writers must not write the
+    same content.
+    """
+    tries = 0
 
-def _refuses(connection: Connection, name: str, mode: PutMode) -> bool:
-    try:
-        connection.call(name, partial(put, b"probe", mode), answers=_ANSWERS)
-    except (PreconditionError, MissingError):
-        return True
-    except UnconditionalError:
-        return False
-    return False
-
-
-def _delete(connection: Connection, name: str) -> None:
-    import obstore
+    def try_to_put(store: ObjectStore, key: str) -> Version:
+        nonlocal tries
+        tries += 1
+        return put(data, mode, store, key)
 
     try:
-        connection.call(name, lambda store, key: obstore.delete(store, key), answers=MissingError)
-    except MissingError:
-        return
-    except connection.refusal as error:
-        # A bucket in which nothing may be deleted can be written all the same.
-        url = connection.address.child(name)
-        connection.retrier.observer.tell(Event("note", f"{url} is left behind: {error}"))
+        return connection.call(name, try_to_put, answers=answers)
+    except DOES_NOT_HOLD:
+        found = read_object(connection, name) if tries > 1 else None
+        if found is None or found[0] != data:
+            raise
+        return found[1]  # it was written, and the answer was lost

@@ -42,6 +42,7 @@ _REGION_CODES = frozenset(
 _NO_BUCKET_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"})
 _METADATA_HOSTS = ("169.254.", "metadata.google.internal", "[fd00:ec2::254]", "metadata:")
 _CERTIFICATE = "certificate"
+_NOT_PARTIAL = "a range is answered with status 200, not 206"
 # What obstore's message says about a request without an answer, and what we say.
 _BROKEN = {
     "dns error": "no such host, or no network",
@@ -107,7 +108,7 @@ class Refusal:
 def _why_broken(text: str) -> str:
     """Return why there is no whole answer, by obstore's message; nothing if it says something else."""
     if "NotPartial" in text:
-        return "an answer that is not the range"
+        return _NOT_PARTIAL
     if "HttpError" not in text or "builder error" in text:
         return ""
     if "certificate" in text:
@@ -126,17 +127,24 @@ def translate(error: Exception, address: BucketAddress, name: str, kind: type[Sh
     found = Refusal.of(error)
     url = address.child(name) if name else address
     return (
-        _transient(found, address)
+        _transient(found, address, kind)
         or _about_credentials(found, address, kind)
         or _as_answer(found, _final(found, address, f"{url}", kind))
     )
 
 
-def _transient(found: Refusal, address: BucketAddress) -> Exception | None:
+def _transient(found: Refusal, address: BucketAddress, kind: type[ShardError]) -> Exception | None:
     at_metadata = found.host.startswith(_METADATA_HOSTS)
     if at_metadata and not has_answered(address):
         return None  # there is no such service here: no credentials
     where = found.host or str(address)
+    if found.broken == _NOT_PARTIAL:  # a proxy may do it once, some servers always; obstore can't use it
+        error = kind(
+            f"{address}: the store answers a request for a range of an object with status 200, not 206.",
+            "`rclone serve s3` does that, and some proxies. Use another server; or a folder on this machine, "
+            "and copy it with the store's own program.",
+        )
+        return TransientError(f"{where}: {found.broken}", error=error)
     if found.broken and found.broken != _CERTIFICATE:
         return TransientError(f"{where}: {found.broken}")
     if found.status in _TRANSIENT_STATUSES or found.code in _TRANSIENT_CODES or at_metadata:

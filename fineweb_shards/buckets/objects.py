@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from obstore import UpdateVersion
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +28,6 @@ class Version:
     def of(cls, answer: Mapping[str, Any]) -> Version:
         """Return the version in an answer of obstore."""
         return cls(answer["e_tag"], answer["version"])
-
-    def condition(self) -> UpdateVersion:
-        """Return it as obstore's condition of a write, which has no empty values."""
-        condition: UpdateVersion = {}
-        if self.etag is not None:
-            condition["e_tag"] = self.etag
-        if self.version is not None:
-            condition["version"] = self.version
-        return condition
 
 
 def plain_etag(etag: str | None) -> str:

@@ -35,6 +35,7 @@ OBJECT_NAME = f"{WORK_FOLDER}/lock.json"
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 60.0  # without a beat: the run is dead
 _LOOK_SECONDS = 2.0
+_MOST_TRIES = 10  # to take the lock
 # An outage is not waited for by a beat, which would come too late, but by the next one.
 _LONGEST_BEAT_OUTAGE_SECONDS = 5.0
 _LONGEST_BEAT_ANSWER_SECONDS = 10.0
@@ -70,8 +71,7 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self) -> Self:
-        while self._version is None:
-            self._version = self._try_to_take()
+        self._version = self._take()
         self._thread.start()
         return self
 
@@ -80,6 +80,28 @@ class BucketLock:
         ended = in_background(self._end)
         with contextlib.suppress(TimeoutError):
             ended.result(_LONGEST_END_SECONDS if kind is None else _LONGEST_END_AFTER_ERROR_SECONDS)
+
+    def _take(self) -> Version:
+        """Take the lock; LockedError if another run has it. Who loses a race sees by the second try who has
+        won it; more are for races in a row. A store that answers wrongly would refuse for ever."""
+        try:
+            for number in range(1, _MOST_TRIES + 1):
+                if number > 1:
+                    text = f"another run was quicker to take the lock; try {number} of {_MOST_TRIES}"
+                    self._observer.set_wait("lock", text)
+                    time.sleep(_LOOK_SECONDS)
+                version = self._try_to_take()
+                if version is not None:
+                    return version
+        finally:
+            self._observer.set_wait("lock", None)
+        address = self._bucket.address
+        raise LockedError(
+            f"{address}: the lock could not be taken in {_MOST_TRIES} tries: each time the store says that "
+            "somebody else has written it.",
+            f"Wait for other runs. If there are none, delete {address.child(OBJECT_NAME)} and run the same "
+            "command again.",
+        )
 
     def _try_to_take(self) -> Version | None:
         """Take the lock if it is free, or that of a dead run; LockedError if its run is alive. None if

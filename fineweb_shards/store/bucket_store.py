@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from fineweb_shards.buckets.bucket import Bucket
-from fineweb_shards.buckets.conditional_writes import PROBE_PREFIX
 from fineweb_shards.buckets.object_file import ObjectFile
 from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
+from fineweb_shards.buckets.store_probe import PROBE_PREFIX
 from fineweb_shards.errors import ChangedError, InputError, LockedError, OutputError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.store.bucket_lock import BucketLock, is_bucket_locked

@@ -24,16 +24,25 @@ REPORT_AFTER_SECONDS = 3.0
 # Before pauses this long, the report says when the next try is.
 _LONG_WAIT_SECONDS = 60.0
 _SHOW_DAY_SECONDS = 12 * 3600.0
+_FEW_TRIES = 4  # for a failure that most probably stays
 
 
 class TransientError(Exception):
-    """A failure that may pass. `retry_after_seconds` is what a server asked for; `advice` says what helps."""
+    """A failure that may pass. `retry_after_seconds` is what a server asked for; `advice` says what helps.
+    `error` is what to raise after a few tries, if it most probably stays: nobody waits an hour for that."""
 
-    def __init__(self, reason: str, retry_after_seconds: float = 0.0, advice: str = "") -> None:
+    def __init__(
+        self,
+        reason: str,
+        retry_after_seconds: float = 0.0,
+        advice: str = "",
+        error: ShardError | None = None,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
         self.advice = advice
+        self.error = error
 
 
 class Clock:
@@ -77,6 +86,7 @@ class Retrier:
         began: float | None = None
         since = ""
         tries = 0
+        doubtful_tries = 0
         wait_reported = False
         while True:
             try:
@@ -85,6 +95,9 @@ class Retrier:
                 now = self.clock.now()
                 if began is None:
                     began, since = now, self.clock.wall()
+                doubtful_tries += failure.error is not None
+                if failure.error is not None and doubtful_tries == _FEW_TRIES:
+                    raise failure.error from None
                 left = began + self._max_outage_seconds - now
                 if left <= 0:
                     raise self._error(

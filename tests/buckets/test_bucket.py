@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 import random
@@ -84,6 +85,28 @@ def test_a_long_listing_is_whole(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
         bucket.overwrite(f"{number:02}", b"")
     assert [one.name for one in bucket.list()] == [f"{number:02}" for number in range(22)]
     assert not breaks
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_listing_that_begins_again_ends(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    """A store that ignores where a listing is to begin would give the same objects for ever, or twice."""
+    really_list = obstore.list
+
+    def list_again(*arguments: Any, offset: str | None, **options: Any) -> Iterator[Any]:
+        while True:
+            yield from really_list(*arguments, **options)
+            if interrupted and offset is None:
+                raise obstore.exceptions.GenericError("HttpError: the connection broke")
+
+    monkeypatch.setattr(obstore, "list", list_again)
+    monkeypatch.setattr("fineweb_shards.buckets.bucket._LISTED_AT_ONCE", 4)
+    for number in range(22):
+        bucket.overwrite(f"{number:02}", b"")
+    with pytest.raises(InputError, match="lists an object twice"):
+        for _ in itertools.islice(bucket.list(), 100):
+            pass
 
 
 def test_ranges_are_exact(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

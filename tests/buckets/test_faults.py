@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 from bucket_server import KEY, SECRET, TOKEN, Door, Fault, forget_everything, free_port
 from doubles import Listener
@@ -105,7 +108,7 @@ def test_a_store_without_conditions_is_noticed(
     if ignores:
         door.ignored_headers = ("if-match", "if-none-match")
     else:
-        door.faults.append(Fault(method="PUT", path="probe", status=501, code="NotImplemented", times=99))
+        door.faults.append(Fault(method="PUT", path="probe", status=501, code="NotImplemented"))
     bucket = Bucket(bucket_url)
     assert not bucket.has_conditional_writes
     version = bucket.write("manifest", b"1", replaces=None)
@@ -115,6 +118,73 @@ def test_a_store_without_conditions_is_noticed(
     with pytest.raises(ConflictError):
         bucket.write("manifest", b"3", replaces=version)
     assert [one.name for one in bucket.list()] == ["manifest"]
+
+
+def test_conditions_without_quotes_are_sent_to_a_store_that_wants_them(bucket_url: str, door: Door) -> None:
+    """Ceph's RGW: what holds is written, and a second writer is refused."""
+    door.compares_unquoted = True
+    bucket = Bucket(bucket_url)
+    assert bucket.has_conditional_writes
+    for writer in (bucket, pickle.loads(pickle.dumps(bucket)), bucket.reopened(None), bucket.hurried(9, 9)):
+        version = writer.write("manifest", b"1", replaces=None)
+        with pytest.raises(ConflictError):
+            writer.write("manifest", b"2", replaces=None)
+        writer.write("manifest", b"2", replaces=version)
+        with pytest.raises(ConflictError):
+            writer.write("manifest", b"3", replaces=version)
+        bucket.delete(["manifest"])
+    assert list(bucket.list()) == []
+
+
+@pytest.mark.parametrize("refused", ["create", "replace"])
+def test_a_store_that_refuses_conditions_that_hold_is_one_without(
+    bucket_url: str, door: Door, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """It looks as if somebody else had always been quicker; so a write looks first, without a condition."""
+    really_put = obstore.put
+
+    def put(*arguments: Any, mode: Any = None, **options: Any) -> Any:
+        if mode == "create" if refused == "create" else isinstance(mode, dict):
+            raise obstore.exceptions.PreconditionError("status code: 412")
+        return really_put(*arguments, mode=mode, **options)
+
+    monkeypatch.setattr(obstore, "put", put)
+    bucket = Bucket(bucket_url)
+    assert not bucket.has_conditional_writes
+    version = bucket.write("manifest", b"1", replaces=None)
+    bucket.write("manifest", b"2", replaces=version)
+    with pytest.raises(ConflictError):
+        bucket.write("manifest", b"3", replaces=version)
+    assert [one.name for one in bucket.list()] == ["manifest"]
+
+
+def test_a_lost_answer_to_the_probe_hides_no_conditions(
+    bucket_url: str, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that was done under a condition that held is no refusal when it is tried again."""
+    monkeypatch.setattr(Clock, "sleep", lambda clock, seconds: None)
+    for skip in range(5):
+        door.faults[:] = [Fault(method="PUT", path="probe", after=True, skip=skip)]
+        bucket = Bucket(bucket_url)
+        assert bucket.has_conditional_writes, skip
+    assert list(bucket.list()) == []
+
+
+def test_ranges_with_status_200_are_an_error_of_the_store(bucket: Bucket, door: Door) -> None:
+    """After a few tries, not after an outage's hour; once in between it passes, as any fault does."""
+    bucket.overwrite("x", b"0123456789")
+    door.ranges_status = 200
+    with pytest.raises(InputError, match="status 200") as caught:
+        bucket.read_range("x", 2, 5)
+    assert "rclone serve s3" in caught.value.hint
+    assert len(door.reads) == 4
+
+    def mend(method: str, path: str) -> None:
+        door.ranges_status = 206 if len(door.reads) > 4 else 200
+
+    door.on_answer = mend
+    assert bucket.read_range("x", 2, 5) == b"234"
+    assert len(door.reads) == 6
 
 
 def check_no_secret(error: BaseException) -> None:

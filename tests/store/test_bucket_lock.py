@@ -17,6 +17,7 @@ from doubles import Listener
 from promises import Tries
 
 from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.buckets.errors import ConflictError
 from fineweb_shards.errors import LockedError, OutputError
 from fineweb_shards.store import bucket_lock
 from fineweb_shards.store.bucket_store import BucketStore
@@ -193,6 +194,42 @@ def test_without_conditions_racing_starts_look_again(open_store: OpenStore, door
         assert "does not check conditions" in notes.texts("note")[0]
         with pytest.raises(LockedError), open_store("b").lock(Listener()):
             pytest.fail("both have the lock")
+
+
+def test_a_lock_that_is_never_given_is_asked_for_a_few_times(
+    open_store: OpenStore, door: Door, view: BucketView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may say again and again that somebody else has written it: that is told, and ends."""
+    with open_store("a").lock(Listener()):
+        content = view.read(bucket_lock.OBJECT_NAME)
+    view.write(bucket_lock.OBJECT_NAME, content)
+    store, listener = open_store("a"), Listener()
+    write = Bucket.write
+
+    def refuse(bucket: Bucket, name: str, data: bytes, *, replaces: object) -> object:
+        if name == bucket_lock.OBJECT_NAME:
+            raise ConflictError("somebody else has written it")
+        return write(bucket, name, data, replaces=replaces)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Bucket, "write", refuse)
+    with pytest.raises(LockedError, match="could not be taken in 10 tries") as caught, store.lock(listener):
+        pytest.fail("it has the lock")
+    assert bucket_lock.OBJECT_NAME in caught.value.hint
+    waits = [reason for cause, reason in listener.waits if cause == "lock"]
+    assert waits[0] == "another run was quicker to take the lock; try 2 of 10"
+    assert waits[-1] is None
+    assert sum("GET" in one and "lock.json" in one for one in door.requests) < 15
+
+
+def test_a_store_without_ranges_is_refused_before_anything_is_made(
+    open_store: OpenStore, door: Door, view: BucketView
+) -> None:
+    """`rclone serve s3` answers them with status 200: its client can't use that, and says so at once."""
+    door.ranges_status = 200
+    with pytest.raises(OutputError, match="status 200") as caught, open_store("a").lock(Listener()):
+        pytest.fail("shards would be uploaded, and could not be read back")
+    assert "rclone serve s3" in caught.value.hint
+    assert view.names() == []
 
 
 def test_a_beat_that_fails_is_told_and_the_next_one_comes(

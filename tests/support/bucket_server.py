@@ -178,6 +178,8 @@ class Door:
     authorizations: list[str] = field(default_factory=list)  # the header of each
     reads: list[Read] = field(default_factory=list)  # of objects, what was answered
     ignored_headers: tuple[str, ...] = ()  # not passed on
+    compares_unquoted: bool = False  # the ETag in a write's condition, as Ceph 16.2 does: "x" is never x
+    ranges_status: int = 206  # of answers to requests for a range; 200 with `rclone serve s3`
     on_request: Callable[[str, str], None] = lambda method, path: None  # before a request is passed on
     on_answer: Callable[[str, str], None] = lambda method, path: None  # before its answer is passed on
     one_by_one: bool = False  # no two requests are passed on at the same time
@@ -225,13 +227,15 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.door.choose(self.command, self.path)
         if fault is not None and not fault.after and not fault.cut:
             return self._fail(fault)
+        if self.command == "PUT" and self._is_refused_by_ceph():
+            return self._fail(Fault(status=412, code="PreconditionFailed"))
         self.door.on_request(self.command, self.path)
         with self.door.turn if self.door.one_by_one else contextlib.nullcontext():
             status, headers, content = self._pass_on(body)
         self.door.on_answer(self.command, self.path)
         if fault is not None and fault.after:
             return self._fail(fault)
-        self.send_response_only(status)
+        self.send_response_only(self.door.ranges_status if status == 206 else status)
         for name, value in headers:
             if name.lower() not in ("transfer-encoding", "connection", "content-length"):
                 self.send_header(name, value)
@@ -256,11 +260,17 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             ignored = self.door.ignored_headers
             headers = {name: value for name, value in self.headers.items() if name.lower() not in ignored}
+            if self.door.compares_unquoted and self.command == "PUT" and "If-Match" in self.headers:
+                headers["if-match"] = f'"{self.headers["If-Match"]}"'  # as the server behind it wants it
             connection.request(self.command, self.path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()
         finally:
             connection.close()
+
+    def _is_refused_by_ceph(self) -> bool:
+        """RGW keeps ETags without quotes and compares the header as it is, except in a GET."""
+        return self.door.compares_unquoted and '"' in (self.headers.get("If-Match") or "")
 
     def _fail(self, fault: Fault) -> None:
         time.sleep(fault.stall_seconds)
