@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fineweb_shards.events import Observer
@@ -15,7 +15,7 @@ from fineweb_shards.executors.one_by_one import encode_one_by_one, holds_any
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.base import Source, arrived_damaged
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.base import Engine
@@ -73,7 +73,26 @@ def encode_batch(
     source: Source, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce`
-    gets each document that is encoded on its own."""
+    gets each document that is encoded on its own.
+
+    If a token_count differs, the bytes are fetched once more, if they came over the network, before the file
+    is blamed for it.
+    """
+    batch = order.batch
+    for number, block in _encode_chunks(source, encoder, order, announce):
+        if block.counts.token_count_mismatches and source.fetch_again(batch):
+            rest = _encode_chunks(source, encoder, replace(order, first_block=number), announce)
+            note = arrived_damaged(source.files[batch.file], batch)
+            for later, sound in rest:
+                is_sound = later == number and not sound.counts.token_count_mismatches
+                yield later, replace(sound, problems=(*sound.problems, note)) if is_sound else sound
+            return
+        yield number, block
+
+
+def _encode_chunks(
+    source: Source, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+) -> Iterator[tuple[int, EncodedBlock]]:
     name = source.files[order.batch.file].name
     for number, chunk in enumerate(source.chunks(order.batch)):
         if number < order.first_block:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from fineweb_shards.errors import BadFileError
+from fineweb_shards.errors import BadFileError, NetworkError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.where import Where
 from fineweb_shards.system.retry import Retrier
@@ -23,6 +25,9 @@ STANDARD_INPUT = "-"
 _BY_VALUE = ("hub-rows", "bucket-csv", "bucket-tsv")
 _SMALL_TEXT_BYTES = 2**20
 _EXPECTED_FILES = 3  # the current one and the next two
+# How many batches of a file are fetched again because something in them only looks wrong. A file whose every
+# token_count is another tokenizer's must not be fetched twice.
+_MOST_DOUBTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,7 @@ class Format(ABC):
     def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
         self.settings = settings
         self.retrier = Retrier(settings.max_outage_seconds, observer)
+        self.doubts = Counter[str]()  # by path: batches that looked wrong
 
     def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings]]:
         return type(self), (self.settings,)  # without open files and connections, which can't be pickled
@@ -167,6 +173,9 @@ class Format(ABC):
         """Begin to fetch the bytes of a batch that will be read soon, and don't wait for them. Runs in a
         worker, in the thread that receives orders."""
 
+    def fetch_again(self, file: InputFile, batch: Batch) -> None:
+        """Drop what was fetched of a batch that has been read, and fetch it again for the next reading."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -200,15 +209,52 @@ class Source:
         return self.formats[file.format].batches(file, position, starts_mid_document)
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
-        """Read the documents of a batch in this process."""
+        """Read the documents of a batch in this process. What can't be read, and came over the network, is
+        fetched once more before the file is blamed."""
         if batch.problem is not None:
             start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
             if start == end:  # the problem concerns the rest of the file, however long that is
                 end = Cursor(batch.file + 1, 0)
             counts = Counts(bad_parts=1)
-            return iter([TextChunk(NO_TEXTS, start, end, counts=counts, problems=(batch.problem,))])
+            yield TextChunk(NO_TEXTS, start, end, counts=counts, problems=(batch.problem,))
+            return
         file = self.files[batch.file]
-        return self.formats[file.format].chunks(file, batch)
+        format_ = self.formats[file.format]
+        read: list[int] = []  # the number of documents in each chunk that was passed on
+        try:
+            for chunk in format_.chunks(file, batch):
+                if _is_doubtful(chunk, batch) and self.fetch_again(batch):
+                    break
+                yield chunk
+                read.append(len(chunk.documents))
+            else:
+                return
+        except BadFileError:
+            if not self.fetch_again(batch, damaged=True):
+                raise
+        chunks = format_.chunks(file, batch)
+        if [len(chunk.documents) for chunk in islice(chunks, len(read))] != read:
+            raise NetworkError(
+                f"{file.path}: what is at position {batch.position:,} differs each time it is fetched.",
+                "Bytes are damaged on the way: check the network and its proxies, then start over (--fresh); "
+                "with --download the files of a dataset are checked by their hashes.",
+            )
+        for chunk in chunks:
+            sound = not _is_doubtful(chunk, batch)
+            yield replace(chunk, problems=(*chunk.problems, arrived_damaged(file, batch))) if sound else chunk
+
+    def fetch_again(self, batch: Batch, *, damaged: bool = False) -> bool:
+        """Have a batch that was just read fetched again, because it is damaged or looks so; False if that
+        would change nothing, and the file is to blame."""
+        file = self.files[batch.file]
+        if not file.is_remote or batch.payload is not None:
+            return False
+        format_ = self.formats[file.format]
+        format_.doubts[file.path] += not damaged
+        if not damaged and format_.doubts[file.path] > _MOST_DOUBTS:
+            return False
+        format_.fetch_again(file, batch)
+        return True
 
     def prefetch(self, batch: Batch) -> None:
         """Fetch the batch's bytes ahead, if its format has to fetch them."""
@@ -249,6 +295,21 @@ class Source:
     def is_remote(self) -> bool:
         """Whether workers fetch batches over the network."""
         return any(file.is_remote for file in self.files)
+
+
+def arrived_damaged(file: InputFile, batch: Batch) -> str:
+    """Return the note about bytes that were sound only when they were fetched again."""
+    return (
+        f"{file.name}: bytes from position {batch.position:,} on arrived damaged and were fetched again; "
+        "the network, or a proxy, damages what it carries"
+    )
+
+
+def _is_doubtful(chunk: TextChunk, batch: Batch) -> bool:
+    """Return whether a chunk may come from bytes that were damaged on the way: something in it could not be
+    read, or what is next in its batch."""
+    ends_early = chunk.end is not None and chunk.end.position < batch.end
+    return bool(chunk.counts.bad_parts or chunk.counts.replaced_characters) or ends_early
 
 
 def decode_text(data: bytes) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fineweb_shards.errors import ShardError
+from fineweb_shards.errors import BadFileError, ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import InputFile, ReadSettings
 from fineweb_shards.sources.footer import Footer, read_footer
@@ -76,6 +76,14 @@ class RangedParquetFormat(ParquetFormat):
         with self._lock:
             self._fetches[file.path, batch.position] = begin
 
+    def fetch_again(self, file: InputFile, batch: Batch) -> None:
+        """Open the file again as well: its footer, which says where a row group is, may be what is wrong."""
+        with self._lock:
+            self._rows = None
+            if file.path in self._opened:
+                self._close_file(file.path)
+        self.prefetch(file, batch)
+
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         with self._lock:
             self._reading = file.path
@@ -108,6 +116,12 @@ class RangedParquetFormat(ParquetFormat):
             return self._opened[file.path]
 
     def _open(self, file: InputFile, address: str | None) -> _OpenFile:
+        try:
+            return self._open_once(file, address)
+        except BadFileError:  # the footer may have been damaged on the way
+            return self._open_once(file, address)
+
+    def _open_once(self, file: InputFile, address: str | None) -> _OpenFile:
         content = RangeFile(self.remotes.get(file, address), self.retrier.observer)
         parsed = self.parse(file, content, _READ_BUFFER_BYTES)
         footer = read_footer(file, parsed, self.settings)

@@ -95,6 +95,9 @@ class RangedTextFormat(TextFormat):
             content = self._contents[file.path]
         content.prefetch(batch.position, batch.end)
 
+    def fetch_again(self, file: InputFile, batch: Batch) -> None:
+        self.prefetch(file, batch)  # what was fetched is dropped when it is read
+
     def read_range(self, file: InputFile, batch: Batch) -> bytes:
         if batch.payload is not None:
             return batch.payload.read()

@@ -182,6 +182,7 @@ class Door:
     ranges_status: int = 206  # of answers to requests for a range; 200 with `rclone serve s3`
     on_request: Callable[[str, str], None] = lambda method, path: None  # before a request is passed on
     on_answer: Callable[[str, str], None] = lambda method, path: None  # before its answer is passed on
+    damage: Callable[[bytes], bytes] = lambda content: content  # to what is passed on of an answer
     one_by_one: bool = False  # no two requests are passed on at the same time
     turn: threading.Lock = field(default_factory=threading.Lock)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -232,6 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.door.on_request(self.command, self.path)
         with self.door.turn if self.door.one_by_one else contextlib.nullcontext():
             status, headers, content = self._pass_on(body)
+        content = self.door.damage(content)
         self.door.on_answer(self.command, self.path)
         if fault is not None and fault.after:
             return self._fail(fault)

@@ -74,7 +74,10 @@ class ChangedETag(Fault):
 
 @dataclass(frozen=True)
 class WrongBytes(Fault):
-    """A body of the right size and ETag with one bit that is another: only a hash of it all can tell."""
+    """A body of the right size and ETag with one byte that is another: only a hash of it all can tell."""
+
+    at: int | None = None  # the byte's offset in the file; None: it is in the middle of the body
+    mask: int = 1
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,23 @@ class FirstOfEachPath(FaultPlan):
 
     def choose(self, number: int) -> Fault | None:
         return self.fault
+
+
+@dataclass
+class FlippedByte(FaultPlan):
+    """One byte of the files is flipped in the first `times` answers that hold it; None: in all of them."""
+
+    at: int
+    mask: int
+    times: int | None
+
+    def next_fault(self, request: RequestRecord) -> Fault | None:
+        first, _, last = (request.range or "").removeprefix("bytes=").partition("-")
+        return super().next_fault(request) if first and int(first) <= self.at <= int(last) else None
+
+    def choose(self, number: int) -> Fault | None:
+        strikes = self.times is None or number < self.times
+        return WrongBytes(self.at, self.mask) if strikes else None
 
 
 @dataclass

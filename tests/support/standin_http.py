@@ -86,10 +86,10 @@ class Answer:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
         return cls(206, headers, file, start, stop)
 
-    def with_a_wrong_bit(self) -> Self:
-        """Return the answer with a body of which one bit in the middle is another."""
+    def damaged(self, fault: WrongBytes) -> Self:
+        """Return the answer with a body of which one byte is another."""
         body = bytearray(self.file.read(self.start, self.stop))
-        body[len(body) // 2] ^= 1
+        body[len(body) // 2 if fault.at is None else fault.at - self.start] ^= fault.mask
         return replace(self, file=HubFile("", bytes(body)), start=0, stop=len(body))
 
 
@@ -161,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
         if isinstance(self.fault, ChangedETag):
             answer.headers["ETag"] = f'"{self.fault.etag}"'
         if isinstance(self.fault, WrongBytes) and answer.stop > answer.start:
-            return answer.with_a_wrong_bit()
+            return answer.damaged(self.fault)
         return answer
 
     def _read_body(self) -> bytes:

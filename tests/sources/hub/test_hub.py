@@ -67,10 +67,17 @@ def count_tokens(text: str) -> int:
 
 
 def fineweb_parquet(
-    documents: list[str], *, wrong: int | None = None, rows: int = 4, url: str | None = "u"
+    documents: list[str],
+    *,
+    wrong: int | None = None,
+    counts: list[int] | None = None,
+    rows: int = 4,
+    url: str | None = "u",
+    **options: object,
 ) -> bytes:
-    """A file in FineWeb-Edu's schema, with true token counts (but for one); long addresses without `url`."""
-    counts = [count_tokens(text) for text in documents]
+    """A file in FineWeb-Edu's schema, with true token counts (but for one, or unless they are given); long
+    addresses without `url`."""
+    counts = counts or [count_tokens(text) for text in documents]
     if wrong is not None:
         counts[wrong] += 1
     table = pa.table(
@@ -84,7 +91,7 @@ def fineweb_parquet(
         }
     )
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, row_group_size=rows)
+    pq.write_table(table, buffer, row_group_size=rows, **options)
     return buffer.getvalue()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import email.utils
 import errno
+import json
 import random
 import time
 from pathlib import Path
 
 import pytest
+import reference
 import runs
 from doubles import FakeClock, Listener
 from promises import Tries
@@ -16,6 +18,7 @@ from standin_faults import (
     ChangedETag,
     CutBody,
     Fault,
+    FlippedByte,
     IgnoreRange,
     Reset,
     ScriptedFaults,
@@ -25,7 +28,19 @@ from standin_faults import (
 )
 from standin_hub import StandInHub
 from standin_repository import Repository
-from test_hub import EXPECTED, FILES, IMPATIENT, OTHERS, REPO, SAMPLE, build, environment
+from test_hub import (
+    DOCUMENTS,
+    EXPECTED,
+    FILES,
+    IMPATIENT,
+    OTHERS,
+    REPO,
+    SAMPLE,
+    build,
+    build_with_workers,
+    environment,
+    fineweb_parquet,
+)
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.environment import check_addresses, check_token
@@ -232,3 +247,93 @@ def test_a_host_that_is_not_found_is_waited_for_by_name(home: Path, tmp_path: Pa
     done = runs.run_command(*words, NO_PROXY="*", **variables)
     assert done.returncode == 10, done.stderr
     assert "no-such-host.invalid: no such host, or no network" in done.stderr
+
+
+# Not packed, so that every byte has its place. A plan looks at the first row groups only.
+SAMPLE_FILE = "sample/10BT/000_00000.parquet"
+FORM = {"rows": 10, "compression": "none", "use_dictionary": False}
+UNPACKED = fineweb_parquet(DOCUMENTS[0], **FORM)  # type: ignore[arg-type]
+UNPACKED_EXPECTED = reference.shard_files(reference.stream(DOCUMENTS[0]), 20_000)
+FIRST, MIDDLE = (UNPACKED.index(DOCUMENTS[0][number].encode()) for number in (0, 223))
+DAMAGES = {
+    "a length": (MIDDLE - 1, 0x80),
+    "a letter": (MIDDLE + 1, 0x20),  # a capital inside a word, which takes another token
+    "a length in what a plan reads": (FIRST - 1, 0x80),
+    "the footer": (len(UNPACKED) - 6, 0x80),
+}
+BLAME = ("token_count says", "left out: ", "Left out", "Another token_count")
+ARRIVED_DAMAGED = "arrived damaged and were fetched again"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("words", [(), ("--on-bad-file", "skip")])
+def test_bytes_damaged_on_the_way_are_fetched_again(
+    home: Path, tmp_path: Path, damage: str, words: tuple[str, ...]
+) -> None:
+    """A row group that can't be decoded, a token_count that differs, a footer that makes no sense: if the
+    bytes are sound the second time, the file is not blamed and nothing is left out."""
+    plan = FlippedByte(*DAMAGES[damage], times=1)
+    with StandInHub([Repository(REPO, {SAMPLE_FILE: UNPACKED})], [plan]) as hub:
+        done = build(hub, home, tmp_path / "out", *SAMPLE, *words)
+    assert done.returncode == 0, done.stderr
+    assert plan.injected == 1
+    assert runs.shards_in(tmp_path / "out") == UNPACKED_EXPECTED
+    assert not [blame for blame in BLAME if blame in done.stdout + done.stderr]
+    if damage in ("a length", "a letter"):
+        assert f"{SAMPLE_FILE}: bytes from position 22 on {ARRIVED_DAMAGED}" in done.stderr
+
+
+def test_damage_that_stays_is_the_files(home: Path, tmp_path: Path) -> None:
+    """Fetched twice, not more often; then it is reported as ever: exit code 3, left out with skip, or a
+    token_count that differs."""
+    stopped, skipped, counted = tmp_path / "stopped", tmp_path / "skipped", tmp_path / "counted"
+    for damage, out, words in (
+        ("a length", stopped, ()),
+        ("a length", skipped, ("--on-bad-file", "skip")),
+        ("a letter", counted, ()),
+    ):
+        plan = FlippedByte(*DAMAGES[damage], times=None)
+        with StandInHub([Repository(REPO, {SAMPLE_FILE: UNPACKED})], [plan]) as hub:
+            done = build(hub, home, out, *SAMPLE, *words)
+        assert plan.injected == 2, done.stderr
+        assert ARRIVED_DAMAGED not in done.stderr
+        assert "Traceback" not in done.stderr
+        if out == stopped:
+            assert done.returncode == 3
+            assert f"{SAMPLE_FILE}: row group 22 can't be read" in done.stderr
+        elif out == skipped:
+            assert done.returncode == 0
+            kept = DOCUMENTS[0][:220] + DOCUMENTS[0][230:]
+            assert runs.shards_in(out) == reference.shard_files(reference.stream(kept), 20_000)
+        else:
+            assert done.returncode == 0
+            assert done.stderr.count("token_count says") == 1
+
+
+def test_counts_that_are_all_wrong_are_soon_believed(home: Path, tmp_path: Path) -> None:
+    """A token_count of another tokenizer differs for every document: that must not double the download."""
+    fetched = []
+    for counts in (None, [10**6] * len(DOCUMENTS[0])):
+        content = fineweb_parquet(DOCUMENTS[0], counts=counts, **FORM)  # type: ignore[arg-type]
+        with StandInHub([Repository(REPO, {SAMPLE_FILE: content})]) as hub:
+            done = build(hub, home, tmp_path / str(len(fetched)), *SAMPLE)
+            assert done.returncode == 0, done.stderr
+            fetched.append(hub.content_bytes / len(content))
+    assert f"Another token_count than ours: {len(DOCUMENTS[0])} documents" in done.stdout
+    assert fetched[0] < fetched[1] < fetched[0] + 1.5  # again for every batch, with the footer, would be 7
+
+
+def test_a_line_damaged_on_the_way_is_fetched_again(home: Path, tmp_path: Path) -> None:
+    """JSON lines that are read by ranges, by real workers: a quote that is gone, for once."""
+    documents = DOCUMENTS[0] * 6  # the hub keeps small files in git
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in documents).encode()
+    # In a batch, and not in what is looked at to find its end.
+    plan = FlippedByte(lines.index(b'"text"', 2_200_000), 0x01, times=1)
+    repository = Repository("me/lines", {"README.md": b"# Lines", "train.jsonl": lines})
+    with StandInHub([repository], [plan]) as hub:
+        words = ["--dataset", "me/lines", "--batch-bytes", "400k"]
+        done = build_with_workers(hub, home, tmp_path / "out", *words)
+    assert done.returncode == 0, done.stderr
+    assert plan.injected == 1
+    assert ARRIVED_DAMAGED in done.stderr
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(documents), 20_000)
