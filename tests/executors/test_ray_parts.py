@@ -23,10 +23,10 @@ from doubles import Listener
 from inputs import write_jsonl
 
 import fineweb_shards
-from fineweb_shards.errors import InputError, OutputError, UsageError
+from fineweb_shards.errors import InputError, OutputError, UsageError, WorkerError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
-from fineweb_shards.executors.ray import one_by_one_process, vocabulary, worker
+from fineweb_shards.executors.ray import cluster, one_by_one_process, vocabulary, worker
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.cluster import find_address
 from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
@@ -374,6 +374,46 @@ def test_a_node_without_a_place_for_shards_says_so(tmp_path: Path) -> None:
     ):
         pass
     assert "--scratch" in caught.value.hint
+
+
+def slow_ray(failures: int, ended: list[str]) -> SimpleNamespace:
+    """Ray on a busy machine: the first starts take longer than it waits."""
+
+    class Node:
+        def __init__(self) -> None:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise Exception("The current node timed out during startup.\nand more")  # noqa: TRY002 - as Ray
+
+        def kill_all_processes(self, **how: bool) -> None:
+            ended.append(f"attempt {failures}")
+
+    return SimpleNamespace(
+        is_initialized=lambda: False, init=lambda **settings: Node(), shutdown=lambda: None
+    )
+
+
+def test_ray_that_starts_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A start that fails is said and tried again, and leaves no process and no folder; after the third one
+    comes a sentence with what to do, and no traceback."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended: list[str] = []
+    for failures in (2, 3):
+        ray, listener = slow_ray(failures, ended), Listener()
+        monkeypatch.setattr(cluster, "load_ray", lambda ray=ray: ray)
+        one = cluster.Cluster(cluster.LOCAL, 1, 0, listener)
+        with contextlib.nullcontext() if failures == 2 else pytest.raises(WorkerError) as caught:
+            one.connect()
+        one.close()
+        assert len(ended) == failures
+        assert [event.text for event in listener.events] == [
+            "Ray could not start: The current node timed out during startup."
+        ] * failures
+        assert not list(tmp_path.iterdir())
+        ended.clear()
+    assert "startup." in caught.value.message
+    assert "--executor local" in caught.value.hint
 
 
 @pytest.mark.parametrize(
