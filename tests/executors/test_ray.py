@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -336,6 +337,21 @@ def test_a_cluster_of_its_own_goes_with_the_run(
     done = runs.run_command(*build_many(many, out))
     assert done.returncode == 0, done.stderr
     assert runs.shards_in(out) == expected
+
+
+def test_a_node_without_the_package_is_named(tmp_path: Path, cluster: RayCluster, many: Path) -> None:
+    """Rerunning the same command would not help, so the exit code is that of a mistake; the message has the
+    node's name and address, and what to install."""
+    (tmp_path / "fineweb_shards.py").write_text("raise ModuleNotFoundError('No module named fineweb_shards')")
+    cluster.add_node(env_vars={"PYTHONPATH": str(tmp_path)})
+    # Ray has nodes look for modules where the driver was started, too: so that is another folder.
+    words = [*build_many(many, tmp_path / "out"), *on(cluster)]
+    done = runs.run_command(*words, cwd=tmp_path.parent, **ENVIRONMENT)
+    cluster.remove_node()
+    assert done.returncode == 2, done.stderr
+    assert f"Node {socket.gethostname()} ({cluster.address.partition(':')[0]})" in done.stderr
+    assert "fineweb_shards[ray]" in done.stderr
+    assert "same command" not in done.stderr
 
 
 @pytest.mark.parametrize("home", ["head", "nobody"])
