@@ -54,7 +54,7 @@ def simulated_ray(
     ray_executor.encode_batches = encode_at_once
     errand_pool.ErrandProcess = PromptErrandProcess
     with RayExecutor(
-        spec, SimulatedCluster(nodes, cores), shared_folder=True, window_bytes=2**30
+        spec, SimulatedCluster(nodes, cores), out="", shared_folder=True, window_bytes=2**30
     ) as executor:
         yield executor, lambda: executor._numbers
 

@@ -40,6 +40,7 @@ def make_executor(job: Job, spec: WorkerSpec, manifest: Manifest, observer: Obse
     return RayExecutor(
         spec,
         Cluster(job.config.ray_address, budget.workers, store_bytes, observer),
+        out=job.output.store.location,
         shared_folder=job.output.store.grows_in_place,
         window_bytes=budget.window_bytes,
         most_tasks=job.config.workers,

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,7 @@ if importlib.util.find_spec("ray") is None:
 import fourteen_files
 import poison
 from bucket_view import BucketView
-from ray_cluster import ENVIRONMENT, RayCluster, RayDriver, ray_cluster, wait_until
+from ray_cluster import DRIVER, ENVIRONMENT, RayCluster, RayDriver, ray_cluster, wait_until
 from standin_hub import StandInHub
 
 from fineweb_shards.layouts import LAYOUTS
@@ -306,12 +307,14 @@ def test_a_cluster_of_its_own_goes_with_the_run(
     within: Measure,
     soak: bool,
 ) -> None:
-    """A run that starts Ray on this machine leaves no process behind, whether it is stopped or killed; it
-    stops with the command to go on, and that gives the same bytes. Two agents of Ray's own need a minute to
+    """A run that starts Ray on this machine leaves no process behind, whether it is stopped or killed, and no
+    file in the home folder: a token there would switch authentication on in the next `ray start --head`. It
+    stops with the command to resume, and that gives the same bytes. Two agents of Ray's own need a minute to
     notice that they were left alone."""
-    out = tmp_path / "out"
+    out, home = tmp_path / "out", tmp_path / "home"
+    home.mkdir()
     words = runs.command(*build_many(many, out), "--executor", "ray", "--ray-address", "local")
-    environment = {**os.environ, **ENVIRONMENT}
+    environment = {**os.environ, **ENVIRONMENT, "HOME": str(home)}
     before = ray_folders()
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as run:
         assert wait_until(has_finished(out, 1), 300)
@@ -323,6 +326,7 @@ def test_a_cluster_of_its_own_goes_with_the_run(
             run.send_signal(number)
             _, errors = run.communicate()
     assert wait_until(lambda: not any(map(is_alive, started)), 180)
+    assert not list(home.rglob("auth_token"))
     # Sockets and logs stay if it is killed, and if Ray's own agents were only just starting.
     for folder in ray_folders() - before:
         shutil.rmtree(folder)
@@ -333,6 +337,62 @@ def test_a_cluster_of_its_own_goes_with_the_run(
     done = runs.run_command(*build_many(many, out))
     assert done.returncode == 0, done.stderr
     assert runs.shards_in(out) == expected
+
+
+def test_a_node_without_the_package_is_named(tmp_path: Path, cluster: RayCluster, many: Path) -> None:
+    """Rerunning the same command would not help, so the exit code is that of a mistake; the message has the
+    node's name and address, and what to install."""
+    (tmp_path / "fineweb_shards.py").write_text("raise ModuleNotFoundError('No module named fineweb_shards')")
+    cluster.add_node(env_vars={"PYTHONPATH": str(tmp_path)})
+    # Ray has nodes look for modules where the driver was started, too: so that is another folder.
+    words = [*build_many(many, tmp_path / "out"), *on(cluster)]
+    done = runs.run_command(*words, cwd=tmp_path.parent, **ENVIRONMENT)
+    cluster.remove_node()
+    assert done.returncode == 2, done.stderr
+    assert f"Node {socket.gethostname()} ({cluster.address.partition(':')[0]})" in done.stderr
+    assert "fineweb_shards[ray]" in done.stderr
+    assert "same command" not in done.stderr
+
+
+@pytest.mark.parametrize("home", ["head", "nobody"])
+def test_a_cluster_that_wants_a_token_is_named(tmp_path: Path, many: Path, home: str) -> None:
+    """A cluster with Ray's token authentication refuses a run that does not send its token: the message says
+    so, with the variable to set, at once and before anything is written. With the token it works, and
+    without any it is refused as well."""
+    out, token = tmp_path / "out", tmp_path / "head" / ".ray" / "auth_token"
+    token.parent.mkdir(parents=True)
+    token.write_text("7" * 64)
+    environment = {**os.environ, **ENVIRONMENT, "HOME": str(tmp_path / home)}
+    with cluster_with_token(token) as address:
+        words = [*build_many(many, out), "--executor", "ray", "--ray-address", address]
+        mode = {} if home == "head" else {"RAY_AUTH_MODE": "token"}
+        refused = subprocess.run(
+            runs.command(*words), env=environment | mode, capture_output=True, text=True, check=False
+        )
+        assert refused.returncode == 2, refused.stderr
+        assert f"--ray-address {address}: " in refused.stderr
+        assert "authentication" in refused.stderr
+        assert "RAY_AUTH_MODE=token" in refused.stderr
+        assert "Traceback" not in refused.stderr
+        assert not out.exists() or home == "nobody"
+        if home == "head":
+            done = runs.run_command(*words, **environment, RAY_AUTH_MODE="token")
+            assert done.returncode == 0, done.stderr
+
+
+@contextlib.contextmanager
+def cluster_with_token(token: Path) -> Iterator[str]:
+    """The address of a cluster that wants the token in this file, in a process of its own."""
+    script = "from ray_cluster import RayCluster; print(RayCluster(1).address, flush=True); input()"
+    environment = {**os.environ, **ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(DRIVER.parent), environment["PYTHONPATH"]])
+    pipe, words = subprocess.PIPE, [sys.executable, "-c", script]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment) as held:
+        assert held.stdout is not None
+        try:
+            yield held.stdout.readline().strip()
+        finally:
+            held.communicate("\n")
 
 
 @pytest.mark.promise(34)

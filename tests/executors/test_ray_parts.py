@@ -23,10 +23,10 @@ from doubles import Listener
 from inputs import write_jsonl
 
 import fineweb_shards
-from fineweb_shards.errors import InputError, OutputError, UsageError
+from fineweb_shards.errors import InputError, OutputError, UsageError, WorkerError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
-from fineweb_shards.executors.ray import one_by_one_process, vocabulary, worker
+from fineweb_shards.executors.ray import cluster, one_by_one_process, vocabulary, worker
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.cluster import find_address
 from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
@@ -165,25 +165,50 @@ def test_a_node_that_does_not_see_the_input_says_so(tmp_path: Path, monkeypatch:
 
 
 def test_nodes_get_addresses_and_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But no folder of the driver's, nothing else, and nothing that is set on the node already."""
+    """Those that this run uses: of the kinds of store that its input and its output are in, and of the hub
+    if the input is there. No folder of the driver's, nothing else, and nothing that is set on the node."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
-    source = runs.job_of(tmp_path / "out", path).source
-    monkeypatch.setenv("HF_ENDPOINT", "http://hub")
+    local = runs.job_of(tmp_path / "out", path).source
+    of_hub = replace(local, settings=replace(local.settings, hub=SimpleNamespace()))
+    (file,) = local.files
+    of_google = replace(local, files=(replace(file, path="gs://bucket/a.jsonl", format="bucket-jsonl"),))
+    secrets = {
+        "HF_TOKEN": "canary",
+        "AWS_SECRET_ACCESS_KEY": "canary",
+        "GOOGLE_BEARER_TOKEN": "canary",
+        "AZURE_STORAGE_SAS_TOKEN": "canary",
+        "https_proxy": "http://proxy",
+    }
+    for name in list(os.environ):
+        if name.startswith(("HF_", "DATASETS_", "AWS_", "GOOGLE_", "AZURE_")) or "proxy" in name.lower():
+            monkeypatch.delenv(name)
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("HF_HOME", "/driver")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
-    monkeypatch.setenv("https_proxy", "http://proxy")
     monkeypatch.setenv("SECRET_OF_ANOTHER_PROGRAM", "canary")
-    packed = pack_environment(source)
-    assert packed["HF_ENDPOINT"] == "http://hub"
-    assert packed["AWS_SECRET_ACCESS_KEY"] == "canary"
-    assert packed["https_proxy"] == "http://proxy"
-    assert not {"HF_HOME", "SECRET_OF_ANOTHER_PROGRAM", "PATH"} & set(packed)
+    folder = str(tmp_path / "out")
+    sent = {
+        "": set(pack_environment(local, folder)),
+        "hub": set(pack_environment(of_hub, folder)),
+        "hub to s3": set(pack_environment(of_hub, "s3://bucket/out")),
+        "gs to az": set(pack_environment(of_google, "az://bucket/out")),
+    }
+    assert sent == {
+        "": set(),
+        "hub": {"HF_TOKEN", "https_proxy"},
+        "hub to s3": {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "https_proxy"},
+        "gs to az": {"GOOGLE_BEARER_TOKEN", "AZURE_STORAGE_SAS_TOKEN", "https_proxy"},
+    }
+
+
+def test_what_is_set_on_a_node_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node may have a mirror, or credentials, of its own."""
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    apply_environment(packed)
-    assert os.environ["HF_ENDPOINT"] == "http://mirror"
-    assert os.environ["AWS_SECRET_ACCESS_KEY"] == "canary"
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_REGION", "")
+    monkeypatch.delenv("AWS_REGION")
+    apply_environment({"HF_ENDPOINT": "http://hub", "AWS_REGION": "here"})
+    assert (os.environ["HF_ENDPOINT"], os.environ["AWS_REGION"]) == ("http://mirror", "here")
+    monkeypatch.delenv("AWS_REGION")
 
 
 def test_the_files_of_a_vocabulary_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,6 +399,46 @@ def test_a_node_without_a_place_for_shards_says_so(tmp_path: Path) -> None:
     ):
         pass
     assert "--scratch" in caught.value.hint
+
+
+def slow_ray(failures: int, ended: list[str]) -> SimpleNamespace:
+    """Ray on a busy machine: the first starts take longer than it waits."""
+
+    class Node:
+        def __init__(self) -> None:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise Exception("The current node timed out during startup.\nand more")  # noqa: TRY002 - as Ray
+
+        def kill_all_processes(self, **how: bool) -> None:
+            ended.append(f"attempt {failures}")
+
+    return SimpleNamespace(
+        is_initialized=lambda: False, init=lambda **settings: Node(), shutdown=lambda: None
+    )
+
+
+def test_ray_that_starts_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A start that fails is said and tried again, and leaves no process and no folder; after the third one
+    comes a sentence with what to do, and no traceback."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended: list[str] = []
+    for failures in (2, 3):
+        ray, listener = slow_ray(failures, ended), Listener()
+        monkeypatch.setattr(cluster, "load_ray", lambda ray=ray: ray)
+        one = cluster.Cluster(cluster.LOCAL, 1, 0, listener)
+        with contextlib.nullcontext() if failures == 2 else pytest.raises(WorkerError) as caught:
+            one.connect()
+        one.close()
+        assert len(ended) == failures
+        assert [event.text for event in listener.events] == [
+            "Ray could not start: The current node timed out during startup."
+        ] * failures
+        assert not list(tmp_path.iterdir())
+        ended.clear()
+    assert "startup." in caught.value.message
+    assert "--executor local" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from fineweb_shards.events import Observer
+from fineweb_shards.executors.ray.cluster import start_patiently
 
 DRIVER = Path(__file__).parent / "ray_driver.py"
 STORE_BYTES = 96 * 2**20
@@ -24,8 +28,7 @@ SYSTEM = {
     "health_check_period_ms": 500,
     "health_check_failure_threshold": 3,
 }
-ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-
+ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 TITLES = ("encode_batches", "ErrandProcess", "Board", "fineweb-shards")
 
@@ -57,10 +60,10 @@ class RayCluster:
     def address(self) -> str:
         return str(self._cluster.address)
 
-    def add_node(self) -> None:
+    def add_node(self, **more: Any) -> None:
         first = {} if self._nodes else {"_system_config": SYSTEM, "include_dashboard": False}
-        node = self._cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, **first)
-        self._nodes.append(node)
+        start = partial(self._cluster.add_node, num_cpus=1, object_store_memory=STORE_BYTES, **first, **more)
+        self._nodes.append(start_patiently(start, Observer()))
 
     def remove_node(self) -> None:
         """Kill the last node: its raylet, and with it all that runs there."""

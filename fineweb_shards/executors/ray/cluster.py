@@ -2,6 +2,10 @@
 
 Ray prints, installs a signal handler and wants to report its usage. None of it may disturb a run: what it
 says goes to the log, and signals are handled as before.
+
+Nor may a run change what Ray does later. A cluster on this machine has Ray's token authentication, with a
+token that only its own processes know: Ray by itself would save one as `~/.ray/auth_token`, and with that
+file there the next `ray start --head` wants a token of everybody. Such a cluster is told from none at all.
 """
 
 from __future__ import annotations
@@ -10,16 +14,18 @@ import contextlib
 import importlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from fineweb_shards.errors import UsageError
+from fineweb_shards.errors import ShardError, UsageError, WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.ray.api import load_ray
 
@@ -28,6 +34,7 @@ _SMALLEST_STORE_BYTES = 96 * 2**20  # Ray refuses less than 75 MiB
 _CLIENT = "ray://"
 _AUTO = "auto"
 _CONNECT_SECONDS = 10.0
+_STARTS = 3  # on a busy machine Ray's processes may take longer than Ray itself waits for them
 _NO_CLUSTER = (
     "Start a cluster with `ray start --head`, which prints its address; or leave --ray-address out, and a "
     "run starts its own on this machine."
@@ -39,6 +46,22 @@ _ENVIRONMENT = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
 }
+# For a cluster that is started here. One token for the life of a process, because Ray remembers it.
+_LOCAL_ENVIRONMENT = {
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_gcs_server_port_wait_time_s": "120",  # 30 by itself, which is too short on a busy machine
+}
+_AUTH_MODE = "RAY_AUTH_MODE"  # Ray sets it, too
+_NEEDS_TOKEN = (
+    "this cluster has Ray's token authentication switched on, and refuses this run: its token is missing or "
+    "a different one."
+)
+_TOKEN_HINT = (
+    "Copy the head's ~/.ray/auth_token to every node, and put RAY_AUTH_MODE=token before this command and "
+    "before each `ray start --address=…`. Or start all of Ray without it: RAY_AUTH_MODE=disabled ray start …"
+)
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -69,27 +92,36 @@ class Cluster:
         self.is_shared = ray.is_initialized()
         if self.is_shared:
             return
-        with _handlers_kept(), _environment(_ENVIRONMENT), _standard_error_dropped():
-            try:
-                ray.init(**self._arguments(), log_to_driver=False, configure_logging=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                reason = str(error).strip().splitlines()[0]
-                if self._address == _AUTO and isinstance(error, ConnectionError):
-                    reason = "no cluster runs on this machine."
-                raise UsageError(f"--ray-address {self._address}: {reason}", _NO_CLUSTER) from error
+        with _handlers_kept():
+            if self._address == LOCAL:
+                start_patiently(self._start, self._observer)
+            else:
+                self._join()
 
-    def _arguments(self) -> dict[str, Any]:
-        if self._address != LOCAL:
-            return {"address": self._address}
+    def _start(self) -> None:
+        """Start a cluster on this machine."""
+        self._remove_folder()
         # A short name, because the names of sockets are limited to 107 bytes.
         self._folder = tempfile.mkdtemp(prefix="fws-ray-")
-        return {
-            "address": LOCAL,
-            "num_cpus": self._cores,
-            "object_store_memory": self._store_bytes,
-            "include_dashboard": False,
-            "_temp_dir": self._folder,
-        }
+        with _environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT), _standard_error_dropped():
+            load_ray().init(
+                address=LOCAL,
+                num_cpus=self._cores,
+                object_store_memory=self._store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                _temp_dir=self._folder,
+            )
+
+    def _join(self) -> None:
+        """Connect to a cluster that is there."""
+        ray = load_ray()
+        try:
+            with _environment(_ENVIRONMENT), _standard_error_dropped():
+                ray.init(address=self._address, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            raise _refusal(self._address, error) from error
 
     def _redirect_messages(self) -> None:
         """Have what Ray would print go to the log."""
@@ -118,6 +150,9 @@ class Cluster:
         if not self.is_shared:
             with _handlers_kept():
                 load_ray().shutdown()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._folder is not None:  # sockets and logs; Ray's last processes may still write some of them
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -135,18 +170,75 @@ def find_address(given: str) -> str:
     return address
 
 
+def start_patiently(start: Callable[[], Result], observer: Observer) -> Result:
+    """Call what starts processes of Ray, again if it fails; WorkerError if it fails every time."""
+    reason = ""
+    for _ in range(_STARTS):
+        try:
+            return start()
+        except ShardError:
+            raise
+        except Exception as error:  # of no class of its own, if the processes were too slow
+            _end_half_started(error)
+            reason = _first_line(error)
+            observer.tell(Event("ray", f"Ray could not start: {reason}"))
+    raise WorkerError(
+        f"Ray could not be started on this machine in {_STARTS} attempts. The last one: {reason}",
+        "Ray gives its processes half a minute, which may be too short on a busy machine. Rerun the same "
+        "command later, or with --executor local, which needs no Ray.",
+    )
+
+
+def _end_half_started(error: BaseException) -> None:
+    """End the processes of a node that could not start. Ray has no handle of such a node: only the frame in
+    which it failed knows it."""
+    load_ray().shutdown()
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node: Any = frame.f_locals.get("self")
+        if hasattr(node, "kill_all_processes"):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+            return
+
+
+def _refusal(address: str, error: Exception) -> UsageError:
+    """Return what to say of a cluster that can't be joined."""
+    exceptions = load_ray().exceptions
+    is_unauthenticated = isinstance(error, getattr(exceptions, "AuthenticationError", ()))  # from 2.52 on
+    # Ray tries twenty times, and then has the reason only in the text of what it raised before.
+    if is_unauthenticated or "AuthenticationError" in str(error.__cause__):
+        return UsageError(f"--ray-address {address}: {_NEEDS_TOKEN}", _TOKEN_HINT)
+    reason = _first_line(error)
+    if address == _AUTO and isinstance(error, ConnectionError):
+        reason = "no cluster runs on this machine."
+    return UsageError(f"--ray-address {address}: {reason}", _NO_CLUSTER)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def check_reachable(address: str) -> None:
-    """Raise UsageError if nothing answers at an address. Ray itself would wait for minutes, and hear no
-    Ctrl-C."""
+    """Raise UsageError if no cluster answers at an address, or one that refuses this run. Ray itself would
+    try again for minutes, and hear no Ctrl-C."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return  # a word that Ray knows: `auto`, `local`
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS):
-            return
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--ray-address {address}: nothing answers there ({reason}).", _NO_CLUSTER) from None
+    ray = load_ray()
+    # With the mode `token` and no token, this would end the process; `init` checks that, and does not.
+    if ray.is_initialized() or os.environ.get(_AUTH_MODE, "").lower() == "token":
+        return
+    client = getattr(importlib.import_module("ray._raylet"), "GcsClient", None)
+    try:
+        with _environment(_ENVIRONMENT), _standard_error_dropped():
+            if client is not None:
+                client(address=address)
+    except ray.exceptions.RayError as error:
+        raise _refusal(address, error) from error
 
 
 class _LogHandler(logging.Handler):
@@ -211,11 +303,13 @@ def _standard_error_dropped() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while, except those that somebody has set."""
+    """Set environment variables for a while, except those that somebody has set. What Ray has set itself
+    goes as well: it would decide how the next cluster is started or joined."""
     ours = {name: value for name, value in values.items() if name not in os.environ}
+    gone = {name for name in (*ours, _AUTH_MODE) if name not in os.environ}
     os.environ.update(ours)
     try:
         yield
     finally:
-        for name in ours:
+        for name in gone:
             os.environ.pop(name, None)

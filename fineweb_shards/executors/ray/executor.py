@@ -76,15 +76,16 @@ _WRITTEN = completed(None)  # at the latest when the file is sealed
 
 
 class RayExecutor(ScheduledExecutor[Attempt]):
-    """Tokenizes with tasks on a cluster. `shared_folder`: all nodes see the output folder. `window_bytes` is
-    the most text of streams, which the driver has to keep; `most_tasks` how many tasks encode at once.
-    `quarantined` are documents that earlier runs left out."""
+    """Tokenizes with tasks on a cluster. `out` is where shards go, a folder or an address; `shared_folder`:
+    all nodes see the output folder. `window_bytes` is the most text of streams, which the driver has to keep;
+    `most_tasks` how many tasks encode at once. `quarantined` are documents that earlier runs left out."""
 
     def __init__(
         self,
         spec: WorkerSpec,
         cluster: Cluster,
         *,
+        out: str,
         shared_folder: bool,
         window_bytes: int,
         most_tasks: int | None = None,
@@ -96,6 +97,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         super().__init__(Schedule(_ALL, self._batches, partial(replace_unreadable, spec.source), quarantined))
         self._spec = spec
         self._cluster = cluster
+        self._out = out
         self._shared_folder = shared_folder
         self._most_tasks = most_tasks
         files = spec.source.files
@@ -142,7 +144,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._members.look()
         mark = self._leave_mark() if self._shared_folder else None
         files = pack_vocabulary(self._spec.vocabulary)
-        environment = pack_environment(self._spec.source)
+        environment = pack_environment(self._spec.source, self._out)
         shipment = Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
         self._board = start_board(self._run, shipment)
         self._encode_task = (
