@@ -3,7 +3,8 @@
 total      37%|██████████▍                 | 3.71B of 10B tokens, 16.8M/s, 6 min left
 shard 37   71%|█████████████████████▍      | 2 workers, 731 MB, encoding
 
-While the run waits, the reason is shown in place of the second bar, on as many lines as it needs.
+While the run waits, the reason is shown in place of the second bar, on as many lines as it needs. The output
+of a notebook's cell can't be redrawn but for its last line: there the first bar is all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from collections.abc import Sequence
 from tqdm.std import Bar
 
 from fineweb_shards.events import Event
-from fineweb_shards.system.terminal import cells, clip, printable, shown_on, terminal_size, wrap
+from fineweb_shards.system.terminal import (
+    Redraw,
+    cells,
+    clip,
+    printable,
+    redraw,
+    shown_on,
+    terminal_size,
+    wrap,
+)
 from fineweb_shards.units import show_count, show_seconds
 from fineweb_shards.watching.screen import (
     JsonScreen,
@@ -36,12 +46,13 @@ _YELLOW, _PLAIN = "\x1b[33m", "\x1b[0m"
 
 
 def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
-    """Return the screen for these flags, and for what standard error is: a terminal, a file or a pipe."""
+    """Return the screen for these flags, and for what standard error is: a terminal, a notebook, a file."""
     if as_json:
         return JsonScreen()
     if quiet:
         return Screen()
-    return BarScreen() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else LineScreen()
+    by_redraw = {Redraw.SCREEN: BarScreen, Redraw.LINE: OneBarScreen, Redraw.NOTHING: LineScreen}
+    return by_redraw[redraw(sys.stderr)]()
 
 
 class BarScreen(Screen):
@@ -68,9 +79,9 @@ class BarScreen(Screen):
         self.say(text)
 
     def show(self, snapshot: Snapshot) -> None:
-        size = terminal_size(sys.stderr)
         # A character in the last column would make some terminals begin another line.
-        frame = make_frame(snapshot, size.columns - 1, size.lines - 1, charset=_charset())
+        columns = terminal_size(sys.stderr).columns - 1
+        frame = make_frame(snapshot, columns, self._maximum_rows(), charset=_charset())
         with self._lock:
             wipe = self._wipe()
             self._frame, self._waiting = frame, snapshot.state == WAITING
@@ -88,6 +99,9 @@ class BarScreen(Screen):
         self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
         return self._wipe()
 
+    def _maximum_rows(self) -> int:
+        return terminal_size(sys.stderr).lines - 1
+
     def _wipe(self) -> str:
         """Return the control characters that erase the lines shown now. In a terminal that was made narrower,
         one of them may take several rows."""
@@ -102,6 +116,25 @@ class BarScreen(Screen):
     def _write(self, text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+class OneBarScreen(BarScreen):
+    """Shows one line, at whose end the cursor stays, and rewrites it by a carriage return alone.
+
+    The reason of a wait has no room in it, and is told as an event.
+    """
+
+    shows_waits = False
+
+    def _maximum_rows(self) -> int:
+        return 1
+
+    def _wipe(self) -> str:
+        # Spaces, because a notebook does not know the sequence that clears a line.
+        return f"\r{' ' * cells(self._frame[0])}\r" if self._frame else ""
+
+    def _draw(self) -> str:
+        return "".join(self._frame)
 
 
 def make_frame(snapshot: Snapshot, columns: int, rows: int, *, charset: str = Bar.UTF) -> list[str]:

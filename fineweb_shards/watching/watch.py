@@ -1,8 +1,8 @@
 """`status --watch`: show the status repeatedly until the run ends.
 
-In a terminal it is refreshed in place every two seconds; elsewhere it is a line a minute; with --json an
-object every two seconds. A run tells a bucket how it is every 15 seconds only, and every look costs requests:
-there it is every ten seconds.
+In a terminal it is refreshed in place every two seconds; in a notebook, a file or a pipe it is a line a
+minute; with --json an object every two seconds. A run tells a bucket how it is every 15 seconds only, and
+every look costs requests: there it is every ten seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.terminal import clip, shown_on, terminal_size, wrap
+from fineweb_shards.system.terminal import Redraw, clip, redraw, shown_on, terminal_size, wrap
 from fineweb_shards.watching.screen import describe
 from fineweb_shards.watching.status import (
     RUNNING,
@@ -47,7 +47,7 @@ def watch_status(store: Store, *, as_json: bool) -> int:
 def _follow(store: Store, status: Status, *, as_json: bool) -> Status:
     if as_json:
         return _repeat(store, status, lambda now: show_status(now, as_json=True), _EVERY_SECONDS)
-    if not sys.stdout.isatty():
+    if redraw(sys.stdout) is not Redraw.SCREEN:
         return _repeat(store, status, _print_line, _LINE_EVERY_SECONDS)
     sys.stdout.write(_ENTER)
     try:
