@@ -27,7 +27,7 @@ from fineweb_shards.system.terminal import (
     terminal_size,
     wrap,
 )
-from fineweb_shards.units import show_count, show_seconds
+from fineweb_shards.units import show_count, show_number_of, show_seconds
 from fineweb_shards.watching.screen import (
     JsonScreen,
     LineScreen,
@@ -166,9 +166,10 @@ def _total_line(snapshot: Snapshot, columns: int, charset: str) -> str:
 
 
 def _shard_line(snapshot: Snapshot, columns: int, charset: str) -> str:
-    name = STARTING if snapshot.state == STARTING else f"shard {snapshot.shard}"
-    state = describe_state(snapshot)
-    texts = [f"{describe_machine(snapshot)}, {state}", state]
+    machine, state = describe_machine(snapshot), describe_state(snapshot)
+    name, texts = f"shard {snapshot.shard}", [f"{machine}, {state}", state]
+    if snapshot.state == STARTING:
+        name, texts = state, [machine, show_number_of(snapshot.workers, "worker")]
     return _bar_line(name, snapshot.shard_tokens, snapshot.shard_size_tokens, texts, columns, charset)
 
 

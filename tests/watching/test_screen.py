@@ -25,7 +25,7 @@ from fineweb_shards.events import Event
 from fineweb_shards.watching import bars, screen
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
-from fineweb_shards.watching.snapshot import FETCHING, WAITING
+from fineweb_shards.watching.snapshot import FETCHING, STARTING, WAITING
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 DOCUMENTS = make_documents(120, seed=72)
@@ -201,6 +201,14 @@ def test_figures_are_left_out_rather_than_cut(columns: int) -> None:
     assert "3.71M of about 10M" in total
     assert ("6 min left" in total) == (columns >= 60)
     assert ("16.8k/s" in total and "2 workers, 731.0 MB" in shard) == (columns >= 80)
+
+
+def test_the_start_is_told_once() -> None:
+    """The second line says that the run is starting, in front of the bar, and not behind it again."""
+    for columns in (40, 80, 200):
+        lines = bars.make_frame(replace(SNAPSHOT, state=STARTING, shard_tokens=0), columns, 24)
+        assert lines[1].startswith("starting")
+        assert "\n".join(lines).count("starting") == 1
 
 
 def test_a_terminal_without_block_characters_gets_other_bars() -> None:
