@@ -25,6 +25,8 @@ hypothesis.settings.load_profile("quick")
 # Nothing of a developer's shell decides how long a test takes: modules are compiled once, not in every
 # process, and no process leaves the cores to others, not even this one, after a build in it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+for name in ("CI", "JPY_PARENT_PID", "COLAB_RELEASE_TAG"):  # they decide what is shown in a terminal
+    os.environ.pop(name, None)
 STARTUP = Path(__file__).parent / "support" / "startup"
 os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
 os.nice = lambda increment: 0

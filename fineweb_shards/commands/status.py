@@ -12,7 +12,11 @@ from fineweb_shards.watching.watch import watch_status
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the folder, and how to show its status."""
     add_folder(parser)
-    parser.add_argument("--watch", action="store_true", help="keep showing it until the run ends")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="keep showing it until the run ends; wait for a build that has not begun",
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

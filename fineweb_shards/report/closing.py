@@ -13,15 +13,17 @@ from fineweb_shards.watching.run_record import RUN_COMPLETE, RunRecord
 
 
 def closing_lines(store: Store, run: RunRecord) -> list[str]:
-    """Return a line each for what was fetched, for waits, and for the report, if there are any. After an
-    error nobody knows whether the copy of the report in a bucket is the last one."""
+    """Return a line each for what was fetched, for waits, and for the report, if there are any. After a start
+    that failed the report has nothing to tell. After an error nobody knows whether the copy of the report in
+    a bucket is the last one."""
     rows = []
     if run.fetched_bytes:
         speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))
         rows.append(("fetched", f"{show_bytes(run.fetched_bytes)}, {speed}/s on average"))
     if waits := run.describe_waits():
         rows.append(("waited", waits))
-    if (page := report_path(store.folder)).is_file():
+    begun = run.new_tokens > 0 or run.ending == RUN_COMPLETE
+    if begun and (page := report_path(store.folder)).is_file():
         rows.append(("report", str(page)))
         if store.is_remote and run.ending == RUN_COMPLETE:
             rows.append(("", f"a copy: {store.location}/{WORK_FOLDER}/{page.name}"))

@@ -125,7 +125,8 @@ class Plan:
 
 
 def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING, done_tokens: int = 0) -> Plan:
-    """Sample the input and make a plan. Without a trial (0 seconds) the sample is small, as for `build`.
+    """Sample the input and make a plan. With a trial of more than 0 seconds, as for `plan`, it also tells the
+    speed and looks at every footer; what is estimated is the same as without, as for `build`.
 
     `start` is where a run will begin, after `done_tokens`: from the hub nothing before it is fetched.
     """
@@ -145,15 +146,16 @@ def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
         limited,
         trial.separator_preview(),
         trial.first_documents() if trial_seconds else (),
-        _measure_speed(trial.sample, trial.measured) if trial_seconds else None,
+        trial.speed() if trial_seconds else None,
         free_disk_bytes(job.folder),
         max(0.0, (limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0) - passed),
     )
 
 
 class _Trial:
-    """A sample of the input, read and encoded when it is first needed: a build of files that state their
-    tokens does without."""
+    """Samples of the input, read and encoded when they are first needed: a build of files that state their
+    tokens does without. A small one is for the estimates: those of `plan` and of `build` must not differ. A
+    large one, of which as much is encoded as there is time for, is for the speed."""
 
     def __init__(self, job: Job, seconds: float, start: Cursor) -> None:
         self._job = job
@@ -162,22 +164,38 @@ class _Trial:
 
     @cached_property
     def sample(self) -> InputSample:
-        if not self._seconds:
-            return take_sample(self._job, QUICK_SAMPLE_BYTES, self._start)
-        return take_sample(self._job, _SAMPLE_BYTES, self._start, download=False)
+        return take_sample(self._job, QUICK_SAMPLE_BYTES, self._start, download=not self._seconds)
 
     @cached_property
     def measured(self) -> MeasuredSample:
+        return self._measure(self.sample, 0)
+
+    @cached_property
+    def _large_sample(self) -> InputSample:
+        return take_sample(self._job, _SAMPLE_BYTES, self._start, download=False)
+
+    def _measure(self, sample: InputSample, seconds: float) -> MeasuredSample:
         if self._job.engine is None:
-            return self.sample.measure_tokens(self._job.length_limits)
+            return sample.measure_tokens(self._job.length_limits)
         engine = self._job.engine(self._job.vocabulary)
-        return measure_sample(engine, self.sample.texts, self._seconds, self._job.length_limits)
+        return measure_sample(engine, sample.texts, seconds, self._job.length_limits)
+
+    def speed(self) -> TrialSpeed | None:
+        """Return how long reading and encoding take; None if it was too little to tell."""
+        sample = self._large_sample
+        measured = self._measure(sample, self._seconds)
+        if not measured.tokens_per_second or not measured.tokens or not sample.content_bytes:
+            return None
+        bytes_per_token = measured.text_bytes / measured.tokens
+        read_seconds = sample.read_seconds / sample.content_bytes * bytes_per_token
+        speed = TrialSpeed(read_seconds, 1 / measured.tokens_per_second)
+        return speed if speed.read_seconds + speed.encode_seconds else None
 
     def first_documents(self) -> tuple[str, ...]:
         """Return the beginnings of some documents. Of tokens they show whether the vocabulary is theirs."""
         if self._job.engine is not None:
-            return tuple(self.sample.first_documents)
-        decoded = (decode(tokens, self._job.vocabulary) for tokens in self.sample.first_tokens)
+            return tuple(self._large_sample.first_documents)
+        decoded = (decode(tokens, self._job.vocabulary) for tokens in self._large_sample.first_tokens)
         return tuple(data.decode("utf-8", "replace") for data in decoded)
 
     def separator_preview(self) -> SeparatorPreview | None:
@@ -201,22 +219,16 @@ def check_disk(plan: Plan) -> None:
         )
 
 
-def _measure_speed(sample: InputSample, measured: MeasuredSample) -> TrialSpeed | None:
-    """Return how long reading and encoding took; None if it was too little to tell."""
-    if not measured.tokens_per_second or not measured.tokens or not sample.content_bytes:
-        return None
-    bytes_per_token = measured.text_bytes / measured.tokens
-    read_seconds = sample.read_seconds / sample.content_bytes * bytes_per_token
-    speed = TrialSpeed(read_seconds, 1 / measured.tokens_per_second)
-    return speed if speed.read_seconds + speed.encode_seconds else None
-
-
 def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
     files = tuple(file for file in job.source.files if file.problem is None)
     if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):
         return Extent(None, None, exact=False)  # `plan` downloads nothing
     if all(isinstance(job.source.formats[file.format], ParquetFormat) for file in files):
-        return _parquet_extent(job, trial, start, every_footer=every_footer)
+        seen = _parquet_extent(job, trial, start, every_footer=every_footer)
+        if seen.exact or not every_footer:
+            return seen
+        # What is not known exactly is estimated as `build` does it; the footers have told the documents.
+        return replace(seen, tokens=_parquet_extent(job, trial, start, every_footer=False).tokens)
     sample, measured = trial.sample, trial.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)

@@ -6,8 +6,9 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.plan import Plan
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
+from fineweb_shards.sources.base import STANDARD_INPUT
 from fineweb_shards.system.terminal import printable
-from fineweb_shards.units import show_bytes, show_count
+from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
 
 _SHOWN_FILES = 3
@@ -38,15 +39,13 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return name and text of each line."""
     job, extent = plan.job, plan.extent
     kinds = sorted({file.kind for file in job.source.files})
-    count = len(job.source.files)
-    size = show_bytes(job.source.size_bytes)
     where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""
     fetch = ""
     if job.is_remote:
         whole = plan.bytes_to_fetch == job.source.size_bytes
         fetch = " to fetch" if whole else f", about {show_bytes(plan.bytes_to_fetch)} of it to fetch"
         fetch += f", {show_bytes(plan.fetched_bytes)} fetched for this plan" if plan.fetched_bytes else ""
-    rows = [("input", f"{where}{count:,} file{'s'[: count != 1]}, {size}{fetch} ({', '.join(kinds)})")]
+    rows = [("input", f"{where}{describe_files(job)}{fetch} ({', '.join(kinds)})")]
     rows += [("note", note) for note in job.notes]
     rows += [("kept", text) for text in describe_filters(job.config)]
     rows += describe_tokenizer(job)
@@ -67,7 +66,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
         needed = f"{'' if extent.exact else 'about '}{show_bytes(plan.output_bytes or 0)} needed"
         rows.append(("disk", f"{needed}, {show_bytes(plan.free_bytes)} free"))
     rows.append(("validation", describe_validation(job)))
-    workers = f"{job.budget.workers} worker{'s'[: job.budget.workers != 1]}"
+    workers = show_number_of(job.budget.workers, "worker")
     budget = show_bytes(job.budget.memory_bytes)
     engine = f"{job.engine.name} {job.engine.installed_version()}" if job.engine else "no tokenizer"
     rows.append(("machine", f"{workers}, {engine}, memory budget {budget}"))
@@ -76,6 +75,16 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
         fewer = f"{job.budget.workers} instead of {wanted:,}: {budget} of memory hold no more"
         rows.append(("workers", f"{fewer} (--max-memory)"))
     return rows
+
+
+def describe_files(job: Job) -> str:
+    """Return number and size of the files, and the pipes, whose size nobody knows before their end."""
+    files = [file for file in job.source.files if not file.is_pipe]
+    named = [file for file in job.source.files if file.is_pipe and file.path != STANDARD_INPUT]
+    parts = [f"{show_number_of(len(files), 'file')}, {show_bytes(job.source.size_bytes)}"] if files else []
+    parts += [show_number_of(len(named), "pipe")] if named else []
+    parts += ["standard input"] if len(files) + len(named) < len(job.source.files) else []
+    return ", and ".join(parts) or "no file"
 
 
 def describe_tokenizer(job: Job) -> list[tuple[str, str]]:

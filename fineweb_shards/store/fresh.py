@@ -22,7 +22,7 @@ from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.store.untracked_files import find_untracked
 from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error
-from fineweb_shards.system.terminal import printable
+from fineweb_shards.system.terminal import Redraw, printable, redraw
 from fineweb_shards.units import show_bytes, show_number_of
 
 Say = Callable[[str], None]
@@ -148,7 +148,8 @@ def _is_whole(store: Store, manifest: Manifest, name: str) -> bool:
 
 def _ask(deletion: Deletion, warn: Say) -> None:
     """Ask the user whether to delete; UsageError without a terminal, or if the answer is no."""
-    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    if not terminal or redraw(sys.stderr) is Redraw.LINE:  # in a notebook nobody can type an answer
         raise UsageError(
             f"--fresh would delete {deletion.describe()}.",
             "There is no terminal to ask: add --yes to delete it, or leave out --fresh to go on.",

@@ -1,4 +1,5 @@
-"""Prepare text for a terminal: remove control characters, and break or clip lines that are too long."""
+"""Prepare text for a terminal: remove control characters, and break or clip lines that are too long. Tell
+what a terminal can redraw."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import re
 import textwrap
 import unicodedata
+from enum import Enum
 from typing import TextIO
 
 # Lines such as `input      3 files` continue in the column of the value.
@@ -19,6 +21,29 @@ _UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|bytes|s|min|h|d|%|times)(?:\W|$))")
 _GLUE = "\N{WORD JOINER}"
 _CODE_INDENT = "    "
 _FALLBACK_SIZE = os.terminal_size((80, 24))
+# What a kernel sets for the commands of its cells. The first is set by Jupyter, which starts the kernel, and
+# not by an editor that starts one itself; the last three by the kernel (ipykernel, `init_environment`).
+_NOTEBOOK_MARKS = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG")
+_KERNEL_SETS = {"TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat"}
+
+
+class Redraw(Enum):
+    """What of its output a program can change afterwards."""
+
+    SCREEN = "screen"  # the cursor can be moved anywhere
+    LINE = "line"  # a carriage return is obeyed, and nothing else: the output of a notebook's cell
+    NOTHING = "nothing"  # a file, a pipe, a dumb terminal, the log of a CI service
+
+
+def redraw(stream: TextIO) -> Redraw:
+    """Return what can be redrawn of the output to `stream`. Notebooks and some CI services run commands in a
+    terminal of their own, so that `isatty` alone does not tell."""
+    dumb = os.environ.get("TERM") == "dumb"
+    if not stream.isatty() or dumb or os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        return Redraw.NOTHING
+    kernel = all(os.environ.get(name) == value for name, value in _KERNEL_SETS.items())
+    notebook = kernel or any(os.environ.get(name) for name in _NOTEBOOK_MARKS)
+    return Redraw.LINE if notebook else Redraw.SCREEN
 
 
 def printable(text: str) -> str:

@@ -3,7 +3,8 @@
 total      37%|██████████▍                 | 3.71B of 10B tokens, 16.8M/s, 6 min left
 shard 37   71%|█████████████████████▍      | 2 workers, 731 MB, encoding
 
-While the run waits, the reason is shown in place of the second bar, on as many lines as it needs.
+While the run waits, the reason is shown in place of the second bar, on as many lines as it needs. The output
+of a notebook's cell can't be redrawn but for its last line: there the first bar is all.
 """
 
 from __future__ import annotations
@@ -16,8 +17,17 @@ from collections.abc import Sequence
 from tqdm.std import Bar
 
 from fineweb_shards.events import Event
-from fineweb_shards.system.terminal import cells, clip, printable, shown_on, terminal_size, wrap
-from fineweb_shards.units import show_count, show_seconds
+from fineweb_shards.system.terminal import (
+    Redraw,
+    cells,
+    clip,
+    printable,
+    redraw,
+    shown_on,
+    terminal_size,
+    wrap,
+)
+from fineweb_shards.units import show_count, show_number_of, show_seconds
 from fineweb_shards.watching.screen import (
     JsonScreen,
     LineScreen,
@@ -36,12 +46,13 @@ _YELLOW, _PLAIN = "\x1b[33m", "\x1b[0m"
 
 
 def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
-    """Return the screen for these flags, and for what standard error is: a terminal, a file or a pipe."""
+    """Return the screen for these flags, and for what standard error is: a terminal, a notebook, a file."""
     if as_json:
         return JsonScreen()
     if quiet:
         return Screen()
-    return BarScreen() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else LineScreen()
+    by_redraw = {Redraw.SCREEN: BarScreen, Redraw.LINE: OneBarScreen, Redraw.NOTHING: LineScreen}
+    return by_redraw[redraw(sys.stderr)]()
 
 
 class BarScreen(Screen):
@@ -69,9 +80,9 @@ class BarScreen(Screen):
         self.say(text)
 
     def show(self, snapshot: Snapshot) -> None:
-        size = terminal_size(sys.stderr)
         # A character in the last column would make some terminals begin another line.
-        frame = make_frame(snapshot, size.columns - 1, size.lines - 1, charset=_charset())
+        columns = terminal_size(sys.stderr).columns - 1
+        frame = make_frame(snapshot, columns, self._maximum_rows(), charset=_charset())
         with self._lock:
             if self._stopping:
                 return
@@ -100,6 +111,9 @@ class BarScreen(Screen):
         self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
         return self._wipe()
 
+    def _maximum_rows(self) -> int:
+        return terminal_size(sys.stderr).lines - 1
+
     def _wipe(self) -> str:
         """Return the control characters that erase the lines shown now. In a terminal that was made narrower,
         one of them may take several rows."""
@@ -114,6 +128,25 @@ class BarScreen(Screen):
     def _write(self, text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+class OneBarScreen(BarScreen):
+    """Shows one line, at whose end the cursor stays, and rewrites it by a carriage return alone.
+
+    The reason of a wait has no room in it, and is told as an event.
+    """
+
+    shows_waits = False
+
+    def _maximum_rows(self) -> int:
+        return 1
+
+    def _wipe(self) -> str:
+        # Spaces, because a notebook does not know the sequence that clears a line.
+        return f"\r{' ' * cells(self._frame[0])}\r" if self._frame else ""
+
+    def _draw(self) -> str:
+        return "".join(self._frame)
 
 
 def make_frame(snapshot: Snapshot, columns: int, rows: int, *, charset: str = Bar.UTF) -> list[str]:
@@ -145,9 +178,10 @@ def _total_line(snapshot: Snapshot, columns: int, charset: str) -> str:
 
 
 def _shard_line(snapshot: Snapshot, columns: int, charset: str) -> str:
-    name = STARTING if snapshot.state == STARTING else f"shard {snapshot.shard}"
-    state = describe_state(snapshot)
-    texts = [f"{describe_machine(snapshot)}, {state}", state]
+    machine, state = describe_machine(snapshot), describe_state(snapshot)
+    name, texts = f"shard {snapshot.shard}", [f"{machine}, {state}", state]
+    if snapshot.state == STARTING:
+        name, texts = state, [machine, show_number_of(snapshot.workers, "worker")]
     return _bar_line(name, snapshot.shard_tokens, snapshot.shard_size_tokens, texts, columns, charset)
 
 

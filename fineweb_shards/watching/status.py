@@ -50,7 +50,16 @@ class Status:
 
 
 def read_status(store: Store, *, alive: bool | None = None) -> Status:
-    """Read the state of a store; `alive` is whether a run is active there, if the caller knows."""
+    """Read the state of a store, or raise OutputError if no build has begun there; `alive` is whether a run
+    is active there, if the caller knows."""
+    status = find_status(store, alive=alive)
+    if status is None:
+        raise missing_manifest_error(store)
+    return status
+
+
+def find_status(store: Store, *, alive: bool | None = None) -> Status | None:
+    """Read the state of a store; None if no build has begun there."""
     if alive is None:
         alive = store.is_locked()  # first: a run that ends now has then written everything
         store.refresh()
@@ -58,7 +67,7 @@ def read_status(store: Store, *, alive: bool | None = None) -> Status:
     manifest = find_manifest(store)
     heartbeat = load_heartbeat(folder)
     if manifest is None and not alive and heartbeat is None:
-        raise missing_manifest_error(store)
+        return None
     complete = manifest is not None and manifest.complete
     state = RUNNING if alive else COMPLETE if complete else STOPPED
     return Status(store, state, manifest, heartbeat, last_lines(folder, _EVENTS))

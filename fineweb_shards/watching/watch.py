@@ -1,8 +1,8 @@
-"""`status --watch`: show the status repeatedly until the run ends.
+"""`status --watch`: show the status repeatedly until the run ends. It may be started before the run is.
 
-In a terminal it is refreshed in place every two seconds; elsewhere it is a line a minute; with --json an
-object every two seconds. A run tells a bucket how it is every 15 seconds only, and every look costs requests:
-there it is every ten seconds.
+In a terminal it is refreshed in place every two seconds; in a notebook, a file or a pipe it is a line a
+minute; with --json an object every two seconds. A run tells a bucket how it is every 15 seconds only, and
+every look costs requests: there it is every ten seconds.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.terminal import clip, shown_on, terminal_size, wrap
+from fineweb_shards.system.terminal import Redraw, clip, redraw, shown_on, terminal_size, wrap
 from fineweb_shards.watching.screen import describe
 from fineweb_shards.watching.status import (
     RUNNING,
     Status,
     continuation_indent,
     event_lines,
+    find_status,
     read_status,
     row_lines,
     show_status,
@@ -33,8 +34,9 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def watch_status(store: Store, *, as_json: bool) -> int:
-    """Show the status until no run is active there; return the exit code of the last state."""
-    status = read_status(store)
+    """Show the status until no run is active there; return the exit code of the last state. Where no build
+    has begun yet, wait for one."""
+    status = find_status(store) or _wait_for_build(store)
     try:
         if status.state == RUNNING:
             status = _follow(store, status, as_json=as_json)
@@ -44,10 +46,21 @@ def watch_status(store: Store, *, as_json: bool) -> int:
     return status.exit_code
 
 
+def _wait_for_build(store: Store) -> Status:
+    if store.folder.is_file():
+        return read_status(store)  # raises: no build can begin there
+    line = f"Waiting for a build in {store.location} to begin; Ctrl-C ends this command."
+    print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)
+    while True:
+        _pause(store)
+        if (status := find_status(store)) is not None:
+            return status
+
+
 def _follow(store: Store, status: Status, *, as_json: bool) -> Status:
     if as_json:
         return _repeat(store, status, lambda now: show_status(now, as_json=True), _EVERY_SECONDS)
-    if not sys.stdout.isatty():
+    if redraw(sys.stdout) is not Redraw.SCREEN:
         return _repeat(store, status, _print_line, _LINE_EVERY_SECONDS)
     sys.stdout.write(_ENTER)
     try:
@@ -63,9 +76,13 @@ def _repeat(store: Store, status: Status, show: Callable[[Status], None], every_
         if time.monotonic() >= next_time:
             next_time = time.monotonic() + every_seconds
             show(status)
-        time.sleep(_REMOTE_EVERY_SECONDS if store.is_remote else _EVERY_SECONDS)
+        _pause(store)
         status = read_status(store)
     return status
+
+
+def _pause(store: Store) -> None:
+    time.sleep(_REMOTE_EVERY_SECONDS if store.is_remote else _EVERY_SECONDS)
 
 
 def _print_line(status: Status) -> None:

@@ -15,6 +15,7 @@ from documents import make_documents
 from inputs import write_parquet, write_text
 from promises import Measure, Tries
 
+from fineweb_shards.run import plan
 from fineweb_shards.run.config import Config, load_config
 
 DOCUMENTS = make_documents(120, seed=71)
@@ -42,6 +43,16 @@ def test_a_build_says_what_it_does_and_how_to_use_it(finished: Path) -> None:
     assert str(finished / "out") in text
     assert "np.load(" in text
     assert "that is expected" in text
+
+
+def test_a_start_that_fails_names_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing in it: the last lines are the error and the next step."""
+    path = write_text(tmp_path / "a.txt", ["one", "two"])
+    monkeypatch.setattr(plan, "free_disk_bytes", lambda folder: 1)
+    done = inline.run_command("build", path, "--out", tmp_path / "out", "--workers", "1")
+    assert done.returncode == 5
+    assert "are missing" in done.stderr
+    assert "report" not in done.stderr
 
 
 @pytest.mark.promise(7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from argparse import Namespace
 from pathlib import Path
 
 import inline
@@ -18,6 +20,8 @@ from fineweb_shards.run.input_sample import take_sample
 from fineweb_shards.run.plan import make_plan
 from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.run.resume import open_manifest
+from fineweb_shards.sources import files
+from fineweb_shards.units import show_bytes
 
 DOCUMENTS = [text for text in make_documents(400, seed=61) if text and "<|endoftext|>" not in text]
 TOKENS = len(reference.stream(DOCUMENTS))
@@ -55,6 +59,24 @@ def test_estimates_are_near_and_said_to_be_estimates(tmp_path: Path, form: str) 
     assert plan.extent.documents == pytest.approx(len(DOCUMENTS), rel=0.25)
     assert not plan.extent.exact
     assert "an estimate" in "\n".join(plan_lines(plan))
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "txt"])
+def test_plan_and_build_show_the_same_estimate(tmp_path: Path, form: str) -> None:
+    """Of tokens, shards, disk and separators, however long the trial of the speed takes: documents that get
+    longer and longer tell a large sample from a small one."""
+    growing = [f"{number}: " + "some words " * (number // 40 + 1) for number in range(4000)]
+    counts = iter(range(40))
+    for first in range(0, 4000, 100):  # more files than a build looks at
+        write = {"parquet": write_parquet, "jsonl": write_jsonl, "txt": write_text}[form]
+        write(tmp_path / f"{next(counts):02}.{form}", growing[first : first + 100])
+    job = runs.job_of(tmp_path / "out", tmp_path / f"*.{form}", workers=1)
+    built = short_lines(make_plan(job, trial_seconds=0))
+    planned = [*plan_lines(make_plan(job, trial_seconds=0.01)), *plan_lines(make_plan(job, trial_seconds=1))]
+    shown = [line.partition(" needed, ")[0] for line in planned]  # without the free space, which changes
+    for line in built:
+        assert shown.count(line.partition(" needed, ")[0]) == 2
+    assert any(line.startswith("tokens     about ") for line in built)
 
 
 def test_it_shows_what_the_issue_of_a_run_depends_on(tmp_path: Path) -> None:
@@ -160,3 +182,19 @@ def test_documents_shorter_than_a_sentence_are_warned_of(tmp_path: Path, separat
         assert max(map(len, short)) < 80
     whole = make_plan(runs.job_of(tmp_path / "out", path, separator="none"), trial_seconds=0)
     assert "a document has" not in "\n".join(short_lines(whole))
+
+
+def test_a_pipe_has_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows before its end how many bytes come: the input is named, alone or beside files."""
+    path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    monkeypatch.setattr(files, "open_pipe", lambda path: Namespace(head=b""))
+
+    def shown(*inputs: Path | str) -> str:
+        plan = make_plan(runs.job_of(tmp_path / "out", *inputs, format="jsonl"), trial_seconds=0)
+        return short_lines(plan)[0]
+
+    assert shown("-") == "input      standard input (jsonl)"
+    os.mkfifo(tmp_path / "pipe")
+    assert shown(tmp_path / "pipe") == "input      1 pipe (jsonl)"
+    size = show_bytes(path.stat().st_size)
+    assert shown(path, "-") == f"input      1 file, {size}, and standard input (jsonl)"

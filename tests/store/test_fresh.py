@@ -170,6 +170,18 @@ def test_outside_a_terminal_it_must_be_told_twice(tmp_path: Path, monkeypatch: p
     assert everything_in(out) == before
 
 
+def test_in_a_notebook_it_must_be_told_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command in a cell has a terminal, into which nobody can type an answer."""
+    out = make_folder(tmp_path)
+    stream = io.StringIO("y\n")
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", stream)
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("JPY_PARENT_PID", "4711")
+    with pytest.raises(UsageError, match="--fresh would delete"):
+        start_over(FolderStore(out), NANO, print, yes=False)
+
+
 def test_an_empty_folder_needs_no_question(tmp_path: Path) -> None:
     """There is nothing to delete, so nothing is said."""
     said: list[str] = []

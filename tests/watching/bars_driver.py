@@ -11,13 +11,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from example_run import SNAPSHOT
 
 from fineweb_shards.events import Event
-from fineweb_shards.watching.bars import BarScreen, choose_screen
+from fineweb_shards.watching.bars import choose_screen
 from fineweb_shards.watching.snapshot import STARTING, VERIFYING, WAITING
 
 REASON = "waiting for the network since 02:13 ({} %s " + "x" * 300
 
 screen = choose_screen(quiet=False, as_json=False)
-assert isinstance(screen, BarScreen)
 screen.show(
     replace(SNAPSHOT, state=STARTING, tokens_per_second=None, seconds_left=None, expected_tokens=None)
 )

@@ -168,6 +168,7 @@ def test_the_last_words_name_the_report_and_the_waits(
     progress.screen = heard = Heard()
     runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a manifest
     with contextlib.suppress(BaseException), FolderLock(folder), monitor:
+        progress.advance(100, 0, Cursor(0, 0))
         progress.set_wait("network", "waiting for the network since 02:13")
         if error is not None:
             raise error

@@ -23,7 +23,9 @@ from inputs import write_jsonl, write_parquet
 
 from fineweb_shards.events import Event
 from fineweb_shards.watching import bars, screen
-from fineweb_shards.watching.snapshot import FETCHING, WAITING
+from fineweb_shards.watching.log import EventLog
+from fineweb_shards.watching.progress import Progress
+from fineweb_shards.watching.snapshot import FETCHING, STARTING, WAITING
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 DOCUMENTS = make_documents(120, seed=72)
@@ -121,6 +123,13 @@ def test_quiet_and_json_exclude_each_other(tmp_path: Path) -> None:
     assert done.returncode == 2
 
 
+NOTEBOOKS = {
+    "jupyter": {"TERM": "xterm-color", "JPY_PARENT_PID": "4711"},
+    "colab": {"COLAB_RELEASE_TAG": "release-colab_20261110"},
+    "a kernel that an editor has started": {"TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat"},
+}
+
+
 def in_terminal(columns: int, **environment: str) -> str:
     """What the bars write into a terminal of this width."""
     parent, child = pty.openpty()
@@ -194,6 +203,14 @@ def test_figures_are_left_out_rather_than_cut(columns: int) -> None:
     assert ("16.8k/s" in total and "2 workers, 731.0 MB" in shard) == (columns >= 80)
 
 
+def test_the_start_is_told_once() -> None:
+    """The second line says that the run is starting, in front of the bar, and not behind it again."""
+    for columns in (40, 80, 200):
+        lines = bars.make_frame(replace(SNAPSHOT, state=STARTING, shard_tokens=0), columns, 24)
+        assert lines[1].startswith("starting")
+        assert "\n".join(lines).count("starting") == 1
+
+
 def test_a_terminal_without_block_characters_gets_other_bars() -> None:
     """Instead of escapes that are ten times as wide."""
     assert any("37%|###" in line for line in in_terminal(80, PYTHONIOENCODING="ascii").splitlines())
@@ -212,8 +229,51 @@ def test_colours_are_honest() -> None:
     assert "\x1b[33m" not in in_terminal(80, NO_COLOR="1")
 
 
-def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could not move the cursor."""
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"CI": "true"}], ids=str)
+def test_a_terminal_that_redraws_nothing_gets_lines(environment: dict[str, str]) -> None:
+    """A dumb terminal, and the log of a CI service, which keeps everything: no control characters, and
+    nothing at all for a redraw."""
+    text = in_terminal(80, **environment).replace("\r\n", "\n")
+    assert not CONTROL.search(text)
+    assert text.splitlines() == ["worker 7 was killed; replaced", "the end"]
+
+
+@pytest.mark.parametrize("environment", NOTEBOOKS.values(), ids=NOTEBOOKS)
+def test_a_notebook_gets_one_line_that_is_rewritten(environment: dict[str, str]) -> None:
+    """It knows the carriage return and no other movement: every redraw covers the one before, and no line
+    is left of any."""
+    text = in_terminal(80, **environment).replace("\r\n", "\n")
+    assert "\x1b" not in text
+    *_, redraws = text.split("worker 7 was killed; replaced\n")
+    drawn = redraws.split("\r")
+    assert any("37%" in frame and "16.8k/s, 6 min left" in frame for frame in drawn)
+    assert any(frame.startswith("verify") for frame in drawn)
+    assert carriage_returns_done(text) == ["worker 7 was killed; replaced", "the end"]
+
+
+def carriage_returns_done(text: str) -> list[str]:
+    """What a notebook shows of a text: after a carriage return the line is written over from its start."""
+    shown = []
+    for line in text.removesuffix("\n").split("\n"):
+        cells = ""
+        for piece in line.split("\r"):
+            cells = piece + cells[len(piece) :]
+        shown.append(cells.rstrip())
+    return shown
+
+
+def test_a_wait_is_told_in_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a line of its own, because the reason has no room in the one that is rewritten."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(bars.choose_screen(quiet=False, as_json=False), screen.LineScreen)
+    monkeypatch.setenv("JPY_PARENT_PID", "4711")
+    monkeypatch.setenv("COLUMNS", "120")
+    progress = Progress(EventLog(tmp_path), bars.choose_screen(quiet=False, as_json=False))
+    progress.screen.show(SNAPSHOT)
+    progress.set_wait("network", REASON)
+    progress.screen.show(replace(SNAPSHOT, state=WAITING, reason=REASON, seconds_left=None))
+    reason, bar = carriage_returns_done(capsys.readouterr().err)
+    assert reason == REASON
+    assert bar.startswith("total")
+    assert bar.endswith("3.71M of about 10M tokens, waiting")

@@ -28,10 +28,10 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked
+from fineweb_shards.watching import watch
 from fineweb_shards.watching.heartbeat import FILE_NAME, Heartbeat, Invocation, load_heartbeat
 from fineweb_shards.watching.snapshot import STOPPED, VERIFYING, WAITING, Snapshot
 from fineweb_shards.watching.status import EXIT_CODES, read_status, status_lines, status_values
-from fineweb_shards.watching.watch import fit_screen
 
 COMMAND = ".venv/bin/fineweb-shards build --input 'a b.txt' --out out"
 NO_TOTALS = dict.fromkeys(("shards", "tokens", "documents", "dropped_tokens"), 0)
@@ -101,7 +101,7 @@ def test_watch_fits_the_terminal(folder: Path, columns: int, rows: int) -> None:
     ]
     (folder / WORK_FOLDER / "log.txt").write_text("\n".join(events) + "\n")
     with another_run(folder):
-        lines = fit_screen(read_status(FolderStore(folder)), columns - 1, rows)
+        lines = watch.fit_screen(read_status(FolderStore(folder)), columns - 1, rows)
     assert len(lines) <= rows
     assert max(map(len, lines)) < columns
     text = " ".join(line.strip() for line in lines)
@@ -313,6 +313,34 @@ def test_watch_ends_when_no_run_is_at_work(killed: Path) -> None:
     assert done.returncode == 21
     assert "state      stopped" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_watch_waits_for_a_build_that_has_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Started before the build, in another terminal, it says what it waits for and follows the build to its
+    end; the folder need not exist, and is not made."""
+    folder = tmp_path / "out"
+    lock = FolderLock(folder)
+
+    def begin() -> None:
+        folder.mkdir()
+        lock.__enter__()
+
+    def end() -> None:
+        save_manifest(
+            Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS), FolderStore(folder)
+        )
+        beat(folder, replace(SNAPSHOT, reason=""), exit_code=0)
+        lock.__exit__(None, None, None)
+
+    meanwhile = iter([lambda: None, begin, lambda: beat(folder), end])
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: next(meanwhile)())
+    assert watch.watch_status(FolderStore(folder), as_json=True) == 0
+    shown = capsys.readouterr()
+    states = [json.loads(line)["state"] for line in shown.out.splitlines()]
+    assert (states[0], states[-1]) == ("running", "complete")
+    assert shown.err == f"Waiting for a build in {folder} to begin; Ctrl-C ends this command.\n"
 
 
 def test_the_folder_may_come_from_a_config(killed: Path) -> None:
