@@ -55,7 +55,7 @@ class Job:
     budget: Budget
     trial: Trial | None = None  # which engine encodes; for another tokenizer than GPT-2, see `with_engine`
     commit: str | None = None  # of a dataset on the hub
-    notes: tuple[str, ...] = ()  # files that were passed over in the search for input
+    notes: tuple[str, ...] = ()  # what was noticed in the search for input
 
     @property
     def folder(self) -> Path:

@@ -12,7 +12,7 @@ import os
 import shlex
 import stat
 import sysconfig
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from fineweb_shards.sources.detection import HEAD_BYTES, SAMPLE_BYTES, detect_se
 from fineweb_shards.sources.discovery import Findings, spells_ending, walk_folder, walk_glob
 from fineweb_shards.sources.formats import BY_ENDING, FORMATS
 from fineweb_shards.sources.pipes import open_pipe
+from fineweb_shards.sources.text_check import check_is_text, convert_hint, guess_encoding
 
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _SAMPLES = 8
@@ -87,8 +88,8 @@ def find_files(
     others = _find("--input", inputs, search)
     found = for_validation + _without_validation(others, for_validation, note)
     files = tuple(
-        replace(_describe(index, one, format_name, find_separators), for_validation=one.for_validation)
-        for index, one in enumerate(found)
+        replace(file, for_validation=one.for_validation)
+        for one, file in zip(found, _describe_all(found, format_name, find_separators, note), strict=True)
     )
     bad = [file.problem for file in files if file.problem is not None]
     if bad and not skip_bad:
@@ -267,45 +268,73 @@ def split_suffixes(name: str) -> tuple[str | None, str | None]:
     return BY_ENDING.get(suffix), compression
 
 
-def _describe(index: int, found: _Found, format_name: str, find_separators: bool) -> InputFile:
+def _describe_all(
+    found: Sequence[_Found], format_name: str, find_separators: bool, note: Callable[[str], None]
+) -> list[InputFile]:
+    """Describe files; note which ones seem to be in another encoding than UTF-8."""
+    files: list[InputFile] = []
+    foreign: list[tuple[InputFile, str]] = []
+    for index, one in enumerate(found):
+        file, samples = _describe(index, one, format_name)
+        if samples and file.kind != "parquet" and _is_text(file, samples[0]):
+            if encoding := guess_encoding(samples):
+                foreign.append((file, encoding))
+            if find_separators and file.kind == "text":
+                file = replace(file, separator=detect_separator(samples))
+        files.append(file)
+    if foreign:
+        (file, encoding), others = foreign[0], len(foreign) - 1
+        more = f" (so are {others:,} more files)" if others else ""
+        note(
+            f"{file.path}: no UTF-8, but perhaps {encoding}{more}: what is no UTF-8 becomes U+FFFD. "
+            f"{convert_hint(file, encoding)}"
+        )
+    return files
+
+
+def _is_text(file: InputFile, head: bytes) -> bool:
+    """Tell whether a file will not be refused when it is its turn."""
+    try:
+        check_is_text(file, head[:SAMPLE_BYTES])
+    except BadFileError:
+        return False
+    return True
+
+
+def _describe(index: int, found: _Found, format_name: str) -> tuple[InputFile, list[bytes]]:
+    """Return a file, and samples of its content if it is on this machine; the first is its beginning."""
     path, name = found.path, readable_name(found.name)
     known, compression = split_suffixes(found.name)
     kind = (known or "text") if format_name == "auto" else format_name
-    find_separators &= kind == "text"
     if path == STANDARD_INPUT or (found.info is None and _is_fifo(Path(path))):
-        return _describe_pipe(index, found, kind, compression, find_separators)
+        return _describe_pipe(index, found, kind, compression)
     if compression and not FORMATS[kind].reads_streams:
         raise InputError(f"{path}: compressed {kind} can't be read.", "Unpack it first.")
     if found.info is not None:
         size, etag = found.info.size_bytes, content_hash(found.info)
-        return InputFile(index, path, name, f"bucket-{kind}", compression, size, 0, etag)
+        return InputFile(index, path, name, f"bucket-{kind}", compression, size, 0, etag), []
     problem = found.problem
     if problem is None:
         try:
             with open(path, "rb") as content:
                 status = os.fstat(content.fileno())
                 samples = _read_samples(content, status.st_size)
-                if find_separators and status.st_size > SAMPLE_BYTES:
+                head = samples[0]
+                if kind == "text" and status.st_size > SAMPLE_BYTES:  # the more, the better for separators
                     content.seek(0)
                     head = content.read(HEAD_BYTES)
         except OSError as error:
             problem = f"{path}: {error.strerror}."
     if problem is not None:
-        return InputFile(index, path, name, kind, compression, 0, 0, "", problem)
+        return InputFile(index, path, name, kind, compression, 0, 0, "", problem), []
     digest = hashlib.sha256(b"".join(samples)).hexdigest()
     file = InputFile(index, path, name, kind, compression, status.st_size, status.st_mtime_ns, digest)
-    if not find_separators:
-        return file
-    if compression:
-        samples = [_unpack_head(file)]
-    elif file.size_bytes > SAMPLE_BYTES:
-        samples[0] = head
-    return replace(file, separator=detect_separator(samples))
+    return file, [_unpack_head(file)] if compression else [head, *samples[1:]]
 
 
 def _describe_pipe(
-    index: int, found: _Found, kind: str, compression: str | None, find_separators: bool
-) -> InputFile:
+    index: int, found: _Found, kind: str, compression: str | None
+) -> tuple[InputFile, list[bytes]]:
     path, name = found.path, readable_name(found.name)
     if compression or not FORMATS[kind].reads_streams:
         source = "standard input" if path == STANDARD_INPUT else "a pipe"
@@ -314,11 +343,8 @@ def _describe_pipe(
             "Name the file instead, or send its text (zcat, zstdcat).",
         )
     head = open_pipe(path).head
-    separator = detect_separator([head]) if find_separators else ""
-    return InputFile(
-        index, path, name, kind, None, 0, 0, hashlib.sha256(head).hexdigest(), is_pipe=True,
-        separator=separator,
-    )  # fmt: skip
+    digest = hashlib.sha256(head).hexdigest()
+    return InputFile(index, path, name, kind, None, 0, 0, digest, is_pipe=True), [head]
 
 
 def _read_samples(content: BinaryIO, size: int) -> list[bytes]:

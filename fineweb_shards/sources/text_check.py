@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import shlex
+from collections.abc import Sequence
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
@@ -18,6 +19,11 @@ SAMPLE_BYTES = 64 * 1024
 _MOST_ILLEGIBLE = 1 / 4
 _LEAST_ILLEGIBLE_BYTES = 4  # a file may hold nothing but a name in Latin-1
 _FEW_CONTROLS = 1 / 100  # text in any 8-bit encoding has fewer control characters
+_CONTINUATIONS = bytes(
+    range(0x80, 0xC0)
+)  # of a character, behind its first byte: a sample may begin with them
+_CONTROLS_OF_LATIN_1 = {*range(0x80, 0xA0)}  # letters and quotes in Windows' encodings
+_ASCII = bytes(range(128))
 _CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
 
 _WIDE_MARKS = {  # the longer first: the mark of UTF-32LE begins with that of UTF-16LE
@@ -53,10 +59,13 @@ _KINDS = {
 
 def check_is_text(file: InputFile, head: bytes) -> None:
     """Raise BadFileError for a file that is no text; `head` is its first SAMPLE_BYTES, or all of it."""
-    if (encoding := _find_wide_encoding(head)) is not None:
-        raise _refuse(file, f"this text is {encoding}", _convert(file, encoding))
     controls = len(head) - len(head.translate(None, _CONTROLS))
-    illegible = controls + _count_invalid(head)
+    invalid = _count_invalid(head)
+    illegible = controls + invalid
+    # Nearly any pair of bytes is a character of UTF-16: UTF-8 with a few NULs must not be taken for it.
+    is_utf8 = not invalid and illegible <= _MOST_ILLEGIBLE * len(head)
+    if (encoding := _find_wide_encoding(head, marked_only=is_utf8)) is not None:
+        raise _refuse(file, f"this text is {encoding}", convert_hint(file, encoding))
     kind, next_step = next((_KINDS[magic] for magic in _KINDS if head.startswith(magic)), (None, ""))
     if kind is not None and illegible:
         raise _refuse(file, f"this is {kind}, no text", next_step)
@@ -65,7 +74,7 @@ def check_is_text(file: InputFile, head: bytes) -> None:
     share = f"{illegible / len(head):.0%} of its first {len(head):,} bytes".replace("%", " %")
     if controls <= _FEW_CONTROLS * len(head):
         raise _refuse(
-            file, f"this text is in another encoding: {share} are no UTF-8", _convert(file, "ENCODING")
+            file, f"this text is in another encoding: {share} are no UTF-8", convert_hint(file, "ENCODING")
         )
     raise _refuse(file, f"this is no text: {share} are neither UTF-8 nor printable", "Check --input")
 
@@ -81,11 +90,29 @@ def _count_invalid(head: bytes) -> int:
     return text.count("\ufffd") - head.count("\ufffd".encode())
 
 
-def _find_wide_encoding(head: bytes) -> str | None:
-    """Recognise UTF-16 and UTF-32 by their marks or by common characters; None if the text is neither."""
+def guess_encoding(samples: Sequence[bytes]) -> str | None:
+    """Return the 8-bit encoding that a text seems to have, by samples of it; None if it is UTF-8, also with a few
+    bad bytes, which no conversion would mend."""
+    invalid = valid = 0
+    for sample in samples:
+        if not sample.isascii():
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            text = decoder.decode(sample.lstrip(_CONTINUATIONS))
+            invalid += (replaced := text.count("\ufffd"))
+            valid += len(text.encode().translate(None, _ASCII).decode()) - replaced
+    if not invalid or valid >= invalid:
+        return None
+    return "WINDOWS-1252" if any(set(sample) & _CONTROLS_OF_LATIN_1 for sample in samples) else "ISO-8859-1"
+
+
+def _find_wide_encoding(head: bytes, *, marked_only: bool) -> str | None:
+    """Recognise UTF-16 and UTF-32 by their marks or, unless `marked_only`, by common characters; None if the
+    text is neither."""
     for mark, name in _WIDE_MARKS.items():
         if head.startswith(mark):
             return name
+    if marked_only:
+        return None
     for codec, name in _WIDE.items():
         try:
             text = codecs.getincrementaldecoder(codec)("strict").decode(head)
@@ -96,7 +123,8 @@ def _find_wide_encoding(head: bytes) -> str | None:
     return None
 
 
-def _convert(file: InputFile, encoding: str) -> str:
+def convert_hint(file: InputFile, encoding: str) -> str:
+    """Say how to convert a file from another encoding, in a line that can be pasted."""
     convert = f"iconv -f {encoding} -t UTF-8"
     if file.path == STANDARD_INPUT:
         return f"Convert it first: … | {convert} | fineweb-shards …"

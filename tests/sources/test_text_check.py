@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import random
+import shlex
+import subprocess
 import sys
 import zlib
 from pathlib import Path
 
+import inline
 import pytest
 import reference
 import runs
@@ -77,6 +80,50 @@ def test_what_is_no_text_is_refused_or_left_out(tmp_path: Path, name: str) -> No
 def test_a_text_with_some_bad_bytes_is_a_text(data: bytes) -> None:
     """Also in Latin-1 or Latin-2; every other language in UTF-8; and one that is cut by the sample's end."""
     check_is_text(InputFile(0, "a.txt", "a.txt", "text", None, len(data), 0, ""), data[:SAMPLE_BYTES])
+
+
+@pytest.mark.parametrize(
+    "data", [b"a \0b", b"Some words, \0and a line.\n" * 3, "天 \0地".encode(), b" \0" * 10 + b"text " * 40]
+)
+def test_utf8_with_a_nul_is_no_utf16(data: bytes) -> None:
+    """Up to a quarter of the bytes may be control characters: pairs of them are no reason to take it for
+    UTF-16."""
+    check_is_text(InputFile(0, "a.txt", "a.txt", "text", None, len(data), 0, ""), data)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "encoding"),
+    [
+        ("a.txt", GERMAN.encode("latin-1"), "ISO-8859-1"),
+        ("a b.csv", b"text\n" + GERMAN.encode("latin-1").replace(b",", b""), "ISO-8859-1"),
+        ("a.jsonl", b'{"text": "Caf\xe9"}\n', "ISO-8859-1"),
+        ("a.txt", GERMAN.replace("jagen", "\u201ejagen\u201c").encode("cp1252"), "WINDOWS-1252"),
+        # Only behind the first 64 KiB.
+        ("a.txt", b"some words\n\n" * 10_000 + GERMAN.encode("latin-1") * 100, "ISO-8859-1"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "build"])
+def test_latin_1_is_told_before_the_build(
+    tmp_path: Path, verb: str, name: str, data: bytes, encoding: str
+) -> None:
+    """With the line that converts it, which can be pasted."""
+    (tmp_path / name).write_bytes(data)
+    words = [verb, name, "--separator", "none", "--out", "out"]
+    said = inline.run_command(*words, cwd=tmp_path)
+    shown = said.stdout if verb == "plan" else said.stderr
+    note = next(line for line in shown.splitlines() if line.startswith("note       "))
+    assert f"{name}: no UTF-8, but perhaps {encoding}: " in note
+    command = note.partition("Convert it first: ")[2]
+    assert command == f"iconv -f {encoding} -t UTF-8 {shlex.quote(name)} > converted.txt"
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "converted.txt").read_text() == data.decode(encoding)
+
+
+@pytest.mark.parametrize("data", [CHINESE.encode() * 50, GERMAN.encode() + b"Caf\xe9", b"plain\n" * 20_000])
+def test_utf8_with_a_few_bad_bytes_is_not_called_latin_1(tmp_path: Path, data: bytes) -> None:
+    """A conversion would spoil it, also where a sample begins or ends inside a character."""
+    (tmp_path / "a.txt").write_bytes(data)
+    assert runs.job_of(tmp_path / "out", tmp_path / "a.txt", separator="none").notes == ()
 
 
 @pytest.mark.promise(19)
