@@ -179,7 +179,9 @@ def test_other_inputs_are_the_reference(
 def test_another_tokenizer_is_its_own_reference(
     tmp_path: Path, driver: RayDriver, cluster: RayCluster
 ) -> None:
-    """Its files are brought to the nodes, which don't see the folder where the driver keeps them."""
+    """Its files are brought to the nodes, which don't see the folder where the driver keeps them; nothing
+    stays there."""
+    before = set(Path(tempfile.gettempdir()).glob("fineweb-shards-*"))
     tokenizer = vocabularies.MAKERS[0](tmp_path)
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     out = tmp_path / "out"
@@ -188,6 +190,7 @@ def test_another_tokenizer_is_its_own_reference(
     assert code == 0, errors
     (shard,) = out.glob("*.npy")
     assert np.load(shard).tolist() == tokenizer.stream(DOCUMENTS)
+    assert set(Path(tempfile.gettempdir()).glob("fineweb-shards-*")) <= before
 
 
 @pytest.mark.promise(34)

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import runs
 import vocabularies
+from documents import make_documents
 from doubles import Listener
 from inputs import write_jsonl
 
@@ -26,19 +27,21 @@ import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError, UsageError, WorkerError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
-from fineweb_shards.executors.ray import cluster, one_by_one_process, vocabulary, worker
+from fineweb_shards.executors.ray import cluster, one_by_one_process, worker
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.cluster import find_address
 from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
 from fineweb_shards.executors.ray.messages import EncodedBatch, Errand, Piece, Returned
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
-from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpack_vocabulary
+from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpacked
 from fineweb_shards.executors.ray.waits import Waits
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.store import leftovers
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.texts import Texts
+from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.vocabulary_files import load_definition
 from fineweb_shards.types import Batch, Placement
 
@@ -212,42 +215,42 @@ def test_what_is_set_on_a_node_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_files_of_a_vocabulary_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node has them in a folder of its own; what somebody else has put there is replaced."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "node"))
-    (tmp_path / "node").mkdir()
+    """A node has them while an engine loads them, in a folder of its own, and nothing afterwards; nor, for
+    long, what a process left there that was killed while it loaded."""
+    node = tmp_path / "node"
+    monkeypatch.setattr("tempfile.tempdir", str(node))
+    left, loading = node / "fineweb-shards-tokenizer-1", node / "fineweb-shards-tokenizer-2"
+    for folder in (left, loading):
+        folder.mkdir(parents=True)
+        (folder / "tokenizer.json").touch()
+    os.utime(left, (0, 0))
     tokenizer = vocabularies.MAKERS[0](tmp_path)
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
     flags = dict(zip(tokenizer.flags[::2], tokenizer.flags[1::2], strict=True))
     settings = {name.lstrip("-").replace("-", "_"): str(value) for name, value in flags.items()}
     job = runs.job_of(tmp_path / "out", path, **settings)
     job = job.with_engine(tmp_path / "driver")
-    spec = runs.spec_of(job.source)
-    spec = type(spec)(job.source, None, 0, job.output.shard_format, Path(), 0)
+    assert job.engine
+    assert job.trial
+    spec = replace(
+        runs.spec_of(job.source),
+        engine=job.engine.name,
+        shard_format=job.output.shard_format,
+        selftest_sha256=job.trial.selftest_sha256,
+        mistaken=job.trial.mistaken,
+    )
     files = pack_vocabulary(spec.vocabulary)
     assert files
-    for _ in range(2):
-        unpacked = unpack_vocabulary(spec, files).vocabulary
-        folder = Path(unpacked.folder)
-        assert folder.is_relative_to(tmp_path / "node")
-        assert unpacked == spec.vocabulary
-        assert load_definition(unpacked) == load_definition(spec.vocabulary)
-        for file in folder.iterdir():
-            file.write_bytes(b"other")
-
-
-def test_threads_write_a_vocabulary_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of one process, each before the other has named its file."""
-    path, real = tmp_path / "tokenizer.json", os.replace
-
-    def replace_after_another(*names: Path) -> None:
-        monkeypatch.setattr(os, "replace", real)
-        with ThreadPoolExecutor() as pool:
-            pool.submit(vocabulary._write_once, path, b"data").result()
-        real(*names)
-
-    monkeypatch.setattr(os, "replace", replace_after_another)
-    vocabulary._write_once(path, b"data")
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(path.name, b"data")]
+    with unpacked(spec, files) as its:
+        assert Path(its.vocabulary.folder).is_relative_to(node)
+        assert its.vocabulary == spec.vocabulary
+        assert load_definition(its.vocabulary) == load_definition(spec.vocabulary)
+        encoder = its.make_encoder()
+    assert isinstance(encoder, Encoder)
+    assert list(node.iterdir()) == [loading]
+    texts = make_documents(20, seed=93)
+    encoded = encoder.encode_documents(Texts.from_strings(texts))  # everything was loaded
+    assert [ids.tolist() for ids in encoded] == [tokenizer.encode(text) for text in texts]
 
 
 def test_a_process_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

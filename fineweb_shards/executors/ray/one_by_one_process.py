@@ -13,7 +13,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import connection
 
 from fineweb_shards.errors import ShardError, WorkerError, describe_error
@@ -25,6 +25,7 @@ from fineweb_shards.executors.exit_cause import (
     explain_exit,
 )
 from fineweb_shards.executors.local.worker import die_with_parent
+from fineweb_shards.executors.ray.vocabulary import unpacked
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.system.machine import offer_to_oom_killer, oom_kills
 from fineweb_shards.types import EncodedBlock, Quarantined
@@ -42,7 +43,10 @@ class ProcessDiedError(Exception):
 
 
 def encode_in_process(
-    spec: WorkerSpec, order: WorkOrder, announce: Callable[[Quarantined], None]
+    spec: WorkerSpec,
+    vocabulary_files: Mapping[str, bytes],
+    order: WorkOrder,
+    announce: Callable[[Quarantined], None],
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield the blocks of a batch like `encode_batch`; ProcessDiedError if its process dies."""
     context = multiprocessing.get_context("spawn")
@@ -53,7 +57,7 @@ def encode_in_process(
     its_pipe.close()
     ready = False
     try:
-        pipe.send_bytes(pickle.dumps((spec, order)))
+        pipe.send_bytes(pickle.dumps((spec, vocabulary_files, order)))
         while (message := pipe.recv()) != _DONE:
             match message:
                 case Quarantined():
@@ -83,9 +87,10 @@ def _run(pipe: connection.Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     offer_to_oom_killer()
-    spec, order = pickle.loads(pipe.recv_bytes())
+    spec, vocabulary_files, order = pickle.loads(pipe.recv_bytes())
     try:
-        encoder = spec.make_encoder()
+        with unpacked(spec, vocabulary_files) as unpacked_spec:
+            encoder = unpacked_spec.make_encoder()
         source = spec.source.reopened()
         pipe.send(_READY)
         for indexed_block in encode_batch(source, encoder, order, pipe.send):

@@ -1,21 +1,25 @@
 """Bring the files that define a vocabulary to a node: `Vocabulary.folder` is a folder of the driver's.
 
-On the node they are in its folder for temporary files, once for all processes. GPT-2 needs none.
+On the node they are files only while an engine loads them, in a folder of that process. So nothing stays on
+the node after a run, and no process believes what another user has put there. GPT-2 needs none.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
+import shutil
 import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.system.durable import write_quickly
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, engine_file
 from fineweb_shards.vocabulary import Vocabulary
+
+_PREFIX = "fineweb-shards-tokenizer-"
+_LEFT_AFTER_SECONDS = 3600.0  # loading takes seconds: whoever made an older folder was killed meanwhile
 
 
 def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, bytes]:
@@ -26,35 +30,24 @@ def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
-def unpack_vocabulary(spec: WorkerSpec, files: dict[str, bytes]) -> WorkerSpec:
-    """Return the spec with a vocabulary whose files are on this machine."""
+@contextlib.contextmanager
+def unpacked(spec: WorkerSpec, files: Mapping[str, bytes]) -> Iterator[WorkerSpec]:
+    """Have the vocabulary's files on this machine for a while, and the spec with a vocabulary that finds
+    them there."""
     if not files:
-        return spec
-    digest = hashlib.sha256(b"".join(name.encode() + data for name, data in sorted(files.items())))
-    folder = _own_folder() / digest.hexdigest()[:16]
-    folder.mkdir(exist_ok=True)
-    for name, data in files.items():
-        _write_once(folder / name, data)
-    shard_format = spec.shard_format
-    vocabulary = replace(shard_format.vocabulary, folder=str(folder))
-    return replace(spec, shard_format=replace(shard_format, vocabulary=vocabulary))
-
-
-def _own_folder() -> Path:
-    """Return a folder that nobody else can write to: engines believe what they load from it."""
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    folder = Path(tempfile.gettempdir(), f"fineweb-shards-{user}")
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    is_private = os.name == "nt" or (status.st_uid == user and not status.st_mode & 0o077)
-    if is_private and not folder.is_symlink():
-        return folder
-    return Path(tempfile.mkdtemp(prefix="fineweb-shards-"))
-
-
-def _write_once(path: Path, data: bytes) -> None:
-    """Write a file that other processes and threads may be reading, or writing as well."""
-    if path.is_file() and path.read_bytes() == data:
+        yield spec
         return
-    write_quickly(path, data)
+    _remove_leftovers(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:  # nobody else can write there
+        for name, data in files.items():
+            Path(folder, name).write_bytes(data)
+        vocabulary = replace(spec.shard_format.vocabulary, folder=folder)
+        yield replace(spec, shard_format=replace(spec.shard_format, vocabulary=vocabulary))
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove the folders of processes that were killed while they loaded an engine."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or another process removes it now
+            if folder.lstat().st_mtime < time.time() - _LEFT_AFTER_SECONDS:
+                shutil.rmtree(folder)

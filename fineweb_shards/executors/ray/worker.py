@@ -39,7 +39,7 @@ from fineweb_shards.executors.ray.messages import (
     Waiting,
 )
 from fineweb_shards.executors.ray.one_by_one_process import ProcessDiedError, encode_in_process
-from fineweb_shards.executors.ray.vocabulary import unpack_vocabulary
+from fineweb_shards.executors.ray.vocabulary import unpacked
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
@@ -154,7 +154,8 @@ class RunProcess:
         _check_folder(spec.folder, shipment.mark)
         if shipment.mark is None:  # the folder is for files that are made on this node
             _remove_leftovers(spec.folder / WORK_FOLDER, run)
-        self._spec = unpack_vocabulary(spec, shipment.vocabulary_files)
+        self._spec = spec
+        self._vocabulary_files = shipment.vocabulary_files
         apply_priority(spec.priority)
         self._source = spec.source.reopened(self._observer)
         self._prefetcher = Prefetcher(self._source, self._observer)
@@ -162,7 +163,8 @@ class RunProcess:
     @cached_property
     def _encoder(self) -> Encoder | TokenJoiner:
         """Loaded with the first batch: a process may have nothing but errands."""
-        return self._spec.make_encoder()
+        with unpacked(self._spec, self._vocabulary_files) as spec:
+            return spec.make_encoder()
 
     def encode(self, task: int, orders: Sequence[WorkOrder], tokens: list[Tokens]) -> Encoded:
         """Encode batches; put the tokens of each block into the list, unless the driver needs them."""
@@ -207,7 +209,7 @@ class RunProcess:
 
     def _blocks(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
         if order.one_by_one:
-            return encode_in_process(self._spec, order, self._announce)
+            return encode_in_process(self._spec, self._vocabulary_files, order, self._announce)
         return encode_batch(self._source, self._encoder, order, lambda document: None)
 
     def _announce(self, document: Quarantined) -> None:
