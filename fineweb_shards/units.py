@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 _COUNTS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
@@ -82,6 +83,14 @@ def _parse_number(text: str, examples: str) -> tuple[Fraction, str]:
         shown = text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}…"
         raise ValueError(f"{shown!r} is too {'small' if exponent.startswith('-') else 'large'} a number")
     return sign * Fraction(digits) * Fraction(10) ** int(exponent), match[3]
+
+
+def as_typed(value: int, parse: Callable[[str], int]) -> str:
+    """Return the shortest way to type a number that `parse` reads: `1h`, `4MiB`, `100M`."""
+    units = _SIZES if parse is parse_bytes else _TIMES if parse is parse_seconds else _COUNTS
+    fitting = [(factor, unit) for unit, factor in units.items() if value and value % factor == 0]
+    factor, unit = max(reversed(fitting), key=lambda pair: pair[0], default=(1, ""))
+    return f"{value // factor}{unit}"
 
 
 def show_count(count: float) -> str:

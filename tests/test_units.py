@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
 from fineweb_shards.units import (
+    as_typed,
     parse_bytes,
     parse_count,
     parse_ratio,
@@ -132,3 +134,13 @@ def test_showing() -> None:
     assert show_seconds(40) == "40 s"
     assert show_seconds(12_000) == "3 h 20 min"
     assert show_seconds(187_200) == "2 d 4 h"
+
+
+@pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_seconds])
+@pytest.mark.parametrize("value", [0, 1, 59, 60, 1000, 1024, 3600, 5400, 4 * 2**20, 10**8, 3 * 10**9])
+def test_what_is_typed_for_a_number_is_read_as_that_number(parse: Callable[[str], int], value: int) -> None:
+    """Whatever the unit, and with the largest one that is exact."""
+    assert parse(as_typed(value, parse)) == value
+    assert as_typed(3600, parse_seconds) == "1h"
+    assert as_typed(4 * 2**20, parse_bytes) == "4MiB"
+    assert as_typed(3 * 10**9, parse_count) == "3B"

@@ -15,11 +15,31 @@ from fineweb_shards.errors import UsageError, closest
 from fineweb_shards.run.config import Config, parse_value
 from fineweb_shards.run.sample_configs import bundled_configs
 from fineweb_shards.system.resume_command import PROGRAM
-from fineweb_shards.units import parse_bytes, parse_count, parse_decimal
+from fineweb_shards.units import as_typed, parse_bytes, parse_count, parse_decimal
 
 _LOOKS_LIKE_A_FLAG = re.compile(r"--[A-Za-z]|-h$")
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
 _REQUIRED = "the following arguments are required: "
+# How --help groups the settings; every field of Config is in one of them.
+SETTING_GROUPS = {
+    "input": ("input", "format", "text_column", "tokens_column", "separator", "on_bad_file"),
+    "input on the Hugging Face hub": (
+        "dataset", "name", "split", "revision", "download", "keep_downloads",
+    ),
+    "which documents": ("where", "min_tokens", "max_document_tokens", "max_tokens"),
+    "tokenizer": ("tokenizer", "pattern", "eot", "engine", "seed"),
+    "output": ("out", "scratch", "layout", "shard_tokens", "last_shard", "index", "verify"),
+    "validation": ("val_tokens", "val_documents", "val_ratio", "val_seed", "val_input"),
+    "machine": (
+        "workers", "max_memory", "batch_bytes", "priority", "executor", "ray_address", "max_outage",
+        "on_finish",
+    ),
+}  # fmt: skip
+_UNITS = """\
+units:
+  N     8, 250_000, 100M or 1e8 (k, M, B, T)
+  SIZE  4MiB, 500MB or 2G, which is 2GiB
+  TIME  90s, 15min, 1h or 2d"""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -36,7 +56,8 @@ class VerbParser(CommandParser):
     """The parser of one verb."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**settings, "allow_abbrev": False})
+        raw = argparse.RawDescriptionHelpFormatter  # for the examples, which are lines
+        super().__init__(**{**settings, "allow_abbrev": False, "formatter_class": raw})
 
     # argparse has overloads for its kinds of namespace; only the plain one is used here.
     def parse_known_args(  # type: ignore[override]
@@ -126,12 +147,16 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         "folders, globs. A sample's name means the sample; write ./NAME for a path of that name",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file, or a sample; flags override it")
-    add_setting_flags(parser, [field.name for field in dataclasses.fields(Config)])
+    for title, names in SETTING_GROUPS.items():
+        add_setting_flags(parser.add_argument_group(title), names)
+    parser.usage = f"{parser.prog} [TARGET ...] [--out DIR|URL] [options]"  # all of them would be 20 lines
+    parser.epilog = f"{_UNITS}\n\n{parser.epilog}"
 
 
-def add_setting_flags(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
-    """Add a flag for each of these fields of Config."""
-    for field in (field for field in dataclasses.fields(Config) if field.name in names):
+def add_setting_flags(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
+    """Add a flag for each of these fields of Config, in this order."""
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    for field in (fields[name] for name in names):
         flag = "--" + field.name.replace("_", "-")
         if isinstance(field.default, bool):
             parser.add_argument(
@@ -142,7 +167,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, names: Collection[str]) -
             )
             continue
         default = field.default if field.default not in ((), None, "") else None
-        shown = f"{default:,}" if isinstance(default, int) and default else default
+        shown = as_typed(default, field.metadata["parse"]) if isinstance(default, int) else default
         text = field.metadata["help"] + (f" (default: {shown})" if default is not None else "")
         choices = field.metadata["choices"]
         parser.add_argument(

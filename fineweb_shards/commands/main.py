@@ -25,7 +25,7 @@ from fineweb_shards.system.signals import ignore_signals, raise_interrupts
 from fineweb_shards.system.standard_streams import prepare_streams
 
 VERBS = {  # each is a module of this name beside this one
-    "build": "make the shards, or go on where it stopped",
+    "build": "make the shards, or resume an interrupted build",
     "plan": "show what a build would do, without writing anything",
     "verify": "check every shard of a folder against its manifest",
     "status": "show how far a run is, from any terminal",
@@ -33,6 +33,25 @@ VERBS = {  # each is a module of this name beside this one
     "export": "copy finished shards into another layout, without tokenizing",
     "inspect": "look into shards: figures, documents, a search",
     "upload": "put finished shards into a dataset on the Hugging Face hub",
+}
+EXAMPLES = {
+    "build": (
+        "build demo  # a small one, in out/demo",
+        "build sample-10BT --out shards",
+        "build 'data/*.parquet' --out shards --max-tokens 1B --layout llm.c",
+        "build --dataset HuggingFaceFW/fineweb-edu --name sample-10BT --out shards",
+        "build corpus.txt --separator line --out s3://bucket/shards",
+    ),
+    "plan": (
+        "plan sample-10BT --out shards",
+        "plan sample-10BT --out shards --cores 64 --gbit 10  # on another machine",
+    ),
+    "verify": ("verify shards",),
+    "status": ("status shards", "status shards --watch"),
+    "report": ("report shards --open",),
+    "export": ("export shards --out for-llm.c --layout llm.c",),
+    "inspect": ("inspect shards", "inspect shards --document 3", "inspect shards --grep photosynthesis"),
+    "upload": ("upload shards --repo USER/NAME --private",),
 }
 
 
@@ -102,12 +121,17 @@ def make_parsers(names: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[st
     parser = CommandParser(
         prog=PROGRAM,
         description="Text to token shards for GPT trainers: exact, bounded in memory, resumable, fast.",
+        epilog=f"`{PROGRAM} SUBCOMMAND --help` shows its flags, and examples.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    subparsers = parser.add_subparsers(metavar="VERB", required=True, parser_class=VerbParser)
+    subparsers = parser.add_subparsers(
+        metavar="SUBCOMMAND", title="subcommands", required=True, parser_class=VerbParser
+    )
     verbs = {name: subparsers.add_parser(name, help=text) for name, text in VERBS.items()}
     chosen = {name: verbs[name] for name in names}
     for name, verb in chosen.items():
+        verb.description = f"{VERBS[name][0].upper()}{VERBS[name][1:]}."
+        verb.epilog = "\n".join(["examples:", *(f"  {PROGRAM} {words}" for words in EXAMPLES[name])])
         module = import_module(f"{__package__}.{name}")
         verb.set_defaults(run=module.run, verb=name)
         module.add_flags(verb)

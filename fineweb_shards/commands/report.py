@@ -21,7 +21,7 @@ from fineweb_shards.watching.screen import LineScreen
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the folder, and the flag to open the report."""
     parser.description = (
-        "Writes DIR/.fineweb-shards/report.html and prints the path. About a folder in a bucket it is "
+        "Writes DIR/.fineweb-shards/report.html and prints the path. About a folder in a bucket it is\n"
         "written into the user's cache folder on this machine; nothing in the bucket is changed."
     )
     add_folder(parser)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import inline
@@ -15,8 +17,11 @@ from documents import make_documents
 from inputs import write_parquet, write_text
 from promises import Measure, Tries
 
+from fineweb_shards.commands.arguments import SETTING_GROUPS
+from fineweb_shards.commands.main import VERBS, make_parsers
 from fineweb_shards.run import plan
 from fineweb_shards.run.config import Config, load_config
+from fineweb_shards.system.resume_command import PROGRAM
 
 DOCUMENTS = make_documents(120, seed=71)
 
@@ -118,6 +123,37 @@ def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
     assert fresh.returncode == 0
     assert "deleting 2 files" in fresh.stderr
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one", "owt"]), 10**8)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_examples_that_can_be_pasted(verb: str) -> None:
+    """Each is a command of this program that the parser accepts."""
+    text = make_parsers([verb])[1][verb].format_help()
+    examples = re.findall(rf"^  {PROGRAM} (.*)$", text.partition("examples:\n")[2], re.M)
+    assert examples
+    for example in examples:
+        name, *words = shlex.split(example, comments=True)
+        assert name == verb
+        make_parsers([verb])[1][verb].parse_args(words)
+
+
+def test_help_shows_defaults_as_people_write_them_and_explains_the_units() -> None:
+    """1h and 4MiB, not 3,600 and 4,194,304; N, SIZE and TIME have examples of their own."""
+    text = " ".join(make_parsers(["build"])[1]["build"].format_help().split())
+    for words in ("(default: 1h)", "(default: 4MiB)", "(default: 100M)", "(default: 0)"):
+        assert words in text
+    for words in ("N 8, 250_000, 100M or 1e8", "SIZE 4MiB, 500MB", "TIME 90s, 15min, 1h"):
+        assert words in text
+
+
+def test_help_has_every_setting_in_a_group() -> None:
+    """What belongs together stands together, and the usage fits three lines."""
+    grouped = [name for names in SETTING_GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(field.name for field in dataclasses.fields(Config))
+    parser = make_parsers(["build"])[1]["build"]
+    titles = {group.title: group for group in parser._action_groups}
+    assert {action.dest for action in titles["validation"]._group_actions} >= {"val_tokens", "val_seed"}
+    assert len(parser.format_usage().splitlines()) <= 3
 
 
 @pytest.mark.parametrize(
