@@ -41,8 +41,6 @@ def run(options: argparse.Namespace) -> None:
     ignore_closed_output()
     given = {name: getattr(options, name) for name in SETTINGS}
     source = open_export_source(options.folder)
-    if given["shard_tokens"] is None:
-        given["shard_tokens"] = source.manifest.settings["shard_tokens"]
     config = load_config(None, given)
     screen = LineScreen()
     observer = WaitsOnScreen(screen)

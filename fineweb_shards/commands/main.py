@@ -15,7 +15,7 @@ from importlib import import_module
 from fineweb_shards import __version__
 from fineweb_shards.commands.arguments import CommandParser, VerbParser, check_verb
 from fineweb_shards.commands.console import print_error
-from fineweb_shards.errors import Interrupted, NoMatch, ReaderGone, ShardError
+from fineweb_shards.errors import Interrupted, NoMatch, NoTrainingError, ReaderGone, ShardError
 from fineweb_shards.system.resume_command import PROGRAM, program, take_typed_command
 from fineweb_shards.system.signals import ignore_signals
 from fineweb_shards.system.standard_streams import prepare_streams
@@ -64,7 +64,9 @@ def run_command(arguments: list[str] | None) -> int:
         return 130
     except ShardError as error:
         print_error(f"{PROGRAM}: {error.message}")
-        if error.hint:
+        if isinstance(error, NoTrainingError):
+            print_error(f"  Say how much is for validation: {typed.with_flags(error.flags)}")
+        elif error.hint:
             hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that the command can be pasted
             print_error(f"  {hint}")
         return error.exit_code

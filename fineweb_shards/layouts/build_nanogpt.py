@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fineweb_shards.layouts.base import Layout, SizedFile
+from fineweb_shards.layouts.base import Layout, SizedFile, quote_string
 from fineweb_shards.layouts.npy import NPY_HEADER_BYTES, npy_header
 from fineweb_shards.layouts.reader_limits import BATCH_LENGTH, BATCH_ROWS, GPUS, SHORTEST_SHARD_TOKENS
 from fineweb_shards.types import Dtype, Split
 from fineweb_shards.units import show_number_of
+from fineweb_shards.vocabulary import Vocabulary
 
 
 class BuildNanoGPT(Layout):
@@ -35,12 +36,12 @@ class BuildNanoGPT(Layout):
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return npy_header(tokens, dtype)
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         first = next(name for name in names if "train" in name)
         return [
-            f"import numpy as np  # tokens are {dtype.name}",
-            f'tokens = np.load("{folder}/{first}", mmap_mode="r")',
-            f'# build-nanogpt: set data_root = "{folder}" in train_gpt2.py',
+            f"import numpy as np  # tokens are {self.dtype(vocabulary).name}",
+            f'tokens = np.load({quote_string(f"{folder}/{first}")}, mmap_mode="r")',
+            f"# build-nanogpt: set data_root = {quote_string(folder)} in train_gpt2.py",
         ]
 
     def warnings(self, files: Sequence[SizedFile]) -> list[str]:

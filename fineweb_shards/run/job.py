@@ -17,7 +17,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.run.budget import Budget, plan_budget
-from fineweb_shards.run.config import Config
+from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.tokenizer import find_definition
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, ReadSettings, Source
@@ -149,7 +149,7 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
     split is not yet that of --val-input."""
     config.check()
     layout = get_layout(config.layout)
-    shard_tokens, drop = config.shard_tokens, config.last_shard == "drop"
+    shard_tokens, drop = config.shard_tokens or DEFAULT_SHARD_TOKENS, config.last_shard == "drop"
     if drop and layout.one_file:
         raise UsageError(
             f"--last-shard drop: with --layout {layout.name} there is no last shard, all is one file.",

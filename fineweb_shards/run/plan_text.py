@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
-from fineweb_shards.run.plan import Plan
+from fineweb_shards.run.plan import Plan, split_error
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_count
@@ -24,7 +24,7 @@ def plan_warning_lines(plan: Plan) -> list[str]:
     """Return warnings about problems that the loader of the files will have, as far as the plan can tell."""
     job, extent = plan.job, plan.extent
     warnings = stray_warnings(job.output.store, job.layout)
-    if extent.tokens and extent.documents:
+    if extent.tokens and extent.documents and not split_error(plan):
         exact = extent.exact and job.output.split_rule.counts_tokens
         val_bytes = sum(file.size_bytes for file in job.source.files if file.for_validation)
         share = val_bytes / max(1, job.source.size_bytes)
@@ -54,7 +54,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
     if extent.tokens is None:
         rows.append(("tokens", "unknown before the end"))
     else:
-        last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.config.shard_tokens
+        last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.output.shard_tokens
         about, rest = ("", f", the last with {last:,}") if extent.exact else ("about ", "")
         rows.append(("tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"))
         if job.layout.one_file:
@@ -62,7 +62,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
         else:
             if not job.output.split_rule.counts_tokens:  # the last shard for validation is not full, either
                 about, rest = "about ", ""
-            shards = f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens"
+            shards = f"{about}{plan.shards:,} of {job.output.shard_tokens:,} tokens"
             rows.append(("shards", f"{shards}{rest}, in {job.output.store.location}"))
         needed = f"{'' if extent.exact else 'about '}{show_bytes(plan.output_bytes or 0)} needed"
         rows.append(("disk", f"{needed}, {show_bytes(plan.free_bytes)} free"))

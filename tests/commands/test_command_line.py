@@ -94,7 +94,7 @@ def test_every_setting_that_changes_bytes_is_in_the_fingerprint() -> None:
 def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
     """Same name, same size, other bytes; --fresh says what it deletes and starts over."""
     path = write_text(tmp_path / "a.txt", ["one", "two"])
-    words = ["build", "--input", path, "--out", tmp_path / "out", "--workers", "1"]
+    words = ["build", path, "--out", tmp_path / "out", "--shard-tokens", "100", "--workers", "1"]
     assert inline.run_command(*words).returncode == 0
     path.write_bytes(path.read_bytes().replace(b"two", b"owt"))
     refused = inline.run_command(*words)
