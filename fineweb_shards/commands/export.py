@@ -24,7 +24,7 @@ from fineweb_shards.units import show_bytes, show_seconds
 from fineweb_shards.watching.screen import LineScreen
 
 SETTINGS = (
-    "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "index", "verify",
+    "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "gpus", "index", "verify",
 )  # fmt: skip
 
 

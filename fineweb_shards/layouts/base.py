@@ -86,8 +86,8 @@ class Layout(ABC):
         """Return the lines with which a user trains on the files `names` in `folder`: to be pasted, so that
         names are quoted."""
 
-    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
-        """Return sentences, each with a next step, about files that the reader will fail on.
+    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
+        """Return sentences, each with a next step, about files that the reader will fail on with `gpus` GPUs.
 
         A split without any file is not reported here, but by run/trainer_warnings.py.
         """

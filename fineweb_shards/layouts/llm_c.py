@@ -52,10 +52,10 @@ class LlmC(Layout):
             return [f"python train_llama3.py --input_bin {train} --input_val_bin {val}"]
         return [f"./train_gpt2cu -i {train} -j {val}"]
 
-    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
+    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         # It checks all shards of both splits before training.
         abort = "it would abort (Assertion `shard_ntok >= (int64_t) (num_processes * B * T + 1)' failed)"
-        return short_shard_warnings(files, self.name, abort)
+        return short_shard_warnings(files, gpus, self.name, abort)
 
     def opens(self, name: str) -> bool:
         return re.fullmatch(self.glob, name) is not None

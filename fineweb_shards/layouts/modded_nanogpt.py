@@ -40,7 +40,7 @@ class ModdedNanoGPT(LlmC):
             f"val_files = {quote_pattern(folder, 'fineweb_val_*.bin')}",
         ]
 
-    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
+    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         val = sorted((file for file in files if file.split == "val"), key=lambda file: file.name)
         train = [file for file in files if file.split == "train"]
         checks = [

@@ -51,7 +51,7 @@ class NanoGPT(Layout):
             f"python train.py {shlex.quote(f'--dataset={dataset}')}",
         ]
 
-    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
+    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         return [
             f"{file.name} has {file.tokens:,} tokens; nanoGPT draws windows of block_size = "
             f"{NANOGPT_BLOCK_TOKENS:,} and needs {NANOGPT_SHORTEST_TOKENS:,} (torch.randint would fail). Set "

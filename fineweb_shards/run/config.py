@@ -59,6 +59,7 @@ _LIMITS = {
     "max_tokens": (1, 10**18),
     "val_tokens": (0, 10**18),
     "val_documents": (0, 10**18),
+    "gpus": (1, 1_000_000),
     "workers": (1, 10_000),
     "batch_bytes": (1024, 2**40),
     "min_tokens": (0, _LONGEST_LIMIT),
@@ -178,6 +179,10 @@ class Config:
     last_shard: str = _setting(
         "keep", "what to do about a last training shard that is not full",
         choices=("keep", "drop"), bytes_=True,
+    )  # fmt: skip
+    gpus: int = _setting(
+        1, "GPUs that will train on it: warnings say what its loader needs on them", parse=parse_count,
+        metavar="N",
     )  # fmt: skip
     index: bool = _setting(
         False, "also write where documents start in each file, as index/NAME.npy (int64 token offsets)"

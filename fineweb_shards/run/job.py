@@ -164,7 +164,7 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
         )
     default = layout.default_split_rule(shard_tokens)
     split_rule = make_split_rule(config.fingerprint(), 0, default)
-    return OutputSpec(store, layout, vocabulary, shard_tokens, split_rule, drop)
+    return OutputSpec(store, layout, vocabulary, shard_tokens, split_rule, drop, config.gpus)
 
 
 def recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:

@@ -28,7 +28,7 @@ from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.sources.text import TextFormat
 from fineweb_shards.store.output import shards_at_once
-from fineweb_shards.system.machine import free_disk_bytes
+from fineweb_shards.system.machine import busy_cores, free_disk_bytes
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.types import Cursor
 from fineweb_shards.units import show_bytes
@@ -78,6 +78,7 @@ class Plan:
     read_share: float = 1.0  # of the input's bytes that a run will read, which --max-tokens may end early
     done_tokens: int = 0  # in finished shards
     fetched_bytes: int = 0  # over the network, for this plan
+    busy_cores: float = 0.0  # with other programs, before the build
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -134,7 +135,7 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING, don
     """
     with contextlib.closing(job.source.reopened()) as source:
         plan = _plan_from_sample(replace(job, source=source), trial_seconds, start)
-    return replace(plan, job=job, done_tokens=done_tokens)
+    return replace(plan, job=job, done_tokens=done_tokens, busy_cores=busy_cores())
 
 
 def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:

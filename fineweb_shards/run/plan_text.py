@@ -6,11 +6,13 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.plan import Plan, split_error
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
+from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.system.terminal import printable
-from fineweb_shards.units import show_bytes, show_count
+from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
 
 _SHOWN_FILES = 3
+_BUSY_SHARE = 0.5  # of the cores, from which on other programs slow a build down
 
 
 def short_lines(plan: Plan) -> list[str]:
@@ -71,6 +73,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
     budget = show_bytes(job.budget.memory_bytes)
     engine = f"{job.engine.name} {job.engine.installed_version()}" if job.engine else "no tokenizer"
     rows.append(("machine", f"{workers}, {engine}, memory budget {budget}"))
+    rows += describe_priority(job.config, plan.busy_cores)
     wanted = job.budget.wanted_workers
     if wanted is not None and wanted > job.budget.workers:
         fewer = f"{job.budget.workers} instead of {wanted:,}: {budget} of memory hold no more"
@@ -103,6 +106,15 @@ def describe_validation(job: Job) -> str:
     names = [file.name for file in job.source.files if file.for_validation]
     shown = ", ".join(names[:_SHOWN_FILES]) + (", …" if len(names) > _SHOWN_FILES else "")
     return job.output.split_rule.describe() + (f", which come first: {shown}" if names else "")
+
+
+def describe_priority(config: Config, busy: float) -> list[tuple[str, str]]:
+    """Say why a build will be slow on a machine with other work: it would look as if something were wrong."""
+    cores = usable_cores()
+    if config.priority != "background" or config.executor != "local" or busy < cores * _BUSY_SHARE:
+        return []
+    load = f"other programs want {busy:.1f} of {show_number_of(cores, 'core')}"
+    return [("priority", f"lowest: {load} (or --priority normal)")]
 
 
 def describe_filters(config: Config) -> list[str]:

@@ -78,7 +78,7 @@ def reader_warnings(
         found.append(_missing_training(spec, files, dropped_tokens, next_step))
     if "val" not in splits and "val" in spec.layout.missing_split_errors:  # else the reader does not need one
         found.append(_missing_validation(spec, files, next_step))
-    return found + spec.layout.warnings(files)
+    return found + spec.layout.warnings(files, spec.gpus)
 
 
 def training_error(
@@ -103,7 +103,7 @@ def _fitting_validation(spec: OutputSpec, tokens: int, documents: int) -> int:
         files = expect_files(
             replace(spec, split_rule=SplitRule(val_tokens=val)), tokens, documents, exact=True
         )
-        if not spec.layout.warnings(files):
+        if not spec.layout.warnings(files, spec.gpus):
             return val
     return _tenth(tokens)
 
