@@ -3,6 +3,7 @@
     ShardError                      1   something this program did not expect
     ├── NoMatch                     1   `inspect --grep` found nothing; grep ends with 1, too
     ├── UsageError                  2   a flag or a config key is wrong
+    │   └── NoTrainingError         2   all of the input would be for validation, and nobody asked for that
     ├── InputError                  3   an input is missing, can't be read or holds no document
     │   ├── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
     │   └── HubError                3   the hub refuses: no such dataset, config, split or file, or no access
@@ -49,6 +50,15 @@ class UsageError(ShardError):
 
     exit_code = 2
     hint = "See `fineweb-shards build --help`."
+
+
+class NoTrainingError(UsageError):
+    """All of the input would be for validation, and nobody asked for that; `flags` added to the same command
+    leave something to train on."""
+
+    def __init__(self, message: str, flags: str) -> None:
+        super().__init__(message, flags)
+        self.flags = flags
 
 
 class InputError(ShardError):

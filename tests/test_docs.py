@@ -147,7 +147,8 @@ def test_every_variable_of_on_finish_is_documented() -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """A finished folder, and what `build --json` said on the way."""
     folder = tmp_path_factory.mktemp("docs")
-    words = runs.command("build", "-", "--separator", "blank", "--json", "--out", folder / "out")
+    settings = ["--separator", "blank", "--shard-tokens", "100M"]
+    words = runs.command("build", "-", *settings, "--json", "--out", folder / "out")
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

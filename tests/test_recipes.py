@@ -35,7 +35,7 @@ class Toy(Layout):
     def header(self, tokens, dtype):
         return struct.pack("<4sI", b"TOY1", tokens)
 
-    def loader_lines(self, folder, names, dtype):
+    def loader_lines(self, folder, names, vocabulary):
         return [f"toy --data {folder}"]
 """
 

@@ -24,7 +24,7 @@ from fineweb_shards.units import show_bytes, show_seconds
 from fineweb_shards.watching.screen import LineScreen
 
 SETTINGS = (
-    "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "index", "verify",
+    "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "gpus", "index", "verify",
 )  # fmt: skip
 
 
@@ -41,8 +41,6 @@ def run(options: argparse.Namespace) -> None:
     ignore_closed_output()
     given = {name: getattr(options, name) for name in SETTINGS}
     source = open_export_source(options.folder)
-    if given["shard_tokens"] is None:
-        given["shard_tokens"] = source.manifest.settings["shard_tokens"]
     config = load_config(None, given)
     screen = LineScreen()
     interrupts.on_stop = screen.say_stopping

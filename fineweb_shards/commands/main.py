@@ -17,7 +17,7 @@ from pathlib import Path
 from fineweb_shards import __version__
 from fineweb_shards.commands.arguments import CommandParser, VerbParser, check_verb
 from fineweb_shards.commands.console import print_error
-from fineweb_shards.errors import Interrupted, NoMatch, ReaderGone, ShardError, WorkerError
+from fineweb_shards.errors import Interrupted, NoMatch, NoTrainingError, ReaderGone, ShardError, WorkerError
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.machine import check_address_space
 from fineweb_shards.system.resume_command import PROGRAM, program, take_typed_command
@@ -89,6 +89,8 @@ def run_command(arguments: list[str] | None) -> int:
     except KeyboardInterrupt:  # in a verb that changes nothing, so there is nothing to resume
         return 130
     except ShardError as error:
+        if isinstance(error, NoTrainingError):
+            error.hint = f"Say how much is for validation: {typed.with_flags(error.flags)}"
         return show_error(error)
     except MemoryError:
         return show_error(WorkerError("There is not enough memory."))

@@ -13,7 +13,7 @@ from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.run.cluster_text import forecast_rows, machine_row
 from fineweb_shards.run.job import make_job
-from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan
+from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
 from fineweb_shards.run.planned_machines import MachineFlags, core_speed, forecast_plan
 from fineweb_shards.run.resume import open_manifest
@@ -58,7 +58,8 @@ def run(options: argparse.Namespace) -> None:
     store = open_store_to_read(config.out, observer, config.max_outage)
     begun = load_manifest(store.folder)
     job = make_job(config, store, begun=begun, observer=observer)
-    manifest, refusal = None, None
+    manifest: Manifest | None = None
+    refusal: ShardError | None = None
     try:
         manifest = open_manifest(job, same_source=False)
     except ShardError as error:
@@ -69,6 +70,8 @@ def run(options: argparse.Namespace) -> None:
             plan = make_plan(tried, trial_seconds=1.0)
         else:
             plan = make_plan(tried, trial_seconds=1.0, start=manifest.end, done_tokens=manifest.tokens)
+    if manifest is not None and not manifest.complete and (refusal := split_error(plan)):
+        manifest = None
     held = store.is_locked()
     print_result(*plan_lines(plan, verdict_on(manifest, held=held), flags))
     if refusal is not None and not held:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.base import Layout, quote_pattern
 from fineweb_shards.layouts.llm_c import HEADER_INTS, int_header
 from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
 from fineweb_shards.types import Dtype, Places, Split
+from fineweb_shards.vocabulary import Vocabulary
 
 MAGIC, VERSION = 278895051, 1
 
@@ -51,9 +52,9 @@ class Automodel(Layout):
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return int_header(MAGIC, VERSION, tokens, dtype.itemsize)
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         return [
             "dataset:",
             "  _target_: nemo_automodel.components.datasets.llm.nanogpt_dataset.NanogptDataset",
-            f'  file_pattern: "{folder}/dataset_train_*.bin"',
+            f"  file_pattern: {quote_pattern(folder, 'dataset_train_*.bin')}",
         ]

@@ -5,6 +5,8 @@ A layout is named after the program that reads it, its "reader". Nothing here wr
 
 from __future__ import annotations
 
+import glob
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -80,11 +82,12 @@ class Layout(ABC):
         return SplitRule(val_tokens=shard_tokens)
 
     @abstractmethod
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
-        """Return the lines with which a user trains on the files `names` in `folder`."""
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
+        """Return the lines with which a user trains on the files `names` in `folder`: to be pasted, so that
+        names are quoted."""
 
-    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
-        """Return sentences, each with a next step, about files that the reader will fail on.
+    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
+        """Return sentences, each with a next step, about files that the reader will fail on with `gpus` GPUs.
 
         A split without any file is not reported here, but by run/trainer_warnings.py.
         """
@@ -105,6 +108,16 @@ class Layout(ABC):
     def opens(self, name: str) -> bool:
         """Return whether the reader would open a file of this name, whichever program made it."""
         return self.owns(name)
+
+
+def quote_string(text: str) -> str:
+    """Return a text as a string of Python and of YAML, in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def quote_pattern(folder: str, names: str) -> str:
+    """Return a glob pattern as such a string: only `names` may be wildcards."""
+    return quote_string(f"{glob.escape(folder)}/{names}")
 
 
 def tokens_of(shards: Sequence[ShardRecord], split: Split) -> int:

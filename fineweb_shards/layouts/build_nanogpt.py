@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fineweb_shards.layouts.base import Layout, SizedFile
+from fineweb_shards.layouts.base import Layout, SizedFile, quote_string
 from fineweb_shards.layouts.npy import NPY_HEADER_BYTES, npy_header
-from fineweb_shards.layouts.reader_limits import BATCH_LENGTH, BATCH_ROWS, GPUS, SHORTEST_SHARD_TOKENS
+from fineweb_shards.layouts.reader_limits import BATCH_LENGTH, BATCH_ROWS, shortest_shard_tokens
 from fineweb_shards.types import Dtype, Split
 from fineweb_shards.units import show_number_of
+from fineweb_shards.vocabulary import Vocabulary
 
 
 class BuildNanoGPT(Layout):
@@ -35,41 +36,42 @@ class BuildNanoGPT(Layout):
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return npy_header(tokens, dtype)
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         first = next(name for name in names if "train" in name)
         return [
-            f"import numpy as np  # tokens are {dtype.name}",
-            f'tokens = np.load("{folder}/{first}", mmap_mode="r")',
-            f'# build-nanogpt: set data_root = "{folder}" in train_gpt2.py',
+            f"import numpy as np  # tokens are {self.dtype(vocabulary).name}",
+            f'tokens = np.load({quote_string(f"{folder}/{first}")}, mmap_mode="r")',
+            f"# build-nanogpt: set data_root = {quote_string(folder)} in train_gpt2.py",
         ]
 
-    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
+    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         # DataLoaderLite does not check the length of the next shard (build-nanogpt#41).
         crash = f"its loader would crash there (shape '[{BATCH_ROWS}, {BATCH_LENGTH}]' is invalid)"
-        return short_shard_warnings(files, self.name, crash)
+        return short_shard_warnings(files, gpus, self.name, crash)
 
     def opens(self, name: str) -> bool:
         return "train" in name or "val" in name  # os.listdir, filtered by `split in name`
 
 
-def short_shard_warnings(files: Sequence[SizedFile], reader: str, failure: str) -> list[str]:
+def short_shard_warnings(files: Sequence[SizedFile], gpus: int, reader: str, failure: str) -> list[str]:
     """Return a warning if shards, of either split, are shorter than one batch of the reader on all GPUs."""
-    short = [file for file in files if file.tokens < SHORTEST_SHARD_TOKENS]
+    needed = shortest_shard_tokens(gpus)
+    short = [file for file in files if file.tokens < needed]
     if not short:
         return []
     shortest = min(short, key=lambda file: file.tokens)
-    if len(files) == 1 or sum(file.tokens for file in files) < 2 * SHORTEST_SHARD_TOKENS:
+    if len(files) == 1 or sum(file.tokens for file in files) < 2 * needed:
         remedy = "take more input"  # no shard size would help
     elif len(short) == len(files):
-        remedy = f"give it --shard-tokens {SHORTEST_SHARD_TOKENS} or more"
+        remedy = f"give it --shard-tokens {needed} or more"
     elif [file.split for file in short] == ["train"]:
         remedy = "leave it out with --last-shard drop"
     else:
-        remedy = f"give validation --val-tokens {SHORTEST_SHARD_TOKENS} or more"
+        remedy = f"give validation --val-tokens {needed} or more"
     which = f"{len(short):,} of {show_number_of(len(files), 'shard')}" if len(files) > 1 else "The only shard"
     have = "has" if len(short) == 1 else "have"
     return [
-        f"{which} {have} fewer than the {SHORTEST_SHARD_TOKENS:,} tokens that "
-        f"{reader} needs for {BATCH_ROWS} x {BATCH_LENGTH:,} on {GPUS} GPUs ({shortest.name}: "
-        f"{shortest.tokens:,}); {failure}. Keep its B x T x GPUs below {shortest.tokens:,}, or {remedy}."
+        f"{which} {have} fewer than the {needed:,} tokens that {reader} needs for {BATCH_ROWS} x "
+        f"{BATCH_LENGTH:,} on {show_number_of(gpus, 'GPU')} ({shortest.name}: {shortest.tokens:,}); "
+        f"{failure}. Keep its B x T x GPUs below {shortest.tokens:,}, or {remedy}."
     ]

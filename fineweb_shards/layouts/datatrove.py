@@ -1,4 +1,4 @@
-"""Describe huggingface/datatrove, whose files nanotron reads, too: `{train|val}_{index:05d}.ds`.
+"""Describe huggingface/datatrove: `{train|val}_{index:05d}.ds`.
 
 Tokens have no header, and EOS (our EOT) comes after each document. Beside each file there are `.ds.index`,
 the ends of the documents, and `.ds.metadata`, a few lines of text. The readers take every `.ds` of a folder,
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.base import Layout, quote_string
 from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Dtype, Places, Split
+from fineweb_shards.types import Places, Split
+from fineweb_shards.vocabulary import Vocabulary
 
 METADATA_SUFFIX = ".metadata"
 
@@ -44,7 +45,7 @@ class Metadata(Sidecar):
 
 
 class Datatrove(Layout):
-    """The layout of datatrove and nanotron."""
+    """The layout of datatrove."""
 
     name = "datatrove"
     eot_first = False
@@ -59,12 +60,12 @@ class Datatrove(Layout):
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         return SplitRule()
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
+        width_bytes = self.dtype(vocabulary).itemsize
         return [
             "from datatrove.utils.dataset import DatatroveFolderDataset",
-            f'DatatroveFolderDataset("{folder}", seq_len=2048, filename_pattern="train_*.ds",',
-            f"    token_size={dtype.itemsize})",
-            f"# nanotron: dataset_folder: {folder}, token_size_in_bytes: {dtype.itemsize}",
+            f'DatatroveFolderDataset({quote_string(folder)}, seq_len=2048, filename_pattern="train_*.ds",',
+            f"    token_size={width_bytes})",
         ]
 
     def opens(self, name: str) -> bool:

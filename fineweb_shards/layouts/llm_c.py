@@ -7,7 +7,9 @@ train_llama3.py reads them.
 
 from __future__ import annotations
 
+import glob
 import re
+import shlex
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -16,6 +18,7 @@ import numpy as np
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.layouts.build_nanogpt import short_shard_warnings
 from fineweb_shards.types import Dtype, Split
+from fineweb_shards.vocabulary import Vocabulary
 
 HEADERS = {2: (20240520, 1), 4: (20240801, 7)}  # magic and version, by the width of a token in bytes
 HEADER_INTS = 256
@@ -42,17 +45,17 @@ class LlmC(Layout):
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return int_header(*HEADERS[dtype.itemsize], tokens)
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
-        stem = names[0].rsplit("_", 2)[0]
-        if dtype.itemsize > 2:
-            train, val = f"{folder}/{stem}_train_*.bin", f"{folder}/{stem}_val_*.bin"
-            return [f"python train_llama3.py --input_bin '{train}' --input_val_bin '{val}'"]
-        return [f"./train_gpt2cu -i '{folder}/{stem}_train_*.bin' -j '{folder}/{stem}_val_*.bin'"]
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
+        stem = f"{glob.escape(folder)}/{names[0].rsplit('_', 2)[0]}"
+        train, val = shlex.quote(f"{stem}_train_*.bin"), shlex.quote(f"{stem}_val_*.bin")
+        if self.dtype(vocabulary).itemsize > 2:
+            return [f"python train_llama3.py --input_bin {train} --input_val_bin {val}"]
+        return [f"./train_gpt2cu -i {train} -j {val}"]
 
-    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
+    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         # It checks all shards of both splits before training.
         abort = "it would abort (Assertion `shard_ntok >= (int64_t) (num_processes * B * T + 1)' failed)"
-        return short_shard_warnings(files, self.name, abort)
+        return short_shard_warnings(files, gpus, self.name, abort)
 
     def opens(self, name: str) -> bool:
         return re.fullmatch(self.glob, name) is not None

@@ -6,6 +6,7 @@ document is. Megatron makes its own validation split, so by default everything i
 
 from __future__ import annotations
 
+import shlex
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -67,8 +68,9 @@ class Megatron(Layout):
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         return SplitRule()
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
-        prefixes = {name.split("_")[1]: f"{folder}/{name.removesuffix('.bin')}" for name in names}
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
+        paths = {name.split("_")[1]: f"{folder}/{name.removesuffix('.bin')}" for name in names}
+        prefixes = {split: shlex.quote(path) for split, path in paths.items()}
         if len(prefixes) == 1:
             return [f"--data-path {prefix}" for prefix in prefixes.values()]
         return [f"--train-data-path {prefixes['train']} --valid-data-path {prefixes['val']}"]

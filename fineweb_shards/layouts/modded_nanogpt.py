@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from fineweb_shards.layouts import reader_limits as limits
-from fineweb_shards.layouts.base import SizedFile
+from fineweb_shards.layouts.base import SizedFile, quote_pattern
 from fineweb_shards.layouts.llm_c import LlmC
-from fineweb_shards.types import Dtype, Split
+from fineweb_shards.types import Split
 from fineweb_shards.units import show_number_of
+from fineweb_shards.vocabulary import Vocabulary
 
 _VALIDATION_STEPS = limits.VALIDATION_TOKENS // limits.VALIDATION_BATCH_TOKENS
 
@@ -33,13 +34,13 @@ class ModdedNanoGPT(LlmC):
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
         return f"fineweb_{split}_{index:0{max(digits, self.digits)}d}.bin"
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         return [
-            f'train_files = "{folder}/fineweb_train_*.bin"  # in train_gpt.py',
-            f'val_files = "{folder}/fineweb_val_*.bin"',
+            f"train_files = {quote_pattern(folder, 'fineweb_train_*.bin')}  # in train_gpt.py",
+            f"val_files = {quote_pattern(folder, 'fineweb_val_*.bin')}",
         ]
 
-    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
+    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         val = sorted((file for file in files if file.split == "val"), key=lambda file: file.name)
         train = [file for file in files if file.split == "train"]
         checks = [

@@ -5,14 +5,17 @@ Its loader uses `np.memmap`. By default 0.0005 of the documents are for validati
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import PurePath
 from typing import ClassVar
 
-from fineweb_shards.layouts.base import Layout, SizedFile
+from fineweb_shards.layouts.base import Layout, SizedFile, quote_string
 from fineweb_shards.layouts.reader_limits import NANOGPT_BLOCK_TOKENS, NANOGPT_SHORTEST_TOKENS
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Dtype, Split
+from fineweb_shards.types import Split
+from fineweb_shards.vocabulary import Vocabulary
 
 DEFAULT_RATIO = Fraction(1, 2000)
 
@@ -36,14 +39,19 @@ class NanoGPT(Layout):
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         return SplitRule(val_ratio=DEFAULT_RATIO)
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
+        name = PurePath(folder).name
+        # Its configurator takes a name that looks like a number for one.
+        dataset = name if name[:1].isalpha() else "fineweb"
         return [
             "import numpy as np",
-            f'tokens = np.memmap("{folder}/train.bin", dtype=np.{dtype.name}, mode="r")',
-            f"# nanoGPT: put the folder below data/ and set dataset to its name ({folder})",
+            f"tokens = np.memmap({quote_string(f'{folder}/train.bin')}, "
+            f'dtype=np.{self.dtype(vocabulary).name}, mode="r")',
+            f"# nanoGPT, with this folder as data/{dataset} in its own: "
+            f"python train.py {shlex.quote(f'--dataset={dataset}')}",
         ]
 
-    def warnings(self, files: Sequence[SizedFile]) -> list[str]:
+    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         return [
             f"{file.name} has {file.tokens:,} tokens; nanoGPT draws windows of block_size = "
             f"{NANOGPT_BLOCK_TOKENS:,} and needs {NANOGPT_SHORTEST_TOKENS:,} (torch.randint would fail). Set "

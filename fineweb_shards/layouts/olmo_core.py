@@ -11,10 +11,11 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.base import Layout, quote_pattern
 from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Dtype, Places, Split
+from fineweb_shards.types import Places, Split
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, any system
 _LARGEST_BLOCK_BYTES = 2**16 - 1
@@ -52,11 +53,19 @@ class OlmoCore(Layout):
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         return SplitRule()
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
+        # With a BOS, as its gpt2() has one, only an EOS before a BOS would be the end of a document.
+        eos, dtype = vocabulary.eot, self.dtype(vocabulary)
+        ids = f"vocab_size={vocabulary.size}, eos_token_id={eos}, pad_token_id={eos}"
+        tokenizer = f"TokenizerConfig({ids}, bos_token_id=None)"
+        if vocabulary == GPT2:
+            tokenizer = "dataclasses.replace(TokenizerConfig.gpt2(), bos_token_id=None)"
         return [
-            "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig",
-            f'NumpyFSLDatasetConfig(paths=["{folder}/part-train-*.npy"], expand_glob=True,',
-            f"    dtype=NumpyDatasetDType.{dtype.name}, tokenizer=…, sequence_length=…)",
+            *(["import dataclasses"] if vocabulary == GPT2 else []),
+            "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig, TokenizerConfig",
+            f"tokenizer = {tokenizer}  # with a BOS it finds no documents",
+            f"NumpyFSLDatasetConfig(paths=[{quote_pattern(folder, 'part-train-*.npy')}], expand_glob=True,",
+            f"    dtype=NumpyDatasetDType.{dtype.name}, tokenizer=tokenizer, sequence_length=…)",
         ]
 
 

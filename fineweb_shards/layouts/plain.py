@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.base import Layout, quote_string
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Dtype, Split
+from fineweb_shards.types import Split
+from fineweb_shards.vocabulary import Vocabulary
 
 
 class Plain(Layout):
@@ -27,11 +29,12 @@ class Plain(Layout):
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         return SplitRule()
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         return [
             "import numpy as np",
-            f'tokens = np.memmap("{folder}/{names[0]}", dtype="{dtype.str}", mode="r")',
-            f"# as one file: cat {folder}/train_shard_*.bin > train.bin",
+            f"tokens = np.memmap({quote_string(f'{folder}/{names[0]}')}, "
+            f'dtype="{self.dtype(vocabulary).str}", mode="r")',
+            f"# as one file: cat {shlex.quote(folder)}/train_shard_*.bin > train.bin",
         ]
 
     def opens(self, name: str) -> bool:

@@ -8,23 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GPUS = 8  # that the readers' own training scripts assume
-
 # build-nanogpt's train_gpt2.py: B, T = 64, 1024; llm.c's run_gpt2_124M.sh: -b 64 -t 1024.
 BATCH_ROWS, BATCH_LENGTH = 64, 1024
-SHORTEST_SHARD_TOKENS = GPUS * BATCH_ROWS * BATCH_LENGTH + 1
 
 # nanoGPT's get_batch: `torch.randint(len(data) - block_size, …)` needs at least one position.
 NANOGPT_BLOCK_TOKENS = 1024
 NANOGPT_SHORTEST_TOKENS = NANOGPT_BLOCK_TOKENS + 1
 
+# modded-nanogpt divides every batch into 8 parts: with fewer GPUs each takes several (grad_accum_steps).
+_PARTS = 8
 # modded-nanogpt's Hyperparameters: val_tokens, val_batch_size. It takes a batch while
 # `pos + num_tokens + 1 < len(tokens)`, and drops the remaining tokens of a file.
 VALIDATION_TOKENS = 10_485_760
 VALIDATION_BATCH_TOKENS = 4 * 64 * 1024 * 8
 VALIDATION_FILE_TOKENS = VALIDATION_TOKENS + 2
 # `next_multiple_of_n(num_tokens_local // 300, n=128)` entries, of which one is for the leading 0.
-VALIDATION_GPU_TOKENS = VALIDATION_BATCH_TOKENS // GPUS
+VALIDATION_GPU_TOKENS = VALIDATION_BATCH_TOKENS // _PARTS
 VALIDATION_DOCUMENTS = 896 - 1
 LEAST_TRAIN_SHARDS = 2  # it opens the second file before it yields the first batch
 
@@ -40,7 +39,7 @@ class Stage:
 
     @property
     def gpu_tokens(self) -> int:
-        return self.batch_tokens // GPUS
+        return self.batch_tokens // _PARTS
 
     @property
     def shortest_average_tokens(self) -> float:
@@ -61,6 +60,11 @@ MEDIUM_STAGES = (
     Stage(391, 393_216, 4096, 255),
     Stage(3525 + 40, 524_288, 4096, 255),
 )
+
+
+def shortest_shard_tokens(gpus: int) -> int:
+    """Return how many tokens a shard of build-nanogpt and llm.c needs: a batch of all GPUs, and one."""
+    return gpus * BATCH_ROWS * BATCH_LENGTH + 1
 
 
 def steps_of(stages: Sequence[Stage]) -> int:

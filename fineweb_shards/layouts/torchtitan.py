@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.base import Layout, quote_string
 from fineweb_shards.layouts.npy import NPY_HEADER_BYTES, npy_header
 from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
 from fineweb_shards.stream.split import SplitRule
@@ -56,9 +56,9 @@ class Torchtitan(Layout):
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         return SplitRule()
 
-    def loader_lines(self, folder: str, names: Sequence[str], dtype: Dtype) -> list[str]:
+    def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         return [
             "PretokenizedMemmapSource.Config(  # torchtitan/components/data/README.md",
-            f'    tokens_path="{folder}/{_TOKENS}",',
-            f'    document_offsets_path="{folder}/{_OFFSETS}")',
+            f"    tokens_path={quote_string(f'{folder}/{_TOKENS}')},",
+            f"    document_offsets_path={quote_string(f'{folder}/{_OFFSETS}')})",
         ]

@@ -24,9 +24,10 @@ from fineweb_shards.report.page import prepare_report, write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.executor import check_executor, make_executor
 from fineweb_shards.run.job import Job, make_job, output_spec
-from fineweb_shards.run.plan import check_disk, make_plan
+from fineweb_shards.run.plan import check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.run.resume import open_manifest
+from fineweb_shards.run.trainer_warnings import training_error
 from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.store.fresh import start_over
 from fineweb_shards.store.leftovers import tidy_finished
@@ -166,6 +167,8 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     """Make and show the plan of what is still to do, and refuse what the disk can't hold. Return the
     manifest; in a new one, set the number of digits in the names of shards."""
     plan = make_plan(job, trial_seconds=0, start=manifest.end, done_tokens=manifest.tokens)
+    if error := split_error(plan):
+        raise error
     plan = replace(plan, fetched_bytes=progress.fetched_bytes)
     lines = short_lines(plan)
     if manifest.shards:
@@ -177,7 +180,7 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     total = Total(plan.extent.tokens, exact=plan.extent.exact, limit=job.config.max_tokens)
     progress.expect(total, job.source.share_before)
     extent = plan.extent
-    digits = choose_digits(job.layout, job.config.shard_tokens, extent.tokens, exact=extent.exact)
+    digits = choose_digits(job.layout, job.output.shard_tokens, extent.tokens, exact=extent.exact)
     if manifest.shards or manifest.digits:
         if extent.exact and extent.tokens:
             manifest.numbering.check_width("train", {"val": 0, "train": extent.tokens - 1})
@@ -211,7 +214,7 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     start = manifest.end
     limit = job.config.max_tokens
     packer = Packer(
-        job.config.shard_tokens,
+        job.output.shard_tokens,
         split_rule=job.output.split_rule,
         one_file=job.layout.one_file,
         eot_first=job.layout.eot_first,
@@ -245,6 +248,9 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
             )
         blocks = add_cursors(mended, start)
         place_blocks(job, blocks, packer, output, disk, progress)
+        # Of a segment that is not full no file has its name yet.
+        if error := training_error(job.output, job.config, packer.first_segment_tokens):
+            raise error
         manifest = output.finish()
     job.source.release_before(len(job.source.files))
     return manifest
@@ -300,7 +306,7 @@ def place_blocks(
         nonlocal begins_shard
         for part in slices:
             if begins_shard and part.tokens:  # only here, where another shard is certain to be written
-                wait_for_room(disk, progress.expected_left(), job.config.shard_tokens, size_bytes)
+                wait_for_room(disk, progress.expected_left(), job.output.shard_tokens, size_bytes)
             begins_shard = part.checkpoint or (begins_shard and not part.tokens)
             progress.advance(part.tokens, output.segments, part.end)
             yield part

@@ -49,6 +49,7 @@ def _setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+DEFAULT_SHARD_TOKENS = 100_000_000
 _LARGEST_FILE_BYTES = 16 * 10**12  # on ext4
 _MOST_TOKENS = _LARGEST_FILE_BYTES // GPT2.dtype.itemsize
 # Up to this length a document is held back until it is known whether it is kept: 20 MB of tokens.
@@ -58,6 +59,7 @@ _LIMITS = {
     "max_tokens": (1, 10**18),
     "val_tokens": (0, 10**18),
     "val_documents": (0, 10**18),
+    "gpus": (1, 1_000_000),
     "workers": (1, 10_000),
     "batch_bytes": (1024, 2**40),
     "min_tokens": (0, _LONGEST_LIMIT),
@@ -144,8 +146,8 @@ class Config:
     layout: str = _setting(
         "build-nanogpt", f"whose loader will read it: {', '.join(LAYOUTS)}", metavar="NAME", bytes_=True,
     )  # fmt: skip
-    shard_tokens: int = _setting(
-        100_000_000, "tokens in a shard, such as 100M or 1e8",
+    shard_tokens: int | None = _setting(
+        None, f"tokens in a shard, such as 100M or 1e8 (default: {DEFAULT_SHARD_TOKENS:,})",
         parse=parse_count, metavar="N", bytes_=True,
     )  # fmt: skip
     max_tokens: int | None = _setting(
@@ -177,6 +179,10 @@ class Config:
     last_shard: str = _setting(
         "keep", "what to do about a last training shard that is not full",
         choices=("keep", "drop"), bytes_=True,
+    )  # fmt: skip
+    gpus: int = _setting(
+        1, "GPUs that will train on it: warnings say what its loader needs on them", parse=parse_count,
+        metavar="N",
     )  # fmt: skip
     index: bool = _setting(
         False, "also write where documents start in each file, as index/NAME.npy (int64 token offsets)"
@@ -249,7 +255,14 @@ class Config:
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings that change the output, for the manifest."""
         fields = (field for field in dataclasses.fields(self) if field.metadata["bytes"])
-        return {field.name: getattr(self, field.name) for field in fields}
+        values = {field.name: getattr(self, field.name) for field in fields}
+        return {**values, "shard_tokens": self.shard_tokens or DEFAULT_SHARD_TOKENS}
+
+    @property
+    def leaves_validation_to_layout(self) -> bool:
+        """Whether nothing was said that decides how much of the input is for validation."""
+        said = (self.shard_tokens, *(getattr(self, name) for name in VAL_SETTINGS))
+        return all(value is None for value in said) and not self.val_input
 
     def check(self) -> None:
         """Raise UsageError for values that can't work."""

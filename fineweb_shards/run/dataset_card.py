@@ -56,7 +56,7 @@ def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFil
             "",
             f"With {layout.name} itself:",
             "",
-            *(f"    {line}" for line in layout.loader_lines(name, token_names, manifest.shard_format.dtype)),
+            *(f"    {line}" for line in layout.loader_lines(name, token_names, manifest.vocabulary)),
             "",
             "## Files",
             "",

@@ -26,7 +26,7 @@ from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.token_stream import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
-from fineweb_shards.run.trainer_warnings import stray_warnings
+from fineweb_shards.run.trainer_warnings import stray_warnings, training_error
 from fineweb_shards.store.added_index import add_index
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
@@ -137,6 +137,9 @@ def export(
 ) -> Exported:
     """Copy the tokens, or the rest of them, into another folder and layout. Documents that were chosen for
     validation stay so, unless the settings choose others: the tokens don't show where their files ended."""
+    asked = config
+    if config.shard_tokens is None:
+        config = dataclasses.replace(config, shard_tokens=source.manifest.settings["shard_tokens"])
     if all(getattr(config, name) is None for name in VAL_SETTINGS):
         config = dataclasses.replace(config, val_documents=source.val_documents)
     spec = output_spec(config, config.open_store(observer), source.manifest.vocabulary)
@@ -151,6 +154,9 @@ def export(
         if manifest.complete:
             tidy_finished(spec.store, manifest)
             return Exported(spec, manifest, 0, 0.0)
+        built = source.manifest
+        if not manifest.shards and (error := training_error(spec, asked, built.tokens, built.documents)):
+            raise error
         _check_disk(source, spec, manifest)
         for warning in stray_warnings(spec.store, spec.layout):
             say(f"{'WARNING':<10} {warning}")

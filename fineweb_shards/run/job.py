@@ -17,7 +17,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.run.budget import Budget, plan_budget
-from fineweb_shards.run.config import Config
+from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.tokenizer import find_definition
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, InputFile, ReadSettings, Source
@@ -152,7 +152,7 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
     split is not yet that of --val-input."""
     config.check()
     layout = get_layout(config.layout)
-    shard_tokens, drop = config.shard_tokens, config.last_shard == "drop"
+    shard_tokens, drop = config.shard_tokens or DEFAULT_SHARD_TOKENS, config.last_shard == "drop"
     if drop and layout.one_file:
         raise UsageError(
             f"--last-shard drop: with --layout {layout.name} there is no last shard, all is one file.",
@@ -167,7 +167,7 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
         )
     default = layout.default_split_rule(shard_tokens)
     split_rule = make_split_rule(config.fingerprint(), 0, default)
-    return OutputSpec(store, layout, vocabulary, shard_tokens, split_rule, drop)
+    return OutputSpec(store, layout, vocabulary, shard_tokens, split_rule, drop, config.gpus)
 
 
 def recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:

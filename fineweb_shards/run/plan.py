@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fineweb_shards.errors import BadFileError, DiskFullError
+from fineweb_shards.errors import BadFileError, DiskFullError, NoTrainingError
 from fineweb_shards.run.input_sample import (
     QUICK_SAMPLE_BYTES,
     InputSample,
@@ -22,16 +22,18 @@ from fineweb_shards.run.input_sample import (
 )
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.separator_preview import SeparatorPreview
+from fineweb_shards.run.trainer_warnings import training_error
 from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.detection import given_separators
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.sources.text import TextFormat
 from fineweb_shards.store.output import shards_at_once
-from fineweb_shards.system.machine import free_disk_bytes
+from fineweb_shards.system.machine import busy_cores, free_disk_bytes
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.types import Cursor
 from fineweb_shards.units import show_bytes
+from fineweb_shards.vocabulary import GPT2
 
 _BEGINNING = Cursor(0, 0)
 _SAMPLE_BYTES = 24 * 2**20
@@ -41,6 +43,8 @@ _CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes a request for eac
 # Measured with two workers on two cores, which they share with the parent: it packs, hashes and writes.
 PARALLEL_EFFICIENCY = 0.7
 _ESTIMATE_TOLERANCE = 0.9
+_PLAIN_KINDS = ("text", "jsonl", "csv", "tsv")  # of files that hold no less than the text in them
+_MOST_TOKENS_PER_BYTE = 3  # an invalid byte becomes U+FFFD, whose three bytes may be a token each
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Plan:
     read_share: float = 1.0  # of the input's bytes that a run will read, which --max-tokens may end early
     done_tokens: int = 0  # in finished shards
     fetched_bytes: int = 0  # over the network, for this plan
+    busy_cores: float = 0.0  # with other programs, before the build
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -121,7 +126,7 @@ class Plan:
     def shards(self) -> int | None:
         if self.extent.tokens is None:
             return None
-        return -(-self.extent.tokens // self.job.config.shard_tokens)
+        return -(-self.extent.tokens // self.job.output.shard_tokens)
 
 
 def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING, done_tokens: int = 0) -> Plan:
@@ -132,7 +137,7 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING, don
     """
     with contextlib.closing(job.source.reopened()) as source:
         plan = _plan_from_sample(replace(job, source=source), trial_seconds, start)
-    return replace(plan, job=job, done_tokens=done_tokens)
+    return replace(plan, job=job, done_tokens=done_tokens, busy_cores=busy_cores())
 
 
 def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
@@ -217,6 +222,30 @@ def check_disk(plan: Plan) -> None:
             f"are free: {about}{show_bytes(needed - free)} are missing.",
             f"Free some space, choose another {place}, or end earlier with --max-tokens.",
         )
+
+
+def split_error(plan: Plan) -> NoTrainingError | None:
+    """Return the error if it is certain that nothing would be left to train on. Where only an estimate says
+    so, the end of the stream will tell."""
+    job, extent = plan.job, plan.extent
+    limit = job.config.max_tokens or math.inf
+    most = min(limit, extent.tokens if extent.exact and extent.tokens else _most_tokens(job))
+    if plan.done_tokens or most > job.output.split_rule.val_tokens:
+        return None
+    tokens = int(most) if extent.tokens is None else extent.tokens
+    about = not extent.exact and tokens != limit
+    return training_error(job.output, job.config, tokens, extent.documents or 1, about=about)
+
+
+def _most_tokens(job: Job) -> float:
+    """Return how many tokens the input has at most, by its size; infinity if that says nothing."""
+    files = job.source.files
+    sizes_tell = all(
+        file.kind in _PLAIN_KINDS and not file.compression and not file.is_pipe for file in files
+    )
+    if not sizes_tell or job.vocabulary.reference != GPT2.reference:  # others have normalizers
+        return math.inf
+    return sum(file.size_bytes * _MOST_TOKENS_PER_BYTE + 1 for file in files)
 
 
 def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
-from fineweb_shards.run.plan import Plan
+from fineweb_shards.run.plan import Plan, split_error
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.sources.base import STANDARD_INPUT
+from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
 
 _SHOWN_FILES = 3
+_BUSY_SHARE = 0.5  # of the cores, from which on other programs slow a build down
 
 
 def short_lines(plan: Plan) -> list[str]:
@@ -25,7 +27,7 @@ def plan_warning_lines(plan: Plan) -> list[str]:
     """Return warnings about problems that the loader of the files will have, as far as the plan can tell."""
     job, extent = plan.job, plan.extent
     warnings = stray_warnings(job.output.store, job.layout)
-    if extent.tokens and extent.documents:
+    if extent.tokens and extent.documents and not split_error(plan):
         exact = extent.exact and job.output.split_rule.counts_tokens
         val_bytes = sum(file.size_bytes for file in job.source.files if file.for_validation)
         share = val_bytes / max(1, job.source.size_bytes)
@@ -53,7 +55,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
     if extent.tokens is None:
         rows.append(("tokens", "unknown before the end"))
     else:
-        last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.config.shard_tokens
+        last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.output.shard_tokens
         about, rest = ("", f", the last with {last:,}") if extent.exact else ("about ", "")
         rows.append(("tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"))
         if job.layout.one_file:
@@ -61,7 +63,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
         else:
             if not job.output.split_rule.counts_tokens:  # the last shard for validation is not full, either
                 about, rest = "about ", ""
-            shards = f"{about}{plan.shards:,} of {job.config.shard_tokens:,} tokens"
+            shards = f"{about}{plan.shards:,} of {job.output.shard_tokens:,} tokens"
             rows.append(("shards", f"{shards}{rest}, in {job.output.store.location}"))
         needed = f"{'' if extent.exact else 'about '}{show_bytes(plan.output_bytes or 0)} needed"
         rows.append(("disk", f"{needed}, {show_bytes(plan.free_bytes)} free"))
@@ -70,6 +72,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
     budget = show_bytes(job.budget.memory_bytes)
     engine = f"{job.engine.name} {job.engine.installed_version()}" if job.engine else "no tokenizer"
     rows.append(("machine", f"{workers}, {engine}, memory budget {budget}"))
+    rows += describe_priority(job.config, plan.busy_cores)
     wanted = job.budget.wanted_workers
     if wanted is not None and wanted > job.budget.workers:
         fewer = f"{job.budget.workers} instead of {wanted:,}: {budget} of memory hold no more"
@@ -112,6 +115,15 @@ def describe_validation(job: Job) -> str:
     names = [file.name for file in job.source.files if file.for_validation]
     shown = ", ".join(names[:_SHOWN_FILES]) + (", …" if len(names) > _SHOWN_FILES else "")
     return job.output.split_rule.describe() + (f", which come first: {shown}" if names else "")
+
+
+def describe_priority(config: Config, busy: float) -> list[tuple[str, str]]:
+    """Say why a build will be slow on a machine with other work: it would look as if something were wrong."""
+    cores = usable_cores()
+    if config.priority != "background" or config.executor != "local" or busy < cores * _BUSY_SHARE:
+        return []
+    load = f"other programs want {busy:.1f} of {show_number_of(cores, 'core')}"
+    return [("priority", f"lowest: {load} (or --priority normal)")]
 
 
 def describe_filters(config: Config) -> list[str]:

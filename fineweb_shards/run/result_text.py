@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fineweb_shards.buckets.address import BucketAddress
 from fineweb_shards.buckets.copy_command import copy_command
-from fineweb_shards.layouts.base import tokens_of
+from fineweb_shards.layouts.base import quote_string, tokens_of
 from fineweb_shards.run.trainer_warnings import reader_warnings, stray_warnings
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
@@ -61,17 +61,17 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
     if not tokens_of(manifest.shards, "train"):
         return []
     names = [file.name for file in list_files(manifest.shards)]
-    store, dtype = spec.store, spec.shard_format.dtype
+    store, vocabulary = spec.store, spec.vocabulary
     if not store.is_remote:
-        lines = spec.layout.loader_lines(store.location, names, dtype)
+        lines = spec.layout.loader_lines(store.location, names, vocabulary)
     else:
         command, folder = copy_command(BucketAddress.parse(store.location))
         lines = [
             "from fineweb_shards.loader import ShardLoader  # fetches them as they are needed",
-            f'loader = ShardLoader("{store.location}", "train", batch_size=64, length=1024)',
+            f'loader = ShardLoader({quote_string(store.location)}, "train", batch_size=64, length=1024)',
             "",
             "# for a trainer that reads files itself, copy them here:",
             command,
-            *spec.layout.loader_lines(folder, names, dtype),
+            *spec.layout.loader_lines(folder, names, vocabulary),
         ]
     return ["", "To train on them:", "", *(f"    {line}".rstrip() for line in lines)]

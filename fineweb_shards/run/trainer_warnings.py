@@ -8,14 +8,16 @@ that a reader would open and that do not belong to the output.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fineweb_shards.errors import NoTrainingError
 from fineweb_shards.layouts.base import Layout, SizedFile
+from fineweb_shards.run.config import Config
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
-from fineweb_shards.units import show_number_of
+from fineweb_shards.units import show_count, show_number_of
 
 _MOST_EXPECTED_FILES = 20_000
 _SHOWN_STRAYS = 3
@@ -76,7 +78,34 @@ def reader_warnings(
         found.append(_missing_training(spec, files, dropped_tokens, next_step))
     if "val" not in splits and "val" in spec.layout.missing_split_errors:  # else the reader does not need one
         found.append(_missing_validation(spec, files, next_step))
-    return found + spec.layout.warnings(files)
+    return found + spec.layout.warnings(files, spec.gpus)
+
+
+def training_error(
+    spec: OutputSpec, config: Config, tokens: int, documents: int = 1, *, about: bool = False
+) -> NoTrainingError | None:
+    """Return the error if a whole stream of `tokens` tokens (`about`: by an estimate) would be for validation
+    and nobody has asked for that: the layout's default is the first shard."""
+    if not config.leaves_validation_to_layout or not 2 <= tokens <= spec.split_rule.val_tokens:
+        return None
+    all_tokens = f"the whole input, about {show_count(tokens)} tokens," if about else f"all {tokens:,} tokens"
+    return NoTrainingError(
+        f"There would be nothing to train on: by default the first {spec.shard_tokens:,} tokens are for "
+        f"validation, and so {all_tokens} would be.",
+        f"--val-tokens {_fitting_validation(spec, tokens, documents)}",
+    )
+
+
+def _fitting_validation(spec: OutputSpec, tokens: int, documents: int) -> int:
+    """Return how many of the tokens to take for validation: a tenth, or more if the reader needs more."""
+    for part in (10, 4, 2):
+        val = _rounded(tokens // part)
+        files = expect_files(
+            replace(spec, split_rule=SplitRule(val_tokens=val)), tokens, documents, exact=True
+        )
+        if not spec.layout.warnings(files, spec.gpus):
+            return val
+    return _tenth(tokens)
 
 
 def stray_warnings(store: Store, layout: Layout, finished: Collection[str] | None = None) -> list[str]:
@@ -146,8 +175,12 @@ def _cut(tokens: int, size: int) -> list[int]:
 
 def _tenth(tokens: int) -> int:
     """Return about a tenth of the tokens, as a round number."""
-    tenth = max(1, tokens // 10)
-    digits = str(tenth)
+    return _rounded(tokens // 10)
+
+
+def _rounded(count: int) -> int:
+    """Return the count with its first digit only, and at least 1."""
+    digits = str(max(1, count))
     return int(digits[0].ljust(len(digits), "0"))
 
 

@@ -91,8 +91,8 @@ def _count_invalid(head: bytes) -> int:
 
 
 def guess_encoding(samples: Sequence[bytes]) -> str | None:
-    """Return the 8-bit encoding that a text seems to have, by samples of it; None if it is UTF-8, also with a few
-    bad bytes, which no conversion would mend."""
+    """Return the 8-bit encoding that a text seems to have, by samples of it; None if it is UTF-8, also with
+    a few bad bytes, which no conversion would mend."""
     invalid = valid = 0
     for sample in samples:
         if not sample.isascii():

@@ -22,6 +22,7 @@ class OutputSpec:
     shard_tokens: int
     split_rule: SplitRule
     drop_short: bool = False  # delete a last training shard that is not full
+    gpus: int = 1  # that will train on it; only warnings depend on it
 
     @property
     def folder(self) -> Path:

@@ -86,6 +86,12 @@ class Packer:
         self._val_is_open = False
 
     @property
+    def first_segment_tokens(self) -> int:
+        """How many tokens are packed, if all are for validation and do not fill a segment; else 0."""
+        val = self._tokens["val"]
+        return 0 if self._tokens["train"] or val >= self._shard_tokens else val
+
+    @property
     def left_tokens(self) -> int | None:
         """How many tokens are still to be packed, up to `max_tokens`; None if there is no limit."""
         return self._left_tokens

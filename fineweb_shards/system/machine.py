@@ -110,6 +110,14 @@ def _lower_priority() -> None:
         ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)
 
 
+def busy_cores() -> float:
+    """Return how many cores were wanted over the last minute, by all programs (the load); 0 if unknown."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):  # Windows has none
+        return 0.0
+
+
 def offer_to_oom_killer() -> None:
     """Make this process the kernel's first choice when memory runs out: a killed worker is replaced."""
     with contextlib.suppress(OSError):  # not Linux, or not allowed

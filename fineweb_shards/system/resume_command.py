@@ -40,6 +40,16 @@ class TypedCommand:
             return self.make_command
         return f"{program()} {shlex.join(kept)}"
 
+    def with_flags(self, flags: str) -> str:
+        """Return the command with more flags; those of `make` are in its variable ARGS."""
+        command = self.resume()
+        if command != self.make_command:
+            return f"{command} {flags}"
+        words = shlex.split(command)
+        arguments = next((word for word in words if word.startswith("ARGS=")), "ARGS=")
+        kept = [word for word in words if word != arguments]
+        return shlex.join([*kept, f"{arguments} {flags}".replace("= ", "=", 1)])
+
 
 def take_typed_command(words: list[str]) -> TypedCommand:
     """Return this process's command, and remove the Makefile's variable from the environment."""

@@ -98,7 +98,7 @@ def test_a_changed_setting_is_refused(finished: Path, field: str, words: list[st
 def test_every_setting_that_changes_bytes_is_in_the_fingerprint() -> None:
     """A new field must decide on which side it stands."""
     free = {"input", "out", "workers", "engine", "max_memory", "batch_bytes", "on_bad_file", "verify", "seed"}
-    free |= {"download", "keep_downloads", "max_outage", "on_finish", "priority", "index"}
+    free |= {"download", "keep_downloads", "max_outage", "on_finish", "priority", "index", "gpus"}
     free |= {"scratch", "executor", "ray_address"}
     free |= {"tokenizer", "pattern", "eot"}  # the vocabulary that they name is compared
     free |= {"val_input"}  # as the files are
@@ -110,7 +110,7 @@ def test_every_setting_that_changes_bytes_is_in_the_fingerprint() -> None:
 def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
     """Same name, same size, other bytes; --fresh says what it deletes and starts over."""
     path = write_text(tmp_path / "a.txt", ["one", "two"])
-    words = ["build", "--input", path, "--out", tmp_path / "out", "--workers", "1"]
+    words = ["build", path, "--out", tmp_path / "out", "--shard-tokens", "100", "--workers", "1"]
     assert inline.run_command(*words).returncode == 0
     path.write_bytes(path.read_bytes().replace(b"two", b"owt"))
     refused = inline.run_command(*words)

@@ -216,7 +216,8 @@ def test_fewer_workers_than_asked_for_are_told(capsys: pytest.CaptureFixture[str
     budget = plan_budget(1000, 2**30, 4 * 2**20)
     assert budget.wanted_workers == 1000
     assert budget.workers < 5
-    assert main(["plan", "small.txt", "--out", "o", "--workers", "1000", "--max-memory", "1GiB"]) == 0
+    many = ["--workers", "1000", "--max-memory", "1GiB"]
+    assert main(["plan", "small.txt", "--out", "o", "--shard-tokens", "100", *many]) == 0
     assert (
         f"workers    {budget.workers} instead of 1,000: 1.1 GB of memory hold no more"
         in capsys.readouterr().out

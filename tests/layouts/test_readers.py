@@ -97,7 +97,7 @@ def test_every_shard_is_compared_with_a_batch(
     layout: str, val: list[int], train: list[int], words: str | None
 ) -> None:
     """DataLoaderLite and llm.c: each shard of either split needs a batch of all GPUs and one token."""
-    warnings = LAYOUTS[layout].warnings(name_files(layout, val, train))
+    warnings = LAYOUTS[layout].warnings(name_files(layout, val, train), 8)
     assert len(warnings) == (words is not None)
     if words:
         assert re.search(words, warnings[0])
@@ -118,12 +118,16 @@ def data_loader_lite_reads(sizes: list[int], size: int, ranks: int) -> bool:
     return True
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 8])
 @pytest.mark.parametrize("offset", [-1, 0, 1])
-def test_the_shortest_shard_is_what_data_loader_lite_and_llm_c_say(offset: int) -> None:
-    """At the figure they read it, one token below they don't."""
-    tokens = limits.SHORTEST_SHARD_TOKENS + offset
-    assert data_loader_lite_reads([tokens], 64 * 1024, 8) == (offset >= 0)
-    assert (tokens >= 8 * 64 * 1024 + 1) == (offset >= 0)  # llm.c's assertion
+def test_the_shortest_shard_is_what_data_loader_lite_and_llm_c_say(offset: int, gpus: int) -> None:
+    """At the figure they read it, one token below they don't; without a word about GPUs, with one."""
+    tokens = gpus * 64 * 1024 + 1 + offset
+    assert data_loader_lite_reads([tokens], 64 * 1024, gpus) == (offset >= 0)
+    for layout in ("build-nanogpt", "llm.c"):
+        files = name_files(layout, [10**7], [10**7, tokens])
+        assert (LAYOUTS[layout].warnings(files, gpus) == []) == (offset >= 0)
+        assert gpus > 1 or LAYOUTS[layout].warnings(files) == LAYOUTS[layout].warnings(files, 1)
 
 
 def modded_validation(sizes: list[int], batch: int, steps: int) -> bool:
@@ -258,7 +262,7 @@ def test_the_documentation_states_the_same_figures() -> None:
     """docs/layouts.md has a line for each reader's rule, with the figures of the table in the code."""
     text = (Path(__file__).parent.parent.parent / "docs" / "layouts.md").read_text()
     stated = {
-        "build-nanogpt, llm.c": [limits.BATCH_LENGTH, limits.SHORTEST_SHARD_TOKENS],
+        "build-nanogpt, llm.c": [limits.BATCH_LENGTH, *map(limits.shortest_shard_tokens, (1, 8))],
         "nanoGPT": [limits.NANOGPT_BLOCK_TOKENS, limits.NANOGPT_SHORTEST_TOKENS],
         "modded-nanogpt, validation": [
             limits.VALIDATION_TOKENS,

@@ -24,7 +24,7 @@ def test_success_is_told_with_its_figures(tmp_path: Path) -> None:
     """Outcome, exit code, folder, and what was made."""
     write_text(tmp_path / "a.txt", ["one", "two"])
     done = runs.run_command(
-        "build", "--input", "a.txt", "--out", "out", "--workers", "1", "--on-finish", SHOW, cwd=tmp_path
+        "build", "a.txt", "--out", "out", "--shard-tokens", "100", "--on-finish", SHOW, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     outcome = outcome_in(tmp_path)

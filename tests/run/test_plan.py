@@ -16,6 +16,7 @@ from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_parquet, write_text
 
 from fineweb_shards.commands.plan import plan_lines, verdict_on
+from fineweb_shards.run import plan, plan_text
 from fineweb_shards.run.input_sample import take_sample
 from fineweb_shards.run.plan import make_plan
 from fineweb_shards.run.plan_text import short_lines
@@ -92,6 +93,18 @@ def test_it_shows_what_the_issue_of_a_run_depends_on(tmp_path: Path) -> None:
     assert "document 3 Third one" in text
     assert "Fourth" not in text
     assert not (tmp_path / "out").exists()
+
+
+def test_low_priority_is_explained_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, before the build; not where it has the priority of others, or the cores are free."""
+    path = write_text(tmp_path / "a.txt", DOCUMENTS)
+    monkeypatch.setattr(plan_text, "usable_cores", lambda: 4)
+    monkeypatch.setattr(plan, "busy_cores", lambda: 3.1)
+    (line,) = [line for line in short_lines(plan_of(tmp_path, path)) if "--priority normal" in line]
+    assert "other programs want 3.1 of 4 cores" in line
+    assert "--priority" not in "".join(short_lines(plan_of(tmp_path, path, priority="normal")))
+    monkeypatch.setattr(plan, "busy_cores", lambda: 0.4)
+    assert "--priority" not in "".join(short_lines(plan_of(tmp_path, path)))
 
 
 def test_a_bad_file_is_told_before_the_run(tmp_path: Path) -> None:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import shlex
+import subprocess
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import inline
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import reference
 import runs
 from documents import make_documents
-from inputs import write_jsonl
+from inputs import write_jsonl, write_parquet
 
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.run import build
 from fineweb_shards.run.result_text import output_notes, output_warnings
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.vocabulary import GPT2
@@ -160,7 +170,8 @@ def test_the_command_warns_at_the_start_and_at_the_end(source: Path, tmp_path: P
     out = tmp_path / "out"
     out.mkdir()
     (out / "train_gpt2.py").write_text("")
-    done = inline.run_command("build", "--input", source, "--out", out)
+    settings = ["--input", source, "--out", out, "--shard-tokens", "100M"]
+    done = inline.run_command("build", *settings)
     assert done.returncode == 0, done.stderr
     for text in (done.stderr, done.stdout):
         warnings = " ".join(text.split()).split("WARNING ")[1:]  # long lines are wrapped
@@ -168,13 +179,14 @@ def test_the_command_warns_at_the_start_and_at_the_end(source: Path, tmp_path: P
             assert any(words in warning for warning in warnings)
     assert done.stdout.rstrip().endswith("move them away.")
     assert "nothing is missing" not in done.stdout
-    done = inline.run_command("build", "--input", source, "--out", out, "--json")
+    done = inline.run_command("build", *settings, "--json")
     result = json.loads(done.stdout.splitlines()[-1])
     assert len(result["warnings"]) == 3  # and the shard is shorter than a batch
-    planned = inline.run_command("plan", "--input", source, "--out", out)
+    planned = inline.run_command("plan", *settings)
     assert "nothing to train on" in planned.stdout
     assert "train_gpt2.py" in planned.stdout
-    exported = inline.run_command("export", out, "--out", tmp_path / "copy", "--layout", "llm.c")
+    words = ["--out", tmp_path / "copy", "--layout", "llm.c", "--shard-tokens", "100M"]
+    exported = inline.run_command("export", out, *words)
     assert "nothing to train on" in " ".join(exported.stdout.split())
 
 
@@ -186,3 +198,87 @@ def test_an_input_without_a_document_is_no_success(tmp_path: Path) -> None:
         assert done.returncode == 3
         assert "holds no document" in done.stderr
         assert "complete" not in done.stdout
+
+
+def suggested(done: subprocess.CompletedProcess[str], out: Path) -> list[str]:
+    """The words after the program's name in the command that a refusal proposes; checks the refusal."""
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2, said
+    assert "nothing to train on" in said
+    assert {path.name for path in out.glob("*")} <= {".fineweb-shards", "manifest.json"}
+    return shlex.split(said.rpartition("-m fineweb_shards ")[2])
+
+
+def check_rebuilt(done: subprocess.CompletedProcess[str], out: Path, tokens: int | None = None) -> None:
+    """A command that was proposed has made both splits of the stream."""
+    assert done.returncode == 0, done.stderr
+    assert "nothing to train on" not in done.stdout
+    found = {path.name: np.load(path).tolist() for path in sorted(out.glob("*.npy"), reverse=True)}
+    assert [name.split("_")[1] for name in found] == ["val", "train"]
+    assert [*itertools.chain(*found.values())] == reference.stream(DOCUMENTS).tolist()[:tokens]
+
+
+@pytest.mark.parametrize(
+    ("form", "words", "is_certain"),
+    [
+        ("jsonl", [], True),
+        ("token_count", [], True),
+        ("parquet", [], False),
+        ("parquet", ["--max-tokens", "9k"], True),
+    ],
+)
+def test_an_input_of_at_most_one_shard_stops_with_the_command_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, words: list[str], is_certain: bool
+) -> None:
+    """Exit code 2 and not one file; before anything is encoded where size, token_count or a limit tell."""
+    path, out = tmp_path / "my data.parquet", tmp_path / "out"
+    begun: list[Any] = []
+    if form == "jsonl":
+        path = write_jsonl(tmp_path / "my data.jsonl", DOCUMENTS)
+    elif form == "parquet":
+        write_parquet(path, DOCUMENTS)
+    else:
+        counts = [len(reference.encode(text)) for text in DOCUMENTS]
+        pq.write_table(pa.table({"text": DOCUMENTS, "token_count": counts}), path)
+
+    stages = build.run
+
+    def run(*given: Any) -> Manifest:
+        begun.append(given)
+        return stages(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "run", run)
+        refused = inline.run_command("build", path, "--out", out, *words)
+    assert (not begun) == is_certain
+    tokens = 9000 if "--max-tokens" in words else None
+    check_rebuilt(inline.run_command(*suggested(refused, out)), out, tokens)
+    planned = inline.run_command("plan", path, "--out", tmp_path / "other", *words)
+    assert planned.returncode == (2 if is_certain else 0)
+    assert "nothing to train on" in planned.stdout + planned.stderr
+
+
+def test_of_a_pipe_it_is_told_at_its_end(source: Path, tmp_path: Path) -> None:
+    """Before the first file has its name, and with the number of tokens that there were."""
+    run, out = partial(runs.run_command, stdin=source.read_bytes()), tmp_path / "out"
+    refused = run("build", "-", "--format", "jsonl", "--out", out)
+    assert f"all {TOKENS:,} tokens" in " ".join(refused.stderr.split())
+    check_rebuilt(run(*suggested(refused, out)), out)
+
+
+@pytest.mark.parametrize(
+    "words", [["--shard-tokens", "100M"], ["--val-tokens", "1M"], ["--val-documents", "1000"]]
+)
+def test_what_was_asked_for_is_made(source: Path, tmp_path: Path, words: list[str]) -> None:
+    """All of the input for validation, with a warning, if the settings that decide it were named."""
+    done = inline.run_command("build", source, "--out", tmp_path / "out", *words)
+    assert done.returncode == 0, done.stderr
+    assert "nothing to train on" in " ".join(done.stdout.split())
+
+
+def test_an_export_leaves_something_to_train_on(source: Path, tmp_path: Path) -> None:
+    """Into a layout whose first shard is for validation: the same refusal, and the same way out."""
+    runs.build_inline(tmp_path / "plain", source, layout="plain")
+    out = tmp_path / "out"
+    refused = inline.run_command("export", tmp_path / "plain", "--layout", "build-nanogpt", "--out", out)
+    check_rebuilt(inline.run_command(*suggested(refused, out)), out)

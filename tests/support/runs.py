@@ -21,7 +21,7 @@ from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.run.build import run
-from fineweb_shards.run.config import Config
+from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.export import export as export_shards
 from fineweb_shards.run.export import open_export_source
 from fineweb_shards.run.job import Job, make_job
@@ -60,7 +60,9 @@ def encoder_of(job: Job) -> Encoder | TokenJoiner:
 
 
 def job_of(out: Path | str, *inputs: Path | str, **settings: Any) -> Job:
-    config = Config(input=tuple(map(str, inputs)), out=str(out), **settings)
+    """A job; without another setting, one whose first shard may be all there is, because that was said."""
+    chosen = {"shard_tokens": DEFAULT_SHARD_TOKENS, **settings}
+    config = Config(input=tuple(map(str, inputs)), out=str(out), **chosen)
     return make_job(config, config.open_store(Observer()))
 
 

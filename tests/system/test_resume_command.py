@@ -83,3 +83,18 @@ def test_a_command_from_another_terminal_runs_here(script: Path, monkeypatch: py
     assert runnable_here("make shards") == "make shards"
     monkeypatch.setenv("PATH", str(script.parent))
     assert runnable_here("fineweb-shards build x") == "fineweb-shards build x"
+
+
+@pytest.mark.parametrize(
+    ("typed", "more"),
+    [
+        ("make shards SAMPLE=sample-10BT", "make shards SAMPLE=sample-10BT 'ARGS=--val-tokens 3'"),
+        (
+            "make shards ARGS='--out \"a b\" --max-tokens 30' OUT=o",
+            "make shards OUT=o 'ARGS=--out \"a b\" --max-tokens 30 --val-tokens 3'",
+        ),
+    ],
+)
+def test_more_flags_of_make_are_in_its_variable(typed: str, more: str) -> None:
+    """Behind those that are there; make itself knows no such flag."""
+    assert TypedCommand(WORDS, typed).with_flags("--val-tokens 3") == more
