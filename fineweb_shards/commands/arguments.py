@@ -28,7 +28,7 @@ SETTING_GROUPS = {
     ),
     "which documents": ("where", "min_tokens", "max_document_tokens", "max_tokens"),
     "tokenizer": ("tokenizer", "pattern", "eot", "engine", "seed"),
-    "output": ("out", "scratch", "layout", "shard_tokens", "last_shard", "index", "verify"),
+    "output": ("out", "scratch", "layout", "shard_tokens", "last_shard", "index", "verify", "gpus"),
     "validation": ("val_tokens", "val_documents", "val_ratio", "val_seed", "val_input"),
     "machine": (
         "workers", "max_memory", "batch_bytes", "priority", "executor", "ray_address", "max_outage",

@@ -30,7 +30,7 @@ from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.known import KNOWN_RANKS
 from fineweb_shards.tokenizers.patterns import PATTERNS
-from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds
+from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds, show_count
 from fineweb_shards.vocabulary import GPT2
 
 
@@ -147,7 +147,7 @@ class Config:
         "build-nanogpt", f"whose loader will read it: {', '.join(LAYOUTS)}", metavar="NAME", bytes_=True,
     )  # fmt: skip
     shard_tokens: int | None = _setting(
-        None, f"tokens in a shard, such as 100M or 1e8 (default: {DEFAULT_SHARD_TOKENS:,})",
+        None, f"tokens in a shard, such as 100M or 1e8 (default: {show_count(DEFAULT_SHARD_TOKENS)})",
         parse=parse_count, metavar="N", bytes_=True,
     )  # fmt: skip
     max_tokens: int | None = _setting(

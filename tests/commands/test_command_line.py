@@ -54,7 +54,7 @@ def test_a_start_that_fails_names_no_report(tmp_path: Path, monkeypatch: pytest.
     """There is nothing in it: the last lines are the error and the next step."""
     path = write_text(tmp_path / "a.txt", ["one", "two"])
     monkeypatch.setattr(plan, "free_disk_bytes", lambda folder: 1)
-    done = inline.run_command("build", path, "--out", tmp_path / "out", "--workers", "1")
+    done = inline.run_command("build", path, "--out", tmp_path / "out", "--workers", "1", "--val-tokens", "1")
     assert done.returncode == 5
     assert "are missing" in done.stderr
     assert "report" not in done.stderr
