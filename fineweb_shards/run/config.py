@@ -281,11 +281,13 @@ class Config:
                 f"--scratch {self.scratch}: it is for an --out in a bucket, and {self.out} is a folder.",
                 "Leave it out.",
             )
-        if self.name and not self.dataset:
-            raise UsageError(
-                f"--name {self.name}: it names a config of a dataset, and there is no --dataset.",
-                "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu",
-            )
+        for name, what in (("name", "config"), ("split", "split"), ("revision", "revision")):
+            value = getattr(self, name)
+            if value != getattr(Config, name) and not self.dataset:
+                raise UsageError(
+                    f"--{name} {value}: it names a {what} of a dataset, and there is no --dataset.",
+                    "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu",
+                )
         if self.val_input and (given := [name for name in VAL_SETTINGS if getattr(self, name) is not None]):
             raise UsageError(
                 f"--val-input and --{given[0].replace('_', '-')} exclude each other.", "Name one of the two."

@@ -225,6 +225,7 @@ def _open_files(
         is_earlier_output=EarlierOutputs(open_bucket).has,
         val_inputs=config.val_input,
         skip_bad=settings.skip_bad,
+        column=settings.column,
         find_separators=config.separator == AUTO and not (begun and begun.shards),
         note=notes.append,
         open_bucket=open_bucket,

@@ -30,6 +30,7 @@ from fineweb_shards.sources.decompression import DamagedStreamError, open_unpack
 from fineweb_shards.sources.detection import HEAD_BYTES, SAMPLE_BYTES, detect_separator, sample_offsets
 from fineweb_shards.sources.discovery import Findings, spells_ending, walk_folder, walk_glob
 from fineweb_shards.sources.formats import BY_ENDING, FORMATS
+from fineweb_shards.sources.odd_files import check_odd_files
 from fineweb_shards.sources.pipes import open_pipe
 from fineweb_shards.sources.text_check import check_is_text, convert_hint, guess_encoding
 
@@ -47,6 +48,8 @@ class _Found:
     problem: str | None = None  # why it can't be read
     info: ObjectInfo | None = None  # of an object in a bucket
     for_validation: bool = False
+    given: str = ""  # the flag and value that it was found by, if that stands for several files
+    every: str = ""  # a glob for all of those, without an ending
 
     @property
     def flag(self) -> str:
@@ -67,6 +70,7 @@ def find_files(
     val_inputs: tuple[str, ...] = (),
     skip_bad: bool = False,
     find_separators: bool = False,
+    column: str = "text",
     note: Callable[[str], None] = lambda text: None,
     open_bucket: OpenBucket = Bucket,
 ) -> tuple[InputFile, ...]:
@@ -75,8 +79,8 @@ def find_files(
 
     The program's own output is never input, even if --out is inside the input's folder, nor is that of
     another build. What can't be read is an error or, with `skip_bad`, a file with a problem. With
-    `find_separators`, texts on this machine get what was found between their documents. `note` is called with
-    what was skipped.
+    `find_separators`, texts on this machine get what was found between their documents. `column` holds the
+    documents of JSON lines. `note` is called with what was skipped, and what may be a mistake.
     """
     if not inputs:
         raise InputError(
@@ -87,10 +91,17 @@ def find_files(
     for_validation = [replace(one, for_validation=True) for one in _find("--val-input", val_inputs, search)]
     others = _find("--input", inputs, search)
     found = for_validation + _without_validation(others, for_validation, note)
+    described = _describe_all(found, format_name, find_separators, note)
     files = tuple(
-        replace(file, for_validation=one.for_validation)
-        for one, file in zip(found, _describe_all(found, format_name, find_separators, note), strict=True)
+        replace(file, for_validation=one.for_validation) for one, file in zip(found, described, strict=True)
     )
+    if format_name == "auto":
+        check_odd_files(
+            [(one.given, one.every, file) for one, file in zip(found, files, strict=True)],
+            column,
+            skip_bad=skip_bad,
+            note=note,
+        )
     bad = [file.problem for file in files if file.problem is not None]
     if bad and not skip_bad:
         more = f" ({len(bad) - 1:,} more can't be read either.)" if len(bad) > 1 else ""
@@ -175,7 +186,7 @@ def _expand(flag: str, text: str, search: _Search) -> list[_Found]:
         any_ending, findings = spells_ending(pattern), walk_glob(pattern)
     else:
         raise InputError(f"{flag} {text}: {_describe_missing(path)}.", "Check the path.")
-    return _take(f"{flag} {text}", findings, search, any_ending=any_ending, is_folder=os.path.isdir(path))
+    return _take(flag, text, findings, search, any_ending=any_ending, is_folder=os.path.isdir(path))
 
 
 def _expand_url(flag: str, text: str, search: _Search) -> list[_Found]:
@@ -187,15 +198,16 @@ def _expand_url(flag: str, text: str, search: _Search) -> list[_Found]:
         raise InputError(f"{flag} {text}: there is no such object or folder.", "Check the address.")
     else:
         any_ending = not found.is_folder and spells_ending(text)
-        taken = _take(f"{flag} {text}", found, search, any_ending=any_ending, is_folder=found.is_folder)
+        taken = _take(flag, text, found, search, any_ending=any_ending, is_folder=found.is_folder)
     return [replace(one, info=found.objects[one.name]) for one in taken]
 
 
 def _take(
-    given: str, findings: Findings, search: _Search, *, any_ending: bool, is_folder: bool
+    flag: str, text: str, findings: Findings, search: _Search, *, any_ending: bool, is_folder: bool
 ) -> list[_Found]:
-    """Return the files that can be read, by their endings; note which ones are passed over. `given` is flag
-    and value."""
+    """Return the files that can be read, by their endings; note which ones are skipped."""
+    given = f"{flag} {text}"
+    every = f"{text.rstrip('/')}/**/*" if is_folder else f"{text.rpartition('/')[0] or os.curdir}/*"
     any_ending = any_ending or search.format_name != "auto"
     made = {name for name in findings.files if search.is_made(findings.path_of(name))}
     taken = [name for name in findings.files if any_ending or split_suffixes(name)[0] or name in made]
@@ -210,7 +222,9 @@ def _take(
         search.note(f"{given}: not followed, because it leads to a folder that is read anyway: {folders}")
     problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
     names = sorted({*taken, *problems})
-    return [_Found(findings.path_of(name), name, problems.get(name)) for name in names]
+    return [
+        _Found(findings.path_of(name), name, problems.get(name), given=given, every=every) for name in names
+    ]
 
 
 def _no_file_error(given: str, passed_over: list[str], *, is_folder: bool) -> InputError:

@@ -62,7 +62,7 @@ def check_is_text(file: InputFile, head: bytes) -> None:
     controls = len(head) - len(head.translate(None, _CONTROLS))
     invalid = _count_invalid(head)
     illegible = controls + invalid
-    # Nearly any pair of bytes is a character of UTF-16: UTF-8 with a few NULs must not be taken for it.
+    # Nearly any two bytes are a character of UTF-16: UTF-8 with a few NULs must not be taken for it.
     is_utf8 = not invalid and illegible <= _MOST_ILLEGIBLE * len(head)
     if (encoding := _find_wide_encoding(head, marked_only=is_utf8)) is not None:
         raise _refuse(file, f"this text is {encoding}", convert_hint(file, encoding))
@@ -91,8 +91,8 @@ def _count_invalid(head: bytes) -> int:
 
 
 def guess_encoding(samples: Sequence[bytes]) -> str | None:
-    """Return the 8-bit encoding that a text seems to have, by samples of it; None if it is UTF-8, also with
-    a few bad bytes, which no conversion would mend."""
+    """Return the 8-bit encoding that a text seems to have, by samples; None if it is UTF-8, also with a few
+    bad bytes, which no conversion would mend."""
     invalid = valid = 0
     for sample in samples:
         if not sample.isascii():

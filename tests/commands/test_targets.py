@@ -146,6 +146,8 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         ([*SMALL, "--max-memory", "0"], "--max-memory 0 bytes is too small", "more"),
         ([*SMALL, "--val-ratio", "5"], "--val-ratio 5: must be from 0", "5%"),
         ([*SMALL, "--name", "x"], "--name x: it names a config", "--dataset"),
+        ([*SMALL, "--split", "test"], "--split test: it names a split of a dataset", "--dataset"),
+        ([*SMALL, "--revision", "v1"], "--revision v1: it names a revision of a dataset", "--dataset"),
         ([*SMALL, "--priority", "norml"],
          "--priority: 'norml' is not one of background, normal (did you mean normal?)", "--help"),
         (["status"], "Name one folder", "status out/demo"),

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import inline
 import pyarrow as pa
 import pytest
 import reference
@@ -337,3 +338,30 @@ def test_compressed_files_with_names_that_are_no_utf8(tmp_path: Path) -> None:
         file.write(b"two")
     runs.build_inline(tmp_path / "out", tmp_path)
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["two"]), 10**8)
+
+
+def test_metadata_beside_parquet_files_is_named(tmp_path: Path) -> None:
+    """A .json that holds no JSON lines is refused before the build, with the glob that leaves it out, which
+    works; a text among parquet files is read, with a note."""
+    data = tmp_path / "my data"
+    data.mkdir()
+    for number in range(3):
+        write_parquet(data / f"{number}.parquet", [f"document {number}"])
+    for content in ('{\n  "description": "a dataset"\n}\n', '{"splits": {}}', "[1, 2]"):
+        (data / "dataset_info.json").write_text(content)
+        done = inline.run_command("build", "my data", "--out", "out", cwd=tmp_path)
+        assert done.returncode == 3
+        assert (
+            "--input my data: dataset_info.json holds no JSON lines with the key 'text', and 3 of 4 files "
+            "there are parquet.\n  If it is no input, leave it out: --input 'my data/**/*.parquet'"
+        ) in done.stderr
+        assert not (tmp_path / "out").exists()
+    assert len(runs.job_of(tmp_path / "out", data / "**/*.parquet").source.files) == 3
+    skipped = runs.job_of(tmp_path / "out", data, on_bad_file="skip").source
+    assert len(skipped.files) == 4
+    (data / "dataset_info.json").write_text('{"text": "a document"}\n')
+    (note,) = runs.job_of(tmp_path / "out", data).notes
+    assert note == (
+        f"--input {data}: 3 of 4 files are parquet; also read (jsonl): dataset_info.json. "
+        f"To read parquet only: --input '{data}/**/*.parquet'"
+    )
