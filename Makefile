@@ -1,4 +1,4 @@
-# fineweb_shards: `make` lists what there is. Every target sets up .venv by itself.
+# fineweb_shards: `make` lists what there is. Every target but help and clean sets up .venv by itself.
 
 SAMPLE ?= demo
 OUT ?=
