@@ -1,4 +1,4 @@
-# fineweb_shards: `make` lists what there is. Every target sets up .venv by itself.
+# fineweb_shards: `make` lists what there is. Every target but help and clean sets up .venv by itself.
 
 SAMPLE ?= demo
 OUT ?=
@@ -18,12 +18,19 @@ given = $(filter-out undefined default file,$(origin $(1)))
 TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(name)), $(name)=$(call quote,$(value $(name)))))
 
 .DEFAULT_GOAL := help
-.PHONY: help shards plan status report verify test soak check bench bench-hub bench-line bench-tokenizers bench-control bench-ray cluster-demo bench-bucket clean
+TARGETS := help shards plan status report verify test soak check bench bench-hub bench-line bench-bucket \
+  bench-tokenizers bench-control bench-ray cluster-demo clean
+.PHONY: $(TARGETS)
+# Before anything runs: `make shards sample-10BT` would build the demo first.
+UNKNOWN := $(filter-out $(TARGETS) .venv/run .venv/dev,$(MAKECMDGOALS))
+ifneq ($(UNKNOWN),)
+  $(error There is no target $(UNKNOWN). A sample is named by SAMPLE: make shards SAMPLE=$(firstword $(UNKNOWN)))
+endif
 
 help: ## list the targets
 	@echo "make shards [SAMPLE=name] [OUT=folder] [WORKERS=n] [ARGS='--flag value']"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  SAMPLE is one of: $(basename $(notdir $(wildcard configs/*.toml)))"
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import inline
 import pytest
 import runs
 
@@ -345,3 +346,13 @@ def test_the_wheel_holds_the_ranks_and_the_samples() -> None:
         for path in ROOT.glob("fineweb_shards/**/__init__.py")
     }
     assert set(data["tool"]["setuptools"]["packages"]) == packages | {"fineweb_shards.configs"}
+
+
+def test_every_row_of_the_plan_is_documented(tmp_path: Path) -> None:
+    """In the order in which it is shown; one row depends on how busy the machine is."""
+    shown = inline.run_command("plan", "demo", "--out", tmp_path / "out").stdout.splitlines()
+    example = section(REFERENCE, "### What `plan` shows").partition("$ make plan\n")[2].partition("\n\n")[0]
+    rows = [
+        [line[:10].strip() for line in lines] for lines in (shown, [row[4:] for row in example.split("\n")])
+    ]
+    assert [row for row in rows[0] if row != "priority"] == rows[1]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.system.install_command import install_command
 
 _KEY, _SECRET = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
 # A profile with one of these has its keys made by somebody else: by a login, a role or a program.
@@ -114,7 +115,7 @@ def _ask_boto3(name: str) -> Any:
     except ImportError:
         raise UsageError(
             f"The AWS profile {name} needs a login, a role or a program for its keys, which boto3 handles.",
-            "Install it: pip install boto3",
+            f"Install it: {install_command('boto3')}",
         ) from None
     try:
         return Boto3CredentialProvider(boto3.Session(profile_name=name), ttl=_ASK_BOTO3_EVERY)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fineweb_shards.buckets.address import BucketAddress
 from fineweb_shards.buckets.credentials import store_options
 from fineweb_shards.errors import UsageError
+from fineweb_shards.system.install_command import install_command
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -35,7 +36,7 @@ def require_obstore(address: BucketAddress) -> None:
     if importlib.util.find_spec("obstore") is None:
         raise UsageError(
             f"{address}: object stores need the package obstore.",
-            "Install it: pip install 'fineweb_shards[buckets]'",
+            f"Install it: {install_command('obstore')}",
         )
 
 

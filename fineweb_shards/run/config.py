@@ -192,8 +192,8 @@ class Config:
         parse=parse_count, metavar="N",
     )  # fmt: skip
     executor: str = _setting(
-        "local", "who does the work: processes on this machine, or a Ray cluster (pip install "
-        "'fineweb_shards[ray]')", choices=("local", "ray"),
+        "local", "who does the work: processes on this machine, or a Ray cluster (which "
+        "needs the package ray)", choices=("local", "ray"),
     )  # fmt: skip
     ray_address: str = _setting(
         "", "with --executor ray: auto joins the cluster of this machine, local starts one for this run "

@@ -66,10 +66,10 @@ def program() -> str:
     if script.stem == PROGRAM and script.is_file():
         found = shutil.which(PROGRAM)
         on_path = found is not None and os.path.samefile(found, script)
-        return PROGRAM if on_path else shlex.quote(_relative_path(script))
+        return PROGRAM if on_path else shlex.quote(relative_path(script))
     typed = sys.orig_argv[0] if sys.orig_argv else ""
     python = typed if os.sep in typed else sys.executable
-    return f"{shlex.quote(_relative_path(Path(python)))} -m fineweb_shards"
+    return f"{shlex.quote(relative_path(Path(python)))} -m fineweb_shards"
 
 
 def runnable_here(command: str) -> str:
@@ -78,7 +78,7 @@ def runnable_here(command: str) -> str:
     return f"{program()} {rest}" if name == PROGRAM and shutil.which(PROGRAM) is None else command
 
 
-def _relative_path(path: Path) -> str:
+def relative_path(path: Path) -> str:
     """Return a relative path, such as `.venv/bin/…`, if it lies below the current folder."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)

@@ -7,6 +7,7 @@ May import: the root, `system`.
 from __future__ import annotations
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.system.install_command import install_command
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
@@ -30,6 +31,6 @@ def resolve_engine(name: str) -> type[Engine]:
     if not engine.installed_version():
         raise UsageError(
             f"--engine {name}: the package {name} is not installed here.",
-            f"`pip install {name}`, or use --engine auto.",
+            f"Install it: {install_command(name)}; or use --engine auto.",
         )
     return engine

@@ -66,8 +66,6 @@ class Engine(ABC):
 class Reference(Engine):
     """An engine whose tokens are correct by definition, for the vocabularies whose file is its own kind."""
 
-    extra: ClassVar[str] = ""  # of this package, which installs it; empty: it is always there
-
     @abstractmethod
     def encode_text(self, text: str) -> list[int]:
         """Return the tokens of one text, as one call of the reference makes them. The names of special tokens

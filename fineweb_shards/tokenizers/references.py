@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.system.install_command import install_command
 from fineweb_shards.tokenizers.base import Reference
 from fineweb_shards.tokenizers.sentencepiece_engine import SentencePieceEngine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
@@ -23,7 +24,7 @@ def require_reference(name: str, file: str) -> None:
     if not reference.installed_version():
         raise UsageError(
             f"{file}: such a tokenizer needs the package {name}, which is not installed here.",
-            f"pip install 'fineweb_shards[{reference.extra}]'",
+            f"Install it: {install_command(name)}",
         )
 
 

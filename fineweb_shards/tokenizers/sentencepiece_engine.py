@@ -19,7 +19,6 @@ class SentencePieceEngine(Reference):
     """The reference for vocabularies that a SentencePiece model defines."""
 
     name = "sentencepiece"
-    extra = "sentencepiece"
 
     @cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor:

@@ -26,7 +26,6 @@ class TokenizersEngine(Reference):
     """The reference for vocabularies that a `tokenizer.json` defines."""
 
     name = "tokenizers"
-    extra = "tokenizers"
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:

@@ -25,6 +25,7 @@ from fineweb_shards.buckets.objects import ObjectInfo, Version
 from fineweb_shards.buckets.upload_file import part_bytes_for, parts_at_once
 from fineweb_shards.errors import ChangedError, InputError, OutputError, UsageError
 from fineweb_shards.events import Observer
+from fineweb_shards.system.install_command import install_command
 
 ODD_NAME = "folder/o dd%20é+?#~*[x].txt"
 
@@ -320,7 +321,7 @@ def test_without_obstore_the_extra_is_named(bucket_url: str, monkeypatch: pytest
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
         Bucket(bucket_url)
-    assert "pip install 'fineweb_shards[buckets]'" in caught.value.hint
+    assert install_command("obstore") in caught.value.hint
 
 
 def test_obstore_is_not_loaded_without_a_bucket() -> None:

@@ -21,6 +21,7 @@ from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.buckets.errors import ConflictError
 from fineweb_shards.errors import InputError, NetworkError, ShardError, UsageError
 from fineweb_shards.system.background import in_background
+from fineweb_shards.system.install_command import install_command
 from fineweb_shards.system.retry import Clock
 
 
@@ -386,7 +387,7 @@ def test_a_profile_that_needs_a_login_asks_for_boto3(
     monkeypatch.setitem(__import__("sys").modules, "boto3", None)
     with pytest.raises(UsageError) as caught:
         Bucket(bucket_url).read("x")
-    assert "pip install boto3" in caught.value.hint
+    assert install_command("boto3") in caught.value.hint
 
 
 def test_a_profile_of_a_program_is_left_to_boto3(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -128,3 +129,20 @@ def test_stamps_of_a_python_that_is_gone_say_nothing(checkout: Path) -> None:
     done = make(checkout, ".venv/run", f"PYTHON={python}")
     assert done.returncode == 0, done.stderr
     assert "--editable" in (checkout / "calls.txt").read_text()
+
+
+@pytest.mark.parametrize("sample", ["sample-10BT", "sample10"])
+def test_a_sample_without_its_variable_is_refused(checkout: Path, sample: str) -> None:
+    """`make shards sample-10BT` builds no demo, and says what to type."""
+    write_script(checkout / ".venv" / "bin" / "fineweb-shards", PROGRAM)
+    (checkout / ".venv" / "run").touch()
+    done = make(checkout, "shards", sample)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert f"make shards SAMPLE={sample}." in done.stderr
+
+
+def test_the_columns_of_help_are_in_line(checkout: Path) -> None:
+    """However long a target's name is."""
+    lines = [line for line in make(checkout, "help").stdout.splitlines() if line.startswith("  make ")]
+    assert len({re.match(r"  make \S+ +", line).end() for line in lines}) == 1  # type: ignore[union-attr]

@@ -39,6 +39,7 @@ from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.store import leftovers
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.install_command import install_command
 from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.encoder import Encoder
@@ -125,7 +126,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(UsageError, match="No module named 'ray'") as missing:
         load_ray()
-    assert "fineweb_shards[ray]" in missing.value.hint
+    assert install_command("ray") in missing.value.hint
 
 
 def test_an_address_needs_the_executor(tmp_path: Path) -> None:

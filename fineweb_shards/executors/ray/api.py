@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.system.install_command import install_command
 
 
 def load_ray() -> Any:
@@ -15,6 +16,6 @@ def load_ray() -> Any:
     except ImportError as error:
         raise UsageError(
             f"--executor ray needs the package ray, which can't be imported: {error}.",
-            "Install it with: pip install 'fineweb_shards[ray]'. Where Ray has no wheel for this platform or "
-            "Python, use --executor local.",
+            f"Install it: {install_command('ray')}. Where Ray has no wheel for this platform or Python, use "
+            "--executor local.",
         ) from error

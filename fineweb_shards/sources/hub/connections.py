@@ -17,6 +17,7 @@ from urllib3.util import Retry, Timeout, make_headers
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.environment import proxy_for
+from fineweb_shards.system.install_command import install_command
 
 _KEPT_CONNECTIONS = 64  # to one host
 _MOST_REDIRECTS = 5
@@ -50,7 +51,7 @@ def _connections(proxy: str | None) -> urllib3.PoolManager:
         except ImportError:
             raise HubError(
                 "The proxy in the environment can't be used: SOCKS needs the package PySocks.",
-                "Install it: pip install PySocks",
+                f"Install it: {install_command('PySocks')}",
             ) from None
         return SOCKSProxyManager(proxy, maxsize=_KEPT_CONNECTIONS, ssl_context=trust)
     password = unquote(urlsplit(proxy).netloc.rpartition("@")[0])

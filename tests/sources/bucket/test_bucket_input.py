@@ -28,6 +28,7 @@ from fineweb_shards.run.plan import make_plan
 from fineweb_shards.sources import base
 from fineweb_shards.sources.changed_files import check_same_files
 from fineweb_shards.sources.files import files_to_json, find_files
+from fineweb_shards.system.install_command import install_command
 from fineweb_shards.system.retry import Clock
 
 DOCUMENTS = [text for text in make_documents(240, seed=5) if "<|endoftext|>" not in text]
@@ -420,7 +421,7 @@ def test_the_extra_is_named_where_obstore_is_missing(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
         find_files((f"{bucket_url}/a",), "auto")
-    assert "pip install 'fineweb_shards[buckets]'" in caught.value.hint
+    assert install_command("obstore") in caught.value.hint
 
 
 def test_our_own_output_is_no_input(bucket_url: str, tmp_path: Path) -> None:
