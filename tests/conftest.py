@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import locale
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,11 +24,49 @@ pytest_plugins = ["promises", "bucket_server"]
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("quick")
 
-# Nothing of a developer's shell decides how long a test takes: modules are compiled once, not in every
-# process, and no process leaves the cores to others, not even this one, after a build in it.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-for name in ("CI", "JPY_PARENT_PID", "COLAB_RELEASE_TAG"):  # they decide what is shown in a terminal
-    os.environ.pop(name, None)
+# Variables of a shell that would decide how a test ends: settings of the libraries we use, of Python (as
+# PYTHONDONTWRITEBYTECODE: modules are compiled once, not in every process), of `make` and of the terminal.
+FOREIGN = ("AWS_", "AZURE_", "GOOGLE_", "HF_", "LC_", "PYTHON", "RAY_", "RUST_", "MAKE", "FINEWEB_SHARDS_")
+OWN = ("PYTHONPATH", "PYTHONHOME", "FINEWEB_SHARDS_CORPUS")
+FOREIGN_NAMES = (
+    "LANG", "LANGUAGE", "COLUMNS", "LINES", "NO_COLOR", "CI", "JPY_PARENT_PID", "COLAB_RELEASE_TAG", "MFLAGS",
+    "OPENBLAS_NUM_THREADS", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy",
+    "all_proxy", "no_proxy",
+)  # fmt: skip
+FILES_NEEDED = 4096  # open at once
+
+
+def inherit_nothing() -> None:
+    """Set what programs inherit from the shell that starts the tests: variables, ignored and blocked signals
+    (`nohup`, `&`), umask, locale and limits. Niceness stays: only root could take it back."""
+    for name in list(os.environ):
+        if (name.startswith(FOREIGN) and name not in OWN) or name in FOREIGN_NAMES:
+            del os.environ[name]
+    os.environ |= {"LC_ALL": "C.UTF-8", "TERM": "xterm"}
+    if os.name == "nt":
+        return
+    import resource
+
+    locale.setlocale(locale.LC_ALL, "C.UTF-8")  # also decides the encoding of files in this process
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGCHLD):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.umask(0o022)
+    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU):
+        hard = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (hard, hard))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = FILES_NEEDED if hard == resource.RLIM_INFINITY else min(FILES_NEEDED, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+inherit_nothing()
+
+# No process leaves the cores to others, not even this one, after a build in it: the load would decide a test.
 STARTUP = Path(__file__).parent / "support" / "startup"
 os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
 os.nice = lambda increment: 0
