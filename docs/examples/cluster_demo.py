@@ -2,7 +2,7 @@
 
 The source files of Python's library become shards in a bucket, encoded by the nodes. When some are there, the
 second node is killed, and later another one comes. In the end every shard must be the one that this machine
-makes alone, in a folder. Everything is in a temporary folder, and gone afterwards.
+makes alone, in a folder. Everything is in a temporary folder, Ray's own files too, and gone afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ NODE = {"num_cpus": 1, "object_store_memory": 128 * 2**20}
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="cluster-demo-") as name, s3_server() as endpoint:
+    # Names of sockets are limited to about a hundred bytes, and macOS has a long path for temporary files.
+    short = "/tmp" if sys.platform == "darwin" else None
+    made = tempfile.TemporaryDirectory(prefix="cluster-demo-", dir=short, ignore_cleanup_errors=True)
+    with made as name, s3_server() as endpoint:
         folder = Path(name)
         os.environ |= {
             "AWS_ENDPOINT_URL": endpoint,
@@ -36,6 +39,7 @@ def main() -> None:
             "AWS_SECRET_ACCESS_KEY": "demo",
             "AWS_REGION": "us-east-1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": name,
         }
         say(f"an S3 server listens at {endpoint}")
         run_on_cluster(folder)

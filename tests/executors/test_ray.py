@@ -383,10 +383,20 @@ def test_a_cluster_that_wants_a_token_is_named(tmp_path: Path, many: Path, home:
             assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.soak
+def test_the_demo_leaves_nothing() -> None:
+    """Neither in the folder for temporary files nor at home."""
+    demo = Path(__file__).parents[2] / "docs" / "examples" / "cluster_demo.py"
+    with tempfile.TemporaryDirectory(prefix="fws-") as home:
+        environment = {**os.environ, **ENVIRONMENT, "HOME": home, "TMPDIR": home}
+        subprocess.run([sys.executable, demo], env=environment, capture_output=True, check=True)
+        assert not list(Path(home).iterdir())
+
+
 @contextlib.contextmanager
 def cluster_with_token(token: Path) -> Iterator[str]:
     """The address of a cluster that wants the token in this file, in a process of its own."""
-    script = "from ray_cluster import RayCluster; print(RayCluster(1).address, flush=True); input()"
+    script = "from ray_cluster import *\nwith ray_cluster(1) as one: print(one.address, flush=True); input()"
     environment = {**os.environ, **ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     environment["PYTHONPATH"] = os.pathsep.join([str(DRIVER.parent), environment["PYTHONPATH"]])
     pipe, words = subprocess.PIPE, [sys.executable, "-c", script]

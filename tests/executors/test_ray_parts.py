@@ -8,7 +8,8 @@ import os
 import pickle
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,12 @@ import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError, UsageError, WorkerError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
-from fineweb_shards.executors.ray import cluster, one_by_one_process, worker
+from fineweb_shards.executors.ray import cluster, jobs, one_by_one_process, worker
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.cluster import find_address
+from fineweb_shards.executors.ray.deaths import LOST
 from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
+from fineweb_shards.executors.ray.members import Members
 from fineweb_shards.executors.ray.messages import EncodedBatch, Errand, Piece, Returned
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
 from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpacked
@@ -95,6 +98,59 @@ def test_lost_tokens_are_waited_for() -> None:
     assert (share.block.attempt, share.block.array) == (again, 1)
     assert (late.attempt, late.array) == (again, 0)
     assert (unwritten.unplaced_bytes, unwritten.placed_bytes) == (0, 200)
+
+
+def test_an_errand_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node may be gone without Ray knowing it: no other errand is started there while there is another
+    node, and one line on the screen says so for all that the node took along."""
+    monkeypatch.setattr(jobs, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "explain_failure", lambda error: LOST)
+    exceptions = SimpleNamespace(RayError=ZeroDivisionError)
+    monkeypatch.setattr(jobs, "load_ray", lambda: SimpleNamespace(exceptions=exceptions))
+    do = SimpleNamespace(remote=lambda *arguments: None)
+    monkeypatch.setattr(jobs.ErrandPool, "_start_process", lambda pool, node: SimpleNamespace(do=do))
+    ends: list[Callable[[Future[bytes]], None]] = []
+    listener = Listener()
+    errands = jobs.Jobs(
+        RUN,
+        lambda reference, end: ends.append(end),
+        lambda shares: None,
+        lambda attempts: None,
+        creates=False,
+        observer=listener,
+        waits=Waits(listener),
+    )
+    errands.pool.set_nodes(["gone", "there"])
+    for number in range(4):
+        errands.add(number, print)
+    assert nodes_of(errands) == {0: "gone", 1: "there", 2: "gone", 3: "there"}
+    died: Future[bytes] = Future()
+    died.set_exception(ZeroDivisionError())
+    ends[0](died)
+    ends[2](died)
+    errands.start_all()
+    assert nodes_of(errands) == dict.fromkeys(range(4), "there")
+    assert [event.loud for event in listener.events] == [True, False]
+    errands.pool.set_nodes(["gone"])
+    errands.add(4, print)
+    assert nodes_of(errands)[4] == "gone"
+
+
+def nodes_of(errands: jobs.Jobs) -> dict[int, str]:
+    """Where each errand runs."""
+    return {number: job.node for number, job in errands._jobs.items() if job.running}
+
+
+def test_a_change_of_nodes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the singular, where one is left."""
+    monkeypatch.setattr("fineweb_shards.executors.ray.members._LOOK_EVERY_SECONDS", 0.0)
+    left = [cluster.Node(name, 1, 0) for name in ("a", "b")]
+    listener = Listener()
+    members = Members(SimpleNamespace(nodes=lambda: list(left)), 1, None, listener)
+    members.look()
+    left.pop()
+    members.look()
+    assert listener.texts("nodes") == ["1 node of Ray; before: 2"]
 
 
 def test_a_wait_ends_with_the_last_task_that_waits() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -87,13 +89,16 @@ class RayCluster:
 
 @contextmanager
 def ray_cluster(nodes: int) -> Iterator[RayCluster]:
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
+    folder = tempfile.mkdtemp(prefix="fws-")  # short: the names of sockets are limited
+    variables = {**ENVIRONMENT, "RAY_TMPDIR": folder}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     cluster = RayCluster(nodes)
     try:
         yield cluster
     finally:
         cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)  # Ray's last processes may still write some of it
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 

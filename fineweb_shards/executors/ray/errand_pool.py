@@ -4,10 +4,14 @@ Actors and not tasks: Ray ends processes that had nothing to do for a second, an
 second of processor time, which a shard every few seconds would cost each time. They take no core of
 their node's, so an errand never waits for batches. If one dies Ray starts it again. A node gets one when all
 others have something to do.
+
+Ray takes 15 seconds to notice that a node is gone. So where an errand has died no other is started for a
+while, if there is any other node.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +20,7 @@ from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.worker import ErrandProcess
 
 _AT_ONCE = 4  # on a node
+_AVOID_SECONDS = 60.0
 
 
 class ErrandPool:
@@ -26,6 +31,7 @@ class ErrandPool:
         self._nodes: list[str] = []
         self._actors: dict[str, Any] = {}  # by node; those that have had an errand
         self._busy: Counter[str] = Counter()  # errands, by node
+        self._avoided: dict[str, float] = {}  # nodes where an errand died, and until when
 
     def set_nodes(self, nodes: Iterable[str]) -> None:
         """Have errands done on these nodes, and on no other."""
@@ -35,7 +41,12 @@ class ErrandPool:
     def start(self, task: int, objects: Sequence[Any], errand: bytes) -> tuple[str, Any]:
         """Have an errand done on the node with the fewest; return the node, and the reference to a pickled
         Returned. There has to be a node."""
-        node = min(self._nodes, key=lambda one: (self._busy[one], one not in self._actors))
+        now = time.monotonic()
+        self._avoided = {node: until for node, until in self._avoided.items() if until > now}
+        node = min(
+            self._nodes,
+            key=lambda one: (one in self._avoided, self._busy[one], one not in self._actors),
+        )
         self._busy[node] += 1
         if node not in self._actors:
             self._actors[node] = self._start_process(node)
@@ -44,6 +55,12 @@ class ErrandPool:
     def finish(self, node: str) -> None:
         """Note that an errand has ended."""
         self._busy[node] -= 1
+
+    def avoid(self, node: str) -> bool:
+        """Start no errand on a node for a while, because one has died there; return whether that is new."""
+        is_new = node not in self._avoided
+        self._avoided[node] = time.monotonic() + _AVOID_SECONDS
+        return is_new
 
     @property
     def is_empty(self) -> bool:

@@ -63,6 +63,7 @@ from fineweb_shards.executors.unreadable_batch import replace_unreadable
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.types import KeptTokens, Placement, Quarantined, Tokens
+from fineweb_shards.units import show_number_of
 
 _REMOTE_TASKS_PER_CORE = 2
 _BATCHES = 4  # in a task
@@ -428,9 +429,12 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     def _note_losses(self, attempts: Iterable[Attempt]) -> None:
         """Have tokens made again that were lost with their node."""
-        for attempt in attempts:
-            if attempt.keys:  # else it is known already
-                self._observer.tell(Event("worker", f"tokens are lost: their task {LOST.description}"))
+        lost = [attempt for attempt in attempts if attempt.keys]  # of the others it is known already
+        if lost:
+            text = f"the tokens of {show_number_of(len(lost), 'task')} are lost with their node"
+            self._observer.tell(Event("worker", f"{text}; they are encoded again"))
+        for attempt in lost:
+            if attempt.keys:
                 self._note_death(attempt, LOST)
 
 

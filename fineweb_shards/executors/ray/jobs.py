@@ -157,7 +157,8 @@ class Jobs:
         job.deaths += 1
         job.not_before = time.monotonic() + _PAUSE_SECONDS
         text = f"a process that was to {job.aim} {death.description}; another one does it"
-        self._observer.tell(Event("worker", text))
+        # A node has several at once: one line on the screen is enough for all that it takes along.
+        self._observer.tell(Event("worker", text, loud=self.pool.avoid(job.node)))
         if job.deaths >= MAXIMUM_KILLS:
             raise WorkerError(
                 f"{job.deaths} processes that were to {job.aim} died: the last one {death.description}.",

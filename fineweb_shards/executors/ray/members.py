@@ -6,6 +6,7 @@ import time
 
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.ray.cluster import Cluster, Node
+from fineweb_shards.units import show_number_of
 
 _LOOK_EVERY_SECONDS = 5.0
 
@@ -36,7 +37,8 @@ class Members:
         self.tasks = tasks if self._most_tasks is None else min(tasks, self._most_tasks)
         self.capacity_bytes = sum(node.store_bytes for node in self.nodes) // 2
         if before and before != len(self.nodes):
-            self._observer.tell(Event("nodes", f"{len(self.nodes)} nodes of Ray, and were {before}"))
+            text = f"{show_number_of(len(self.nodes), 'node')} of Ray; before: {before}"
+            self._observer.tell(Event("nodes", text))
         none = None if self.nodes else "no node of the cluster has a core: waiting for one"
         self._observer.set_wait("nodes", none)
         return True
