@@ -159,8 +159,8 @@ def test_help_has_every_setting_in_a_group() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        ([], 2, "no verb"),
-        (["frobnicate"], 2, "no such verb"),
+        ([], 2, "subcommand is missing"),
+        (["frobnicate"], 2, "no such subcommand"),
         (["build"], 2, "nothing to build"),
         (["build", "--out", "o"], 3, "no input"),
         (["build", "--out", "o", "--input", "nowhere.txt"], 3, "nowhere.txt"),

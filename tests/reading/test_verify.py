@@ -177,6 +177,14 @@ def test_a_folder_without_manifest_is_told(tmp_path: Path) -> None:
         verify_folder(FolderStore(tmp_path))
 
 
+def test_an_input_folder_is_told_from_an_output_folder(tmp_path: Path) -> None:
+    """Nobody is advised to build into a folder that holds other files, such as the input."""
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(OutputError, match=r"there is no manifest\.json among its files") as refused:
+        verify_folder(FolderStore(tmp_path))
+    assert refused.value.hint == "Name the folder that was the --out of a build, not its input."
+
+
 @pytest.mark.promise(21)
 def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
     """A shard that has its name and no record yet; any other extra shard is damage still."""
