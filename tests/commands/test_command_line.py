@@ -231,7 +231,7 @@ def test_status_tells_the_state(finished: Path, tmp_path: Path) -> None:
     text = inline.run_command("status", tmp_path).stdout
     assert "state      stopped" in text
     assert "1 finished" in text
-    assert "the same build command goes on" in text
+    assert "rerun the same build command to resume" in text
 
 
 def test_verify_names_damaged_files_and_fails(finished: Path, tmp_path: Path) -> None:
