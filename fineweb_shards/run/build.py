@@ -138,7 +138,7 @@ def build_rest(job: Job, manifest: Manifest, log: EventLog, screen: Screen, comm
         if job.config.verify and result.shards != manifest.shards:
             progress.verifying = True
             sealed = {*result.shards} - {*manifest.shards}
-            check_folder(job.output.store, screen.warn, progress.verify_shard, sealed)
+            check_folder(job.output.store, screen.warn, progress.verify_shard, sealed, alone=True)
     new_tokens = result.tokens - manifest.tokens
     shards = show_number_of(result.shard_count, "shard")
     log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
