@@ -68,7 +68,7 @@ class VerbParser(CommandParser):
         if more and isinstance(getattr(options, "targets", None), list):
             options.targets += more  # argparse only takes adjacent ones, and not b in `a.txt --out o b.txt`
         elif more:
-            raise UsageError(f"{more[0]}: there is one word too many.", f"See `{self.prog} --help`.")
+            raise UsageError(f"{more[0]}: unexpected argument.", f"See `{self.prog} --help`.")
         return options, []
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
@@ -121,20 +121,19 @@ def _boolean_hint(flag: str, flags: Collection[str]) -> str:
 
 def check_verb(words: Sequence[str], verbs: Collection[str]) -> None:
     """Raise UsageError if the first word is no verb, and suggest what was probably meant."""
-    hint = f"For example `{PROGRAM} build demo`; see `{PROGRAM} --help`."
+    hint = f"It is one of {', '.join(verbs)}; for example `{PROGRAM} build demo`."
     if not words:
-        raise UsageError(f"There is no verb: {', '.join(verbs)}.", hint)
+        raise UsageError("The subcommand is missing.", hint)
     word = words[0]
     if word.startswith("-"):
         if word.partition("=")[0] not in ("-h", "--help", "--version"):
-            raise UsageError(f"{word}: the verb comes first: {', '.join(verbs)}.", hint)
+            raise UsageError(f"{word}: the subcommand comes first.", hint)
     elif word not in verbs:
-        hint = f"The verbs are {', '.join(verbs)}."
         if match := closest(word, verbs):
             hint = f"Did you mean `{PROGRAM} {match}`?"
         elif word in bundled_configs():
             hint = f"Did you mean `{PROGRAM} build {word}`?"
-        raise UsageError(f"{word}: there is no such verb.", hint)
+        raise UsageError(f"{word}: no such subcommand.", hint)
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:

@@ -23,8 +23,15 @@ def run(options: argparse.Namespace) -> None:
     store = read_named_store(options)
     verdict = check_folder(store, LineScreen().warn)
     manifest = verdict.manifest
+    alive = store.is_locked()
+    why = (
+        "yet; the build that is at work makes it"
+        if alive
+        else "when the run was stopped; the next build makes it again"
+    )
     for name in verdict.unfinished:
-        print_result(f"{name}: not finished when the run was stopped; the next build makes it again.")
-    state = "complete" if manifest.complete else "so far: the build is not finished; run its command again"
+        print_result(f"{name}: not finished {why}.")
+    next_step = "a build is at work here" if alive else "the build is not finished; run its command again"
+    state = "complete" if manifest.complete else f"so far: {next_step}"
     count = show_number_of(manifest.shard_count, "shard")
     print_result(f"{store.location}: {count}, {manifest.tokens:,} tokens verified, {state}.")

@@ -44,12 +44,17 @@ class Numbering:
         """Return the name of the file for the next token of a split, given how many each split has."""
         return self.layout.shard_name(split, self.index(split, done), self.digits)
 
-    def next_names(self, records: Iterable[ShardRecord]) -> set[str]:
-        """Return the names that a killed run may have given to files without recording them."""
+    def next_names(self, records: Iterable[ShardRecord], most: int = 1) -> set[str]:
+        """Return the names that a killed run may have given to files without recording them, if it names at
+        the most so many files of a split before it records them."""
         done = dict.fromkeys(SPLITS, 0)
         for record in records:
             done[record.split] += record.tokens
-        return {self.name(split, done) for split in SPLITS}
+        return {
+            self.layout.shard_name(split, self.index(split, done) + ahead, self.digits)
+            for split in SPLITS
+            for ahead in range(1 if self.layout.one_file else most)
+        }
 
     def check_width(self, split: Split, done: Mapping[Split, int]) -> None:
         """Raise OutOfNumbersError if the next file's number needs more digits than the folder's have."""

@@ -6,7 +6,7 @@ compared as bytes, never parsed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
@@ -17,16 +17,19 @@ from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.lost_files import may_be_longer
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import require_manifest
+from fineweb_shards.store.output import MOST_UNRECORDED
 from fineweb_shards.store.segment import find_damage, read_contents
 from fineweb_shards.store.sidecars import check_sidecars, list_finished, with_sidecars
 from fineweb_shards.store.store import FoundFile, Store
-from fineweb_shards.store.untracked_files import find_untracked
+from fineweb_shards.store.untracked_files import find_untracked, list_all_names
 from fineweb_shards.system.background import map_in_background
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of
 
 _REMOTE_AT_ONCE = 8  # however few the cores: most of the time is waiting. Each takes 20 MB of memory
+
+_BUILD_AT_WORK = "A build is at work here: stop it, or wait for its end, and verify again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +39,50 @@ class Verdict:
     manifest: Manifest
     damages: list[str]  # a sentence each, beginning with the file's name
     untracked: list[str]  # files that a loader would read, and that the manifest does not name
-    unfinished: list[str]  # files that a killed run named but did not record; they are made again
+    unfinished: list[str]  # files that a run has named and not recorded; after a kill they are made again
 
 
 def verify_folder(
     store: Store,
     report: Callable[[ShardRecord], None] = lambda _: None,
     sealed: Collection[ShardRecord] = (),
+    *,
+    alone: bool = False,
 ) -> Verdict:
     """Check all shards, sidecars and names; `report` is called for each record that was checked.
 
     `sealed` are records that this run has made: those segments were read back when they were sealed
-    (store/segment.py), so that only lengths and headers are left to check.
+    (store/segment.py), so that only lengths and headers are left to check. `alone`: this process has the
+    store locked. Else a build may have gone on since the manifest was read, and nothing is complained about
+    before it was read again.
     """
     manifest = require_manifest(store)
+    damages = _damaged_records(store, manifest, manifest.shards, report, sealed)
+    beside = _damaged_sidecars(store, manifest)
+    untracked, unfinished = _check_names(manifest, list_all_names(store))
+    if not alone and (damages or beside or untracked or unfinished):
+        # The names first: then the manifest lacks none of them but those that a build is about to record.
+        names = list_all_names(store)
+        store.refresh()
+        newest = require_manifest(store)
+        untracked, unfinished = _check_names(newest, names)
+        still = [record for record in newest.shards if record in damages]
+        damages = _damaged_records(store, newest, still)
+        beside = _damaged_sidecars(store, newest)
+    return Verdict(manifest, [*dict.fromkeys([*damages.values(), *beside])], untracked, unfinished)
+
+
+def _damaged_records(
+    store: Store,
+    manifest: Manifest,
+    records: Sequence[ShardRecord],
+    report: Callable[[ShardRecord], None] = lambda _: None,
+    sealed: Collection[ShardRecord] = (),
+) -> dict[ShardRecord, str]:
+    """Check some records of a manifest; return those that are damaged, with a sentence each."""
     shard_format = manifest.shard_format
     files = {file.name: file for file in list_files(manifest.shards)}
-    found_files = store.find_all(with_sidecars(manifest, files))
+    found_files = store.find_all({record.name for record in records})
 
     def check(record: ShardRecord) -> str | None:
         file, found = files[record.name], found_files.get(record.name)
@@ -63,15 +93,23 @@ def verify_folder(
         report(record)
         return damage
 
-    at_once = _REMOTE_AT_ONCE if store.is_remote else usable_cores()
     # In threads: hashing and numpy release the GIL.
-    damages = [damage for damage in map_in_background(check, manifest.shards, at_once) if damage]
-    if manifest.complete:
-        check_beside = partial(check_sidecars, everything=found_files)
-        for some in map_in_background(check_beside, list_finished(store, manifest), at_once):
-            damages += some
-    untracked, unfinished = _check_names(store, manifest)
-    return Verdict(manifest, [*dict.fromkeys(damages)], untracked, unfinished)
+    damages = map_in_background(check, records, _at_once(store))
+    return {record: damage for record, damage in zip(records, damages, strict=True) if damage}
+
+
+def _damaged_sidecars(store: Store, manifest: Manifest) -> list[str]:
+    """Check the sidecars, which are written when the manifest is complete."""
+    if not manifest.complete:
+        return []
+    everything = store.find_all(with_sidecars(manifest, {record.name for record in manifest.shards}))
+    check_beside = partial(check_sidecars, everything=everything)
+    checked = map_in_background(check_beside, list_finished(store, manifest), _at_once(store))
+    return [damage for some in checked for damage in some]
+
+
+def _at_once(store: Store) -> int:
+    return _REMOTE_AT_ONCE if store.is_remote else usable_cores()
 
 
 def check_folder(
@@ -79,15 +117,20 @@ def check_folder(
     warn: Callable[[str], None],
     report: Callable[[ShardRecord], None] = lambda _: None,
     sealed: Collection[ShardRecord] = (),
+    *,
+    alone: bool = False,
 ) -> Verdict:
     """Verify a folder. If files are damaged or do not belong there, `warn` of each and raise DamageError."""
-    verdict = verify_folder(store, report, sealed)
+    verdict = verify_folder(store, report, sealed, alone=alone)
     for damage in verdict.damages:
         warn(damage)
     for name in verdict.untracked:
         warn(f"{name}: not in the manifest, but a loader would read it")
     if verdict.damages or verdict.untracked:
-        raise _damage_error(store, len(verdict.damages), len(verdict.untracked))
+        error = _damage_error(store, len(verdict.damages), len(verdict.untracked))
+        if not alone and store.is_locked():
+            raise DamageError(error.message, _BUILD_AT_WORK)
+        raise error
     return verdict
 
 
@@ -106,16 +149,17 @@ def _damage_error(store: Store, damaged: int, untracked: int) -> DamageError:
     )
 
 
-def _check_names(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
+def _check_names(manifest: Manifest, names: Collection[str]) -> tuple[list[str], list[str]]:
     """Find files that a loader would read and the manifest does not name.
 
     Returns the names of those that do not belong there, and of unfinished files.
     """
     known = with_sidecars(manifest, {record.name for record in manifest.shards})
-    untracked = find_untracked(store, manifest.layout, known)
+    untracked = find_untracked(names, manifest.layout, known)
     unfinished: set[str] = set()
-    if not manifest.complete:  # a shard is renamed shortly before it is recorded
-        unfinished = with_sidecars(manifest, manifest.numbering.next_names(manifest.shards))
+    if not manifest.complete:  # shards are renamed shortly before they are recorded
+        next_names = manifest.numbering.next_names(manifest.shards, MOST_UNRECORDED)
+        unfinished = with_sidecars(manifest, next_names)
     strays = [name for name in untracked if name not in unfinished]
     return strays, [name for name in untracked if name in unfinished]
 

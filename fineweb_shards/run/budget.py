@@ -73,9 +73,12 @@ def plan_budget(
     if fitting < 1:
         needed = reserved + worker_bytes + least_window * COPIES
         found = "A memory budget of" if max_memory is None else "--max-memory"
+        hint = "Give more with --max-memory, close other programs, or use a smaller --batch-bytes."
+        if max_memory and max_memory < 2**20:  # nobody means so few bytes
+            unit = "MiB" if max_memory * 2**20 >= needed else "GiB"
+            hint = f"Did you mean --max-memory {max_memory}{unit}? A number without a unit counts bytes."
         raise UsageError(
-            f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.",
-            "Give more with --max-memory, close other programs, or use a smaller --batch-bytes.",
+            f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.", hint
         )
     window = (memory - reserved - fitting * worker_bytes) // COPIES
     return Budget(fitting, memory, min(window, useful_window_bytes(fitting, batch_bytes)), workers)

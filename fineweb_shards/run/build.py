@@ -152,7 +152,7 @@ def build_rest(
         if job.config.verify and result.shards != manifest.shards:
             progress.verifying = True
             sealed = {*result.shards} - {*manifest.shards}
-            check_folder(job.output.store, screen.warn, progress.verify_shard, sealed)
+            check_folder(job.output.store, screen.warn, progress.verify_shard, sealed, alone=True)
         when_done()
     new_tokens = result.tokens - manifest.tokens
     shards = show_number_of(result.shard_count, "shard")

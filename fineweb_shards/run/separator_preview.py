@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fineweb_shards.system.terminal import safe_text
+from fineweb_shards.units import show_number_of
 
 # Documents that are shorter than a sentence on average are seldom intended.
 SENTENCE_BYTES = 100
@@ -35,7 +36,8 @@ class SeparatorPreview:
         rows = [("separator", ", ".join(_NAMES.get(name, repr(name)) for name in self.separators))]
         if self.documents:
             per_megabyte = max(1, round(1e6 / max(1.0, self.average_bytes)))
-            rows[0] = ("separator", f"{rows[0][1]} (about {per_megabyte:,} documents per MB of text)")
+            documents = show_number_of(per_megabyte, "document")
+            rows[0] = ("separator", f"{rows[0][1]} (about {documents} per MB of text)")
         rows += document_rows(self.first_documents)
         if self.documents > 1 and self.average_bytes < SENTENCE_BYTES and self.separators != ("none",):
             rows += _warning(self)

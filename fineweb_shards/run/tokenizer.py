@@ -9,7 +9,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from fineweb_shards.errors import InputError, NetworkError, UsageError, suggest
+from fineweb_shards.errors import InputError, NetworkError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.run.config import Config
 from fineweb_shards.sources.hub.environment import check_addresses
@@ -52,9 +52,11 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
         else:
             data, name = _fetch_model(wanted, config, observer)
     else:
-        hint = f"Name a file, one of {', '.join(KNOWN_RANKS)}, or a model on the hub as ORG/NAME."
+        # All of them, and not the most similar one: gpt4 is cl100k_base, and looks like gpt2.
+        names = [f"{name} ({rank.used_by})" if rank.used_by else name for name, rank in KNOWN_RANKS.items()]
         raise UsageError(
-            f"--tokenizer {wanted}: there is no such file or name.", suggest(wanted, KNOWN_RANKS, hint)
+            f"--tokenizer {wanted}: there is no such file or name.",
+            f"Name a file, one of {', '.join(names)}, or a model on the hub as ORG/NAME.",
         )
     return read_definition(data, name, pattern=config.pattern, eot=config.eot)
 

@@ -164,8 +164,9 @@ def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step:
         return f"There is nothing for validation, as was asked; {failure}. If it needs some: {remedy}."
     if documents > 1:
         remedy = f"--val-ratio {_ratio_for(documents)} or {remedy}"
-    share = f"one in {float(1 / spec.split_rule.val_ratio):,.0f} of {show_number_of(documents, 'document')}"
-    return f"There is nothing for validation: {share} is none; {failure}. {next_step} {remedy}."
+    share = f"a share of one in {float(1 / spec.split_rule.val_ratio):,.0f}"
+    cause = f"of {show_number_of(documents, 'document')}, {share} chooses none"
+    return f"There is nothing for validation: {cause}; {failure}. {next_step} {remedy}."
 
 
 def _cut(tokens: int, size: int) -> list[int]:

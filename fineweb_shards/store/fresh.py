@@ -20,7 +20,7 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
-from fineweb_shards.store.untracked_files import find_untracked
+from fineweb_shards.store.untracked_files import find_untracked, list_all_names
 from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error
 from fineweb_shards.system.terminal import Redraw, printable, redraw
 from fineweb_shards.units import show_bytes, show_number_of
@@ -116,7 +116,7 @@ def refuse_untracked_shards(store: Store, layout: Layout, ours: set[str]) -> Non
 
     A reader would mix them with the new shards, and they are not deleted, because they may be the only copy.
     """
-    untracked = find_untracked(store, layout, ours)
+    untracked = find_untracked(list_all_names(store), layout, ours)
     if untracked:
         are = "is" if len(untracked) == 1 else "are"
         raise OutputError(

@@ -103,6 +103,11 @@ def missing_manifest_error(store: Store) -> OutputError:
             f"{location}: nothing is built here yet: no run has come as far as its first {FILE_NAME}.",
             "Run the build command again, or wait if it was started a moment ago.",
         )
+    if any(name != WORK_FOLDER for name in store.list_names()):
+        return OutputError(
+            f"{location}: nothing is built here: there is no {FILE_NAME} among its files.",
+            "Name the folder that was the --out of a build, not its input.",
+        )
     return OutputError(
         f"{location}: nothing is built here: there is no {FILE_NAME}.",
         f"Build something first: fineweb-shards build --input PATH --out {shlex.quote(location)}",

@@ -12,7 +12,7 @@ from fineweb_shards.errors import ChangedError
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
-from fineweb_shards.store.untracked_files import find_untracked
+from fineweb_shards.store.untracked_files import find_untracked, list_all_names
 from fineweb_shards.types import ShardRecord
 
 
@@ -43,7 +43,7 @@ def _refuse_unrecorded_shards(manifest: Manifest, store: Store, limit: int) -> N
     would read it all the same.
     """
     names = with_sidecars(manifest, {record.name for record in manifest.shards})
-    unknown = find_untracked(store, manifest.layout, names)
+    unknown = find_untracked(list_all_names(store), manifest.layout, names)
     if unknown:
         raise ChangedError(
             f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may come after that end.",

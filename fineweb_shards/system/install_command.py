@@ -24,7 +24,7 @@ def install_command(package: str) -> str:
     requirement, environment = shlex.quote(_requirement(package)), Path(sys.prefix)
     if (environment / _PIPX_RECORD).exists():
         return f"pipx inject {shlex.quote(environment.name)} {requirement}"
-    python = shlex.quote(relative_path(Path(sys.executable)))
+    python = shlex.quote(str(relative_path(Path(sys.executable))))
     if importlib.util.find_spec("pip") is None:
         return f"uv pip install --python {python} {requirement}"
     return f"{python} -m pip install {requirement}"

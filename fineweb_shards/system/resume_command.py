@@ -17,6 +17,8 @@ PROGRAM = "fineweb-shards"
 # Set by the Makefile, as words for a shell. Removed from the environment, because it is not the command of
 # child processes.
 VARIABLE = "FINEWEB_SHARDS_COMMAND"
+_MAKE_SETTINGS = ("SAMPLE", "OUT", "WORKERS", "ARGS")
+_NOT_RESUMED = ("--fresh", "--yes", "--on-finish")  # the last one may hold a secret, and is not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +62,64 @@ def take_typed_command(words: list[str]) -> TypedCommand:
         return TypedCommand(words)
 
 
-def program() -> str:
-    """Return what to type in the current folder to start this program."""
+def program(*, absolute: bool = False) -> str:
+    """Return what to type in the current folder to start this program; with `absolute`, in any folder."""
+    shown = Path.absolute if absolute else relative_path
     script = Path(sys.argv[0])
     if script.stem == PROGRAM and script.is_file():
         found = shutil.which(PROGRAM)
         on_path = found is not None and os.path.samefile(found, script)
-        return PROGRAM if on_path else shlex.quote(relative_path(script))
+        return PROGRAM if on_path else shlex.quote(str(shown(script)))
     typed = sys.orig_argv[0] if sys.orig_argv else ""
     python = typed if os.sep in typed else sys.executable
-    return f"{shlex.quote(relative_path(Path(python)))} -m fineweb_shards"
+    return f"{shlex.quote(str(shown(Path(python))))} -m fineweb_shards"
 
 
-def runnable_here(command: str) -> str:
-    """Adapt a command from another terminal, whose shell may find a program that this one's does not."""
-    name, _, rest = command.partition(" ")
-    return f"{program()} {rest}" if name == PROGRAM and shutil.which(PROGRAM) is None else command
+def runnable_here(command: str, *, absolute: bool = False) -> str | None:
+    """Return a recorded `build` command as it can be pasted here, or None if it is none.
+
+    It may be from another machine, whose program is elsewhere, so that this one's takes its place; `absolute`
+    as for `program`. And anybody may have written it: more than one command, and flags that `resume` leaves
+    out, are not shown.
+    """
+    words = _words_of(command)
+    if words[:2] == ["make", "shards"]:
+        return command if all(map(_is_make_setting, words[2:])) else None
+    name = words[0].rpartition("/")[2] if words else ""
+    if name == PROGRAM:
+        words = words[1:]
+    elif name.startswith("python") and words[1:3] == ["-m", "fineweb_shards"]:
+        words = words[3:]
+    else:
+        return None
+    if words[:1] != ["build"] or not _are_harmless(words):
+        return None
+    return f"{program(absolute=absolute)} {shlex.join(words)}"
 
 
-def relative_path(path: Path) -> str:
+def _words_of(command: str) -> list[str]:
+    """Split a command into words; none if a shell would see more in it than these words."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return []
+    return words if shlex.join(words) == command else []
+
+
+def _is_make_setting(word: str) -> bool:
+    """Tell whether a word sets one of the Makefile's variables, to something that make does not expand."""
+    name, _, value = word.partition("=")
+    if name not in _MAKE_SETTINGS or "$" in value or not value.isprintable():
+        return False
+    words = _words_of(value)  # make puts them into a line for the shell as they are
+    return name != "ARGS" or not value or (bool(words) and _are_harmless(words))
+
+
+def _are_harmless(words: list[str]) -> bool:
+    return not any(word.startswith(_NOT_RESUMED) for word in words)
+
+
+def relative_path(path: Path) -> Path:
     """Return a relative path, such as `.venv/bin/…`, if it lies below the current folder."""
     here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
+    return path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path

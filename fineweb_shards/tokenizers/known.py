@@ -19,6 +19,7 @@ class KnownRanks:
     special_tokens: dict[str, int]
     repository: str = ""  # on the hub; empty: tiktoken has it
     file: str = ""
+    used_by: str = ""  # a model that is better known than the name
 
 
 def _reserved(first: int, last: int, number: int) -> dict[str, int]:
@@ -38,11 +39,13 @@ KNOWN_RANKS = {
             "<|fim_suffix|>": 100260,
             "<|endofprompt|>": 100276,
         },
+        used_by="GPT-4",
     ),
     "o200k_base": KnownRanks(
         "o200k",
         "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
         {_END: 199999, "<|endofprompt|>": 200018},
+        used_by="GPT-4o",
     ),
     "llama3": KnownRanks(
         "llama3",

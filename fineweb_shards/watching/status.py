@@ -114,7 +114,7 @@ def row_lines(status: Status) -> list[str]:
     rows = [("state", describe_status(status))]
     if status.state == STOPPED:
         command = resume_command(status)
-        rows.append(("resume", command) if command else ("next", "the same build command goes on from here"))
+        rows.append(("resume", command) if command else ("next", "rerun the same build command to resume"))
     if status.heartbeat is not None:
         rows += _run_rows(status, status.heartbeat)
     if status.manifest is not None:
@@ -133,8 +133,8 @@ def resume_command(status: Status) -> str | None:
         return None
     invocation = status.heartbeat.invocation
     here = os.path.realpath(invocation.folder) == os.path.realpath(os.curdir)
-    command = runnable_here(invocation.command)
-    return command if here else f"cd {shlex.quote(invocation.folder)} && {command}"
+    command = runnable_here(invocation.command, absolute=not here)
+    return command if here or command is None else f"cd {shlex.quote(invocation.folder)} && {command}"
 
 
 def describe_status(status: Status) -> str:

