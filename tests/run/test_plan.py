@@ -160,3 +160,14 @@ def test_documents_shorter_than_a_sentence_are_warned_of(tmp_path: Path, separat
         assert max(map(len, short)) < 80
     whole = make_plan(runs.job_of(tmp_path / "out", path, separator="none"), trial_seconds=0)
     assert "a document has" not in "\n".join(short_lines(whole))
+
+
+def test_a_plan_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It proposes a name that is free, and makes nothing of that name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.txt").write_text("One document.\n\nAnother one.\n")
+    (tmp_path / "shards").mkdir()
+    done = inline.run_command("plan", "small.txt")
+    assert done.returncode == 0, done.stderr
+    assert "would begin; name the folder: --out shards-2" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shards", "small.txt"]

@@ -5,6 +5,7 @@ The clients' own exceptions hold the request, and with it the token, so none of 
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import ssl
@@ -42,6 +43,7 @@ _REASONS = {
     "ProtocolError": "the connection broke",
     "IncompleteRead": "the connection broke",
 }
+_UNREACHED = ("no answer", "no connection")
 
 
 class translated_errors:  # noqa: N801 - used as a with statement, like a function
@@ -114,14 +116,26 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
                 "them with SSL_CERT_FILE.",
             )
         if isinstance(cause, socket.gaierror):
-            return TransientError(f"{where}: no such host, or no network")
+            return TransientError(f"{where}: no such host, or no network", advice=_what_to_check(url))
     if isinstance(error, httpx2.UnsupportedProtocol):
         return HubError(f"{parts.scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
     if isinstance(error, (httpx2.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
         return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
     if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error):
         return HubError(f"{where}: the request can't be sent.", "Check HF_TOKEN: it holds odd characters.")
-    return TransientError(f"{where}: {_reason(error)}")
+    reason = _reason(error)
+    advice = _what_to_check(url) if reason in _UNREACHED or proxy else ""
+    return TransientError(f"{where}: {reason}", advice=advice)
+
+
+def _what_to_check(url: str) -> str:
+    """Return what decides whether a host is reached, with the values of this machine."""
+    scheme = urlsplit(url).scheme.upper()
+    named = [f"{scheme}_PROXY ({proxy_host_for(url) or 'none is used'})"]
+    if is_hub(url):
+        endpoint = os.environ.get("HF_ENDPOINT", "")
+        named.append(f"HF_ENDPOINT ({host_of(endpoint) or 'not set'})")
+    return f"check the connection, {' and '.join(named)}"
 
 
 def is_hub(url: str) -> bool:

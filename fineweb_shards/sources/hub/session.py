@@ -22,6 +22,7 @@ from fineweb_shards.sources.hub.quota import Quota
 from fineweb_shards.system.retry import Retrier
 
 ANSWER_SECONDS = 30.0
+_CONNECT_SECONDS = 10.0
 
 
 def open_session(
@@ -47,8 +48,9 @@ class HubSession(httpx2.Client):
     """A session like huggingface_hub's own, but with our timeouts and retries."""
 
     def __init__(self, retrier: Retrier | None, quota: Quota | None, answer_seconds: float) -> None:
+        timeout = httpx2.Timeout(answer_seconds, connect=min(answer_seconds, _CONNECT_SECONDS))
         super().__init__(
-            event_hooks={"request": [_respect_offline_mode]}, follow_redirects=True, timeout=answer_seconds
+            event_hooks={"request": [_respect_offline_mode]}, follow_redirects=True, timeout=timeout
         )
         self._hub_retrier = retrier
         self._quota = quota
