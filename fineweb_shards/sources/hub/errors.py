@@ -42,8 +42,9 @@ _REASONS = {
     "NewConnectionError": "no connection",
     "ProtocolError": "the connection broke",
     "IncompleteRead": "the connection broke",
+    "TooManyRedirects": "redirects that go in a circle",
 }
-_UNREACHED = ("no answer", "no connection")
+_NOT_THE_HUB = ("no answer", "no connection", "redirects that go in a circle")
 
 
 class translated_errors:  # noqa: N801 - used as a with statement, like a function
@@ -76,7 +77,7 @@ class translated_errors:  # noqa: N801 - used as a with statement, like a functi
                 return status_error(error.response)
             return HubError(f"{self._what}: {_refusal(error, error.response.status_code)}.")
         if isinstance(error, httpx2.RequestError):
-            return request_error(str(error.request.url), error)
+            return request_error(_url_of(error), error)
         if isinstance(error, (ConnectionError, TimeoutError)):
             return TransientError(f"{hub_host()}: {_reason(error)}")
         if isinstance(error, FileMetadataError):
@@ -89,6 +90,17 @@ class translated_errors:  # noqa: N801 - used as a with statement, like a functi
 def status_error(response: httpx2.Response) -> TransientError:
     """Make the error for an answer with a transient status."""
     return status_error_of(str(response.request.url), response.status_code, response.headers)
+
+
+def check_json(response: httpx2.Response) -> None:
+    """Raise TransientError for an answer of the API that is no JSON: a proxy, or a network that wants a login
+    first, may have sent it."""
+    url = str(response.request.url)
+    try:
+        response.json()
+    except (ValueError, RecursionError):
+        reason = f"{host_of(url)}: an answer that is no JSON, so not the hub's"
+        raise TransientError(reason, advice=_what_to_check(url)) from None
 
 
 def status_error_of(url: str, status: int, headers: Mapping[str, str]) -> TransientError:
@@ -124,7 +136,7 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
     if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error):
         return HubError(f"{where}: the request can't be sent.", "Check HF_TOKEN: it holds odd characters.")
     reason = _reason(error)
-    advice = _what_to_check(url) if reason in _UNREACHED or proxy else ""
+    advice = _what_to_check(url) if reason in _NOT_THE_HUB or proxy else ""
     return TransientError(f"{where}: {reason}", advice=advice)
 
 
@@ -171,6 +183,14 @@ def _was_raised_by_xet(error: BaseException) -> bool:
     if type(error) is not RuntimeError:
         return False
     return any("xet" in frame.name for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _url_of(error: httpx2.RequestError) -> str:
+    """Return what was requested; huggingface_hub raises some of httpx's errors without saying that."""
+    try:
+        return str(error.request.url)
+    except RuntimeError:
+        return constants.ENDPOINT
 
 
 def _refusal(error: HfHubHTTPError, status: int) -> str:

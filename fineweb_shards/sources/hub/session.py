@@ -17,7 +17,13 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.environment import check_token
-from fineweb_shards.sources.hub.errors import TRANSIENT_STATUSES, is_hub, request_error, status_error
+from fineweb_shards.sources.hub.errors import (
+    TRANSIENT_STATUSES,
+    check_json,
+    is_hub,
+    request_error,
+    status_error,
+)
 from fineweb_shards.sources.hub.quota import Quota
 from fineweb_shards.system.retry import Retrier
 
@@ -77,6 +83,8 @@ class HubSession(httpx2.Client):
         if response.status_code in TRANSIENT_STATUSES:
             response.close()
             raise status_error(response)
+        if "/api/" in request.url.path and response.status_code == 200 and not options.get("stream"):
+            check_json(response)
         return response
 
 

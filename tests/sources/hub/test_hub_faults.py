@@ -22,11 +22,14 @@ from standin_faults import (
     Fault,
     FlippedByte,
     IgnoreRange,
+    LastingFault,
+    OtherBody,
     Reset,
     ScriptedFaults,
     Slow,
     Stall,
     Status,
+    WrongRedirect,
 )
 from standin_hub import StandInHub
 from standin_repository import Repository
@@ -257,6 +260,33 @@ def test_a_host_that_is_not_found_is_waited_for_by_name(home: Path, tmp_path: Pa
         in done.stderr
     )
     assert "secret_4713" not in done.stderr
+
+
+@pytest.mark.parametrize("body", [b"<html>Please log in</html>", b"\xff\xfe\x80", b"", b"[" * 100_000])
+def test_an_answer_that_is_no_json(repository: Repository, home: Path, tmp_path: Path, body: bytes) -> None:
+    """Waited for as an outage, because a proxy or a hotel's network answers so; if it lasts, a sentence."""
+    passing = ScriptedFaults([OtherBody(body)] * 3, on="api", path_contains="/api/datasets/")
+    with StandInHub([repository], [passing]) as hub:
+        done = build(hub, home, tmp_path / "out", *SAMPLE)
+        assert done.returncode == 0, done.stderr
+        assert passing.injected == 3
+        hub.faults = [LastingFault(OtherBody(body), on="api")]
+        gave_up = build(hub, home, tmp_path / "other", *SAMPLE, "--max-outage", "1s")
+    assert runs.shards_in(tmp_path / "out") == EXPECTED
+    assert gave_up.returncode == 10
+    assert "an answer that is no JSON, so not the hub's" in gave_up.stderr
+    assert "HF_ENDPOINT" in gave_up.stderr
+    assert "Traceback" not in gave_up.stderr
+
+
+def test_redirects_that_go_in_a_circle(repository: Repository, home: Path, tmp_path: Path) -> None:
+    """Of files, which huggingface_hub follows itself: named as what they are, and waited for."""
+    plan = LastingFault(WrongRedirect("home"), on="resolve", path_contains=".parquet")
+    with StandInHub([repository], [plan], cdn=True) as hub:
+        done = build(hub, home, tmp_path / "out", *SAMPLE, "--max-outage", "1s")
+    assert done.returncode == 10, done.stderr
+    assert "redirects that go in a circle" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("words", "seconds"), [([], 20), (["--max-outage", "5min"], 300)])
