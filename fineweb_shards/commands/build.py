@@ -76,7 +76,8 @@ def make_shards(
     config: Config, options: argparse.Namespace, screen: Screen, when_done: Callable[[], None]
 ) -> None:
     """Run the build, print its result, and raise an error if documents were left out or there were none."""
-    with locked_job(config, fresh=options.fresh, observer=WaitsOnScreen(screen)) as job:
+    observer = WaitsOnScreen(screen)
+    with locked_job(config, fresh=options.fresh, observer=observer, command=options.command) as job:
         outcome = build(
             job,
             fresh=options.fresh,

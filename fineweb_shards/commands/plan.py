@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import tempfile
+from itertools import chain, count
 from pathlib import Path
 
 from fineweb_shards.commands.arguments import add_config_flags, read_bytes, read_count, read_number
@@ -23,6 +25,10 @@ from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
 from fineweb_shards.watching.screen import LineScreen
+
+# How long to wait for the network, if the command does not say: somebody is looking on. With the time until a
+# connection is given up it stays below a minute.
+_OUTAGE_SECONDS = 20
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +57,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the plan; if a build would be refused, raise the same error after it."""
     config = dataclasses.replace(read_config(options), download=False)  # a plan needs no whole file
+    if options.max_outage is None:
+        config = dataclasses.replace(config, max_outage=min(config.max_outage, _OUTAGE_SECONDS))
+    has_out = bool(config.out)
+    config = config if has_out else dataclasses.replace(config, out=free_folder_name())
     config.check()
     flags = MachineFlags(options.nodes, options.cores, options.gbit, options.write_rate)
     flags.check(config)
@@ -73,11 +83,19 @@ def run(options: argparse.Namespace) -> None:
     if manifest is not None and not manifest.complete and (refusal := split_error(plan)):
         manifest = None
     held = store.is_locked()
-    print_result(*plan_lines(plan, verdict_on(manifest, held=held), flags))
+    verdict = verdict_on(manifest, held=held)
+    verdict += "" if has_out else f"; name the folder: --out {config.out}"
+    print_result(*plan_lines(plan, verdict, flags))
     if refusal is not None and not held:
         raise refusal
     if manifest is not None and not manifest.complete and not flags.are_given:
         check_disk(plan)  # of this machine
+
+
+def free_folder_name() -> str:
+    """Return the name of an output folder that is not there, for a plan without --out."""
+    names = (f"shards-{number}" for number in count(2))
+    return next(name for name in chain(("shards",), names) if not os.path.lexists(name))
 
 
 def plan_lines(plan: Plan, verdict: str = "", flags: MachineFlags | None = None) -> list[str]:

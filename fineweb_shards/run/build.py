@@ -52,6 +52,7 @@ from fineweb_shards.watching.progress import Progress
 from fineweb_shards.watching.reporter import Page
 from fineweb_shards.watching.run_record import RunRecord
 from fineweb_shards.watching.screen import Screen
+from fineweb_shards.watching.start import StartObserver
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,9 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def locked_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[Job]:
+def locked_job(config: Config, *, fresh: bool, observer: Observer, command: str) -> Iterator[Job]:
     """Make the job and lock its store. A hub or a bucket is only asked once the store is locked; local files
-    are found before, so that a misspelt name leaves no folder behind."""
+    are found before, so that a misspelt name leaves no folder behind. `command` is for `status`."""
     config.check()
     check_executor(config)
     store = config.open_store(observer)
@@ -83,8 +84,14 @@ def locked_job(config: Config, *, fresh: bool, observer: Observer) -> Iterator[J
                 yield job
             return
     with store.lock(observer):
-        begun = load_manifest(store.folder)
-        yield make_job(config, store, begun=None if fresh else begun, observer=observer)
+        begun = None if fresh else load_manifest(store.folder)
+        done_tokens = begun.tokens if begun else 0
+        invocation = current_invocation(command)
+        with StartObserver(
+            observer, store.folder, invocation, done_tokens, config.shard_tokens
+        ) as start_observer:
+            job = make_job(config, store, begun=begun, observer=start_observer)
+        yield job
 
 
 def build(

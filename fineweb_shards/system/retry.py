@@ -100,9 +100,11 @@ class Retrier:
                     raise failure.error from None
                 left = began + self._max_outage_seconds - now
                 if left <= 0:
+                    advice = failure.advice[:1].upper() + failure.advice[1:]
                     raise self._error(
                         f"Gave up waiting for the {self._cause} after {show_seconds(now - began)}, "
-                        f"since {since}: {failure.reason}."
+                        f"since {since}: {failure.reason}.",
+                        f"{advice}. {self._error.hint}" if advice else None,
                     ) from None
                 wait = min(left, self._pause(tries, failure.retry_after_seconds))
                 self.observer.tell(Event("retry", f"{failure.reason}; again in {wait:.1f} s", loud=False))

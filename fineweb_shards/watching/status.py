@@ -184,13 +184,13 @@ def _run_rows(status: Status, heartbeat: Heartbeat) -> list[tuple[str, str]]:
         rows.append(("fetched", f"{show_bytes(now.fetched_bytes)} in this run{rate}"))
     if now.waited_seconds >= 1:
         rows.append(("waited", f"{show_seconds(now.waited_seconds)} in this run"))
-    within = 100 * now.shard_tokens / now.shard_size_tokens
-    rows += [
-        ("shard", f"number {now.shard}, {within:.0f} % of {show_count(now.shard_size_tokens)} tokens"),
-        ("machine", f"{describe_machine(now)}{_describe_memory(now)}"),
-        process,
-    ]
-    return rows
+    if now.workers:  # else the run has not begun: it waits to hear what there is to read
+        within = 100 * now.shard_tokens / now.shard_size_tokens
+        rows += [
+            ("shard", f"number {now.shard}, {within:.0f} % of {show_count(now.shard_size_tokens)} tokens"),
+            ("machine", f"{describe_machine(now)}{_describe_memory(now)}"),
+        ]
+    return [*rows, process]
 
 
 def _describe_memory(snapshot: Snapshot) -> str:

@@ -221,3 +221,14 @@ def test_a_pipe_has_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert shown(tmp_path / "pipe") == "input      1 pipe (jsonl)"
     size = show_bytes(path.stat().st_size)
     assert shown(path, "-") == f"input      1 file, {size}, and standard input (jsonl)"
+
+
+def test_a_plan_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It proposes a name that is free, and makes nothing of that name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.txt").write_text("One document.\n\nAnother one.\n")
+    (tmp_path / "shards").mkdir()
+    done = inline.run_command("plan", "small.txt")
+    assert done.returncode == 0, done.stderr
+    assert "would begin; name the folder: --out shards-2" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shards", "small.txt"]

@@ -81,6 +81,13 @@ class WrongBytes(Fault):
 
 
 @dataclass(frozen=True)
+class OtherBody(Fault):
+    """200 with a body that is nobody's answer: a page of a proxy or a hotel's network, or any bytes."""
+
+    body: bytes
+
+
+@dataclass(frozen=True)
 class ExpiredMidBody(Fault):
     """The CDN closes the connection inside the body, and refuses this signed address from then on."""
 

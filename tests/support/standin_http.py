@@ -19,6 +19,7 @@ from standin_faults import (
     ExpiredMidBody,
     IgnoreRange,
     Kind,
+    OtherBody,
     RequestRecord,
     Reset,
     Slow,
@@ -151,6 +152,8 @@ class Handler(BaseHTTPRequestHandler):
                 raise RefusedError.of_fault(self.fault)
             if not allowed:
                 raise RefusedError(429, "", "You have exceeded your quota")  # noqa: TRY301 - a refusal, as in `answer`
+            if isinstance(self.fault, OtherBody):
+                return Answer.of_bytes(200, self.fault.body, {"Content-Type": "text/html"})
             if isinstance(self.fault, IgnoreRange):
                 self.range = None
             answer = self.answer()

@@ -5,6 +5,7 @@ The clients' own exceptions hold the request, and with it the token, so none of 
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import ssl
@@ -41,7 +42,9 @@ _REASONS = {
     "NewConnectionError": "no connection",
     "ProtocolError": "the connection broke",
     "IncompleteRead": "the connection broke",
+    "TooManyRedirects": "redirects that go in a circle",
 }
+_NOT_THE_HUB = ("no answer", "no connection", "redirects that go in a circle")
 
 
 class translated_errors:  # noqa: N801 - used as a with statement, like a function
@@ -74,7 +77,7 @@ class translated_errors:  # noqa: N801 - used as a with statement, like a functi
                 return status_error(error.response)
             return HubError(f"{self._what}: {_refusal(error, error.response.status_code)}.")
         if isinstance(error, httpx2.RequestError):
-            return request_error(str(error.request.url), error)
+            return request_error(_url_of(error), error)
         if isinstance(error, (ConnectionError, TimeoutError)):
             return TransientError(f"{hub_host()}: {_reason(error)}")
         if isinstance(error, FileMetadataError):
@@ -87,6 +90,17 @@ class translated_errors:  # noqa: N801 - used as a with statement, like a functi
 def status_error(response: httpx2.Response) -> TransientError:
     """Make the error for an answer with a transient status."""
     return status_error_of(str(response.request.url), response.status_code, response.headers)
+
+
+def check_json(response: httpx2.Response) -> None:
+    """Raise TransientError for an answer of the API that is no JSON: a proxy, or a network that wants a login
+    first, may have sent it."""
+    url = str(response.request.url)
+    try:
+        response.json()
+    except (ValueError, RecursionError):
+        reason = f"{host_of(url)}: an answer that is no JSON, so not the hub's"
+        raise TransientError(reason, advice=_what_to_check(url)) from None
 
 
 def status_error_of(url: str, status: int, headers: Mapping[str, str]) -> TransientError:
@@ -114,14 +128,26 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
                 "them with SSL_CERT_FILE.",
             )
         if isinstance(cause, socket.gaierror):
-            return TransientError(f"{where}: no such host, or no network")
+            return TransientError(f"{where}: no such host, or no network", advice=_what_to_check(url))
     if isinstance(error, httpx2.UnsupportedProtocol):
         return HubError(f"{parts.scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
     if isinstance(error, (httpx2.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
         return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
     if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error):
         return HubError(f"{where}: the request can't be sent.", "Check HF_TOKEN: it holds odd characters.")
-    return TransientError(f"{where}: {_reason(error)}")
+    reason = _reason(error)
+    advice = _what_to_check(url) if reason in _NOT_THE_HUB or proxy else ""
+    return TransientError(f"{where}: {reason}", advice=advice)
+
+
+def _what_to_check(url: str) -> str:
+    """Return what decides whether a host is reached, with the values of this machine."""
+    scheme = urlsplit(url).scheme.upper()
+    named = [f"{scheme}_PROXY ({proxy_host_for(url) or 'none is used'})"]
+    if is_hub(url):
+        endpoint = os.environ.get("HF_ENDPOINT", "")
+        named.append(f"HF_ENDPOINT ({host_of(endpoint) or 'not set'})")
+    return f"check the connection, {' and '.join(named)}"
 
 
 def is_hub(url: str) -> bool:
@@ -157,6 +183,14 @@ def _was_raised_by_xet(error: BaseException) -> bool:
     if type(error) is not RuntimeError:
         return False
     return any("xet" in frame.name for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _url_of(error: httpx2.RequestError) -> str:
+    """Return what was requested; huggingface_hub raises some of httpx's errors without saying that."""
+    try:
+        return str(error.request.url)
+    except RuntimeError:
+        return constants.ENDPOINT
 
 
 def _refusal(error: HfHubHTTPError, status: int) -> str:

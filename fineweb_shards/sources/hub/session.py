@@ -17,11 +17,18 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.environment import check_token
-from fineweb_shards.sources.hub.errors import TRANSIENT_STATUSES, is_hub, request_error, status_error
+from fineweb_shards.sources.hub.errors import (
+    TRANSIENT_STATUSES,
+    check_json,
+    is_hub,
+    request_error,
+    status_error,
+)
 from fineweb_shards.sources.hub.quota import Quota
 from fineweb_shards.system.retry import Retrier
 
 ANSWER_SECONDS = 30.0
+_CONNECT_SECONDS = 10.0
 
 
 def open_session(
@@ -47,8 +54,9 @@ class HubSession(httpx2.Client):
     """A session like huggingface_hub's own, but with our timeouts and retries."""
 
     def __init__(self, retrier: Retrier | None, quota: Quota | None, answer_seconds: float) -> None:
+        timeout = httpx2.Timeout(answer_seconds, connect=min(answer_seconds, _CONNECT_SECONDS))
         super().__init__(
-            event_hooks={"request": [_respect_offline_mode]}, follow_redirects=True, timeout=answer_seconds
+            event_hooks={"request": [_respect_offline_mode]}, follow_redirects=True, timeout=timeout
         )
         self._hub_retrier = retrier
         self._quota = quota
@@ -75,6 +83,8 @@ class HubSession(httpx2.Client):
         if response.status_code in TRANSIENT_STATUSES:
             response.close()
             raise status_error(response)
+        if "/api/" in request.url.path and response.status_code == 200 and not options.get("stream"):
+            check_json(response)
         return response
 
 

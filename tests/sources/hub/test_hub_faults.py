@@ -5,7 +5,9 @@ from __future__ import annotations
 import email.utils
 import errno
 import json
+import os
 import random
+import subprocess
 import time
 from pathlib import Path
 
@@ -20,11 +22,14 @@ from standin_faults import (
     Fault,
     FlippedByte,
     IgnoreRange,
+    LastingFault,
+    OtherBody,
     Reset,
     ScriptedFaults,
     Slow,
     Stall,
     Status,
+    WrongRedirect,
 )
 from standin_hub import StandInHub
 from standin_repository import Repository
@@ -42,7 +47,10 @@ from test_hub import (
     fineweb_parquet,
 )
 
+from fineweb_shards.commands import main as cli
+from fineweb_shards.commands import plan as plan_command
 from fineweb_shards.errors import HubError
+from fineweb_shards.run.config import Config
 from fineweb_shards.sources.hub.environment import check_addresses, check_token
 from fineweb_shards.sources.hub.errors import translated_errors
 from fineweb_shards.sources.hub.rate_limit import (
@@ -241,12 +249,91 @@ def test_an_endpoint_that_the_clients_stumble_over(hub: StandInHub, home: Path, 
 
 
 def test_a_host_that_is_not_found_is_waited_for_by_name(home: Path, tmp_path: Path) -> None:
-    """It may be a lost network; the sentence names the host."""
-    variables = {"HF_ENDPOINT": "https://no-such-host.invalid", "HF_HOME": str(home)}
-    words = ["plan", *SAMPLE, "--out", tmp_path / "out", "--max-outage", "1s"]
-    done = runs.run_command(*words, NO_PROXY="*", **variables)
+    """It may be a lost network; the sentence names the host, and what decides whether it is found. A plan
+    needs no --out."""
+    variables = {"HF_ENDPOINT": "https://me:secret_4713@no-such-host.invalid", "HF_HOME": str(home)}
+    done = runs.run_command("plan", "--dataset", REPO, "--max-outage", "1s", NO_PROXY="*", **variables)
     assert done.returncode == 10, done.stderr
     assert "no-such-host.invalid: no such host, or no network" in done.stderr
+    assert (
+        "Check the connection, HTTPS_PROXY (none is used) and HF_ENDPOINT (no-such-host.invalid)."
+        in done.stderr
+    )
+    assert "secret_4713" not in done.stderr
+
+
+@pytest.mark.parametrize("body", [b"<html>Please log in</html>", b"\xff\xfe\x80", b"", b"[" * 100_000])
+def test_an_answer_that_is_no_json(repository: Repository, home: Path, tmp_path: Path, body: bytes) -> None:
+    """Waited for as an outage, because a proxy or a hotel's network answers so; if it lasts, a sentence."""
+    passing = ScriptedFaults([OtherBody(body)] * 3, on="api", path_contains="/api/datasets/")
+    with StandInHub([repository], [passing]) as hub:
+        done = build(hub, home, tmp_path / "out", *SAMPLE)
+        assert done.returncode == 0, done.stderr
+        assert passing.injected == 3
+        hub.faults = [LastingFault(OtherBody(body), on="api")]
+        gave_up = build(hub, home, tmp_path / "other", *SAMPLE, "--max-outage", "1s")
+    assert runs.shards_in(tmp_path / "out") == EXPECTED
+    assert gave_up.returncode == 10
+    assert "an answer that is no JSON, so not the hub's" in gave_up.stderr
+    assert "HF_ENDPOINT" in gave_up.stderr
+    assert "Traceback" not in gave_up.stderr
+
+
+def test_redirects_that_go_in_a_circle(repository: Repository, home: Path, tmp_path: Path) -> None:
+    """Of files, which huggingface_hub follows itself: named as what they are, and waited for."""
+    plan = LastingFault(WrongRedirect("home"), on="resolve", path_contains=".parquet")
+    with StandInHub([repository], [plan], cdn=True) as hub:
+        done = build(hub, home, tmp_path / "out", *SAMPLE, "--max-outage", "1s")
+    assert done.returncode == 10, done.stderr
+    assert "redirects that go in a circle" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("words", "seconds"), [([], 20), (["--max-outage", "5min"], 300)])
+def test_a_plan_gives_up_soon(monkeypatch: pytest.MonkeyPatch, words: list[str], seconds: int) -> None:
+    """Somebody is looking on: an hour is for builds, unless the command says it."""
+
+    class Stop(Exception):  # noqa: N818 - ends the command where it would ask the hub
+        pass
+
+    def make_job(config: Config, *others: object, **more: object) -> None:
+        assert config.max_outage == seconds
+        raise Stop
+
+    monkeypatch.setattr(plan_command, "make_job", make_job)
+    with pytest.raises(Stop):
+        cli.run_command(["plan", *SAMPLE, "--out", "nowhere", *words])
+
+
+def test_a_wait_before_the_run_is_on_record(hub: StandInHub, home: Path, tmp_path: Path) -> None:
+    """A build that can't reach the hub from the start: `status` and the log have the wait, its reason and
+    what to check, while it lasts and after it."""
+    out = tmp_path / "out"
+    work_folder = out / ".fineweb-shards"
+    variables = environment(hub, home, HF_ENDPOINT=f"http://127.0.0.1:{hub.dead_port}")
+    words = ["build", *SAMPLE, "--out", out]
+    with subprocess.Popen(runs.command(*words), env={**os.environ, **variables}) as process:
+        while not (work_folder / "heartbeat.json").exists() and process.poll() is None:
+            time.sleep(0.1)
+        running = runs.run_command("status", out)
+        process.terminate()
+        assert process.wait() == 143
+    assert running.returncode == 20, running.stderr
+    assert running.stdout.startswith("state      running, waiting for the network since ")
+    assert f"check the connection, HTTP_PROXY (none is used) and HF_ENDPOINT (127.0.0.1:{hub.dead_port})" in (
+        running.stdout
+    )
+    for exit_code in (143, 10):
+        stopped = runs.run_command("status", out)
+        assert stopped.returncode == 21
+        assert f"with exit code {exit_code}: " in stopped.stdout
+        assert "resume     " in stopped.stdout
+        log = (work_folder / "log.txt").read_text()
+        assert "  wait       waiting for the network since " in log
+        assert f"  end        stopped with exit code {exit_code}: " in log
+        if exit_code == 143:
+            done = runs.run_command(*words, "--max-outage", "4s", **variables)
+            assert done.returncode == 10, done.stderr
 
 
 # Not packed, so that every byte has its place. A plan looks at the first row groups only.
