@@ -29,6 +29,7 @@ from fineweb_shards.buckets.upload_file import UploadFile, part_bytes_for, parts
 from fineweb_shards.errors import InputError, ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.system.background import map_in_background
+from fineweb_shards.system.own_files import SMALL_BYTES, open_own
 from fineweb_shards.system.retry import Retrier
 
 if TYPE_CHECKING:
@@ -119,10 +120,10 @@ class Bucket:
         except MissingError:
             return None
 
-    def read(self, name: str) -> tuple[bytes, Version] | None:
-        """Return a small object and its version; None if there is none."""
+    def read(self, name: str, most_bytes: int = SMALL_BYTES) -> tuple[bytes, Version] | None:
+        """Return a small object and its version; None if there is none. A larger one is refused."""
         try:
-            return self._connection.call(name, self._get, answers=MissingError)
+            return self._connection.call(name, partial(self._get, name, most_bytes), answers=MissingError)
         except MissingError:
             return None
 
@@ -139,17 +140,6 @@ class Bucket:
         what is known of it, if so; all reads are of that version of it, or raise ChangedError."""
         info = info or self._describe(self._connection.call(name, _head))
         return io.BufferedReader(ObjectFile(self.ranges(info).fetch, info.size_bytes), _READ_BUFFER_BYTES)
-
-    def download(self, name: str, path: Path) -> None:
-        """Copy an object into a local file, which has its name when all of it is there."""
-        part = path.with_name(f"{path.name}.part")
-        try:
-            with self.open(name) as source, part.open("wb") as target:
-                while data := source.read(_READ_BUFFER_BYTES):
-                    target.write(data)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
 
     @property
     def has_conditional_writes(self) -> bool:
@@ -192,7 +182,7 @@ class Bucket:
     def upload(self, path: Path, name: str) -> Version:
         """Write a local file of any size as an object, in parts if it is large. It is visible when all of it
         is there. If anything goes wrong on the way, the parts are given up."""
-        with path.open("rb") as file:
+        with open_own(path, "rb") as file:
             return self.upload_file(file, os.fstat(file.fileno()).st_size, name)
 
     def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:
@@ -251,10 +241,17 @@ class Bucket:
         with contextlib.suppress(MissingError):
             self._connection.call(name, obstore.delete, answers=MissingError)
 
-    def _get(self, store: ObjectStore, key: str) -> tuple[bytes, Version]:
+    def _get(self, name: str, most_bytes: int, store: ObjectStore, key: str) -> tuple[bytes, Version]:
         import obstore
 
         answer = obstore.get(store, key)
+        if answer.meta["size"] > most_bytes:
+            size = answer.meta["size"]
+            raise self._refusal(
+                f"{self.address.child(name)}: {size:,} bytes long; an object of this name that "
+                f"fineweb-shards wrote has at most {most_bytes:,}.",
+                "Look where it came from, then move it away, or choose another address.",
+            )
         data = bytes(answer.bytes())
         self._connection.retrier.observer.add_fetched(len(data))
         return data, Version.of(answer.meta)

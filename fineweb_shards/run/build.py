@@ -34,6 +34,7 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.output import Output, begin_output
 from fineweb_shards.store.quarantine import describe_document, write_quarantine
+from fineweb_shards.store.untracked_files import refuse_planted_files
 from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
@@ -97,6 +98,7 @@ def build(
     if manifest.complete:
         tidy_finished(job.output.store, manifest)
         return Outcome(manifest, 0, 0, 0.0)
+    refuse_planted_files(job.output.store, index=manifest.index)
     job = job.with_engine(job.folder / WORK_FOLDER)
     manifest = replace(manifest, versions=job.versions(), vocabulary=job.vocabulary)
     log = EventLog(job.folder)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.system.durable import write_quickly
-from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, engine_file
+from fineweb_shards.system.own_files import is_plain_file, read_file
+from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, MOST_BYTES, engine_file
 from fineweb_shards.vocabulary import Vocabulary
 
 
@@ -23,7 +24,7 @@ def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, bytes]:
     if not vocabulary.folder:
         return {}
     paths = [Path(vocabulary.folder, FILE_NAMES[vocabulary.reference]), engine_file(vocabulary)]
-    return {path.name: path.read_bytes() for path in paths if path.is_file()}
+    return {path.name: read_file(path, MOST_BYTES) for path in paths if is_plain_file(path)}
 
 
 def unpack_vocabulary(spec: WorkerSpec, files: dict[str, bytes]) -> WorkerSpec:
@@ -55,6 +56,6 @@ def _own_folder() -> Path:
 
 def _write_once(path: Path, data: bytes) -> None:
     """Write a file that other processes and threads may be reading, or writing as well."""
-    if path.is_file() and path.read_bytes() == data:
+    if is_plain_file(path) and read_file(path, MOST_BYTES) == data:
         return
     write_quickly(path, data)
