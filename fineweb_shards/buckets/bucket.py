@@ -30,6 +30,7 @@ from fineweb_shards.buckets.upload_file import UploadFile, part_bytes_for, parts
 from fineweb_shards.errors import InputError, ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.system.background import map_in_background
+from fineweb_shards.system.own_files import SMALL_BYTES, open_own
 from fineweb_shards.system.retry import Retrier
 
 if TYPE_CHECKING:
@@ -131,9 +132,9 @@ class Bucket:
         except MissingError:
             return None
 
-    def read(self, name: str) -> tuple[bytes, Version] | None:
-        """Return a small object and its version; None if there is none."""
-        return read_object(self._connection, name)
+    def read(self, name: str, most_bytes: int = SMALL_BYTES) -> tuple[bytes, Version] | None:
+        """Return a small object and its version; None if there is none. A larger one is refused."""
+        return read_object(self._connection, name, most_bytes)
 
     def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes:
         """Return the bytes of a range, all of them. ChangedError if the object has another `etag` by now."""
@@ -148,17 +149,6 @@ class Bucket:
         what is known of it, if so; all reads are of that version of it, or raise ChangedError."""
         info = info or self._describe(self._connection.call(name, _head))
         return io.BufferedReader(ObjectFile(self.ranges(info).fetch, info.size_bytes), _READ_BUFFER_BYTES)
-
-    def download(self, name: str, path: Path) -> None:
-        """Copy an object into a local file, which has its name when all of it is there."""
-        part = path.with_name(f"{path.name}.part")
-        try:
-            with self.open(name) as source, part.open("wb") as target:
-                while data := source.read(_READ_BUFFER_BYTES):
-                    target.write(data)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
 
     def probe(self) -> Conditions:
         """Find out once what the store makes of conditions, by writing a small object and deleting it; a
@@ -196,7 +186,7 @@ class Bucket:
     def upload(self, path: Path, name: str) -> Version:
         """Write a local file of any size as an object, in parts if it is large. It is visible when all of it
         is there. If anything goes wrong on the way, the parts are given up."""
-        with path.open("rb") as file:
+        with open_own(path, "rb") as file:
             return self.upload_file(file, os.fstat(file.fileno()).st_size, name)
 
     def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fineweb_shards.buckets.connection import Connection
 from fineweb_shards.buckets.errors import AnswerError, MissingError, PreconditionError
 from fineweb_shards.buckets.objects import Version, plain_etag
+from fineweb_shards.system.own_files import SMALL_BYTES
 
 if TYPE_CHECKING:
     from obstore import PutMode, UpdateVersion
@@ -40,12 +41,20 @@ class Conditions(Enum):
         return condition
 
 
-def read_object(connection: Connection, name: str) -> tuple[bytes, Version] | None:
-    """Return a small object and its version; None if there is none."""
+def read_object(
+    connection: Connection, name: str, most_bytes: int = SMALL_BYTES
+) -> tuple[bytes, Version] | None:
+    """Return a small object and its version; None if there is none. A larger one is refused."""
     import obstore
 
     def get(store: ObjectStore, key: str) -> tuple[bytes, Version]:
         answer = obstore.get(store, key)
+        if (size := answer.meta["size"]) > most_bytes:
+            raise connection.refusal(
+                f"{connection.address.child(name)}: {size:,} bytes long; an object of this name that "
+                f"fineweb-shards wrote has at most {most_bytes:,}.",
+                "Look where it came from, then move it away, or choose another address.",
+            )
         data = bytes(answer.bytes())
         connection.retrier.observer.add_fetched(len(data))
         return data, Version.of(answer.meta)
@@ -85,7 +94,7 @@ def put_if(
     try:
         return connection.call(name, try_to_put, answers=answers)
     except DOES_NOT_HOLD:
-        found = read_object(connection, name) if tries > 1 else None
+        found = read_object(connection, name, max(SMALL_BYTES, len(data))) if tries > 1 else None
         if found is None or found[0] != data:
             raise
         return found[1]  # it was written, and the answer was lost

@@ -16,6 +16,7 @@ import numpy as np
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.own_files import open_descriptor
 from fineweb_shards.types import Placement, Tokens
 
 # Data is synced in small steps, so that the sync of a whole file is short, and the page cache does not fill
@@ -78,6 +79,6 @@ class TokenWriter:
         if path not in self._files:
             while len(self._files) >= _OPEN_FILES:
                 os.close(self._files.popitem(last=False)[1])
-            self._files[path] = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
+            self._files[path] = open_descriptor(path, os.O_WRONLY)
         self._files.move_to_end(path)
         return self._files[path]

@@ -17,6 +17,7 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ from fineweb_shards.loader.forkable_store import ForkableStore
 from fineweb_shards.store.opening import cache_home
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import lock_file, try_lock, unlock
+from fineweb_shards.system.own_files import open_own
 
 DEFAULT_BYTES = 20 * 10**9
 _SUFFIX = ".tokens"
@@ -79,9 +81,9 @@ class ShardCache:
         path = self._path(piece)
         while True:
             self._fetch(piece)
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # deleted in this moment
+            with contextlib.suppress(FileNotFoundError), open_own(path, "rb") as file:  # deleted right now
                 try_lock(file, shared=True)  # held by the array's own copy of the descriptor
-                os.utime(path)
+                os.utime(file.fileno() if os.utime in os.supports_fd else path)
                 return np.memmap(file, np.uint8, "r")
 
     def fetch_ahead(self, piece: Piece) -> None:
@@ -94,7 +96,8 @@ class ShardCache:
 
     def _has(self, piece: Piece) -> bool:
         try:
-            return self._path(piece).stat().st_size == piece.size_bytes
+            state = self._path(piece).lstat()
+            return stat.S_ISREG(state.st_mode) and state.st_size == piece.size_bytes
         except OSError:
             return False
 
@@ -110,9 +113,8 @@ class ShardCache:
                     self._download(piece)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise InputError(
-                    f"{self.folder}: {error.strerror or error}.", "Choose another cache_dir."
-                ) from error
+                what = f"{error.filename or self.folder}: {error.strerror or error}."
+                raise InputError(what, "Choose another cache_dir.") from error
             raise DiskFullError(
                 f"{self.folder}: no space for {piece.size_bytes:,} bytes of {piece.name}.",
                 "Free some space, or choose another cache_dir.",
@@ -135,7 +137,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        with self._lock_path(key).open("a+b") as file:
+        with open_own(self._lock_path(key), "a+b") as file:
             lock_file(file)
             try:
                 yield
@@ -153,8 +155,9 @@ class ShardCache:
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another process deletes, too
                 if _PIECE_NAME.fullmatch(path.name):
-                    state = path.stat()
-                    found.append((state.st_mtime_ns, state.st_size, path))
+                    state = path.lstat()
+                    if stat.S_ISREG(state.st_mode):
+                        found.append((state.st_mtime_ns, state.st_size, path))
                 elif _PART_NAME.fullmatch(path.name):
                     _remove_unlocked(path, self._lock_path(path.name))
         size_bytes = sum(size for _, size, _ in found)
@@ -168,7 +171,7 @@ class ShardCache:
 def _remove_unlocked(path: Path, lock: Path) -> bool:
     """Delete a file if nobody holds its lock; return whether it was deleted."""
     file: BinaryIO
-    with lock.open("rb") as file:
+    with open_own(lock, "rb") as file:
         if not try_lock(file):
             return False
         try:

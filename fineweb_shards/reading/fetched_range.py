@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.store.store import Store
+from fineweb_shards.system.own_files import open_own
 
 _READ_BYTES = 2**20
 
@@ -18,7 +19,7 @@ def fetch_range(store: Store, name: str, begin: int, end: int, path: Path) -> st
     """Write the bytes from `begin` to `end` of a file into a new one, durably, in constant memory; return
     their SHA-256. Raises OSError if that can't be written, or a ShardError; then it is not complete."""
     digest = hashlib.sha256()
-    with path.open("wb") as target:
+    with open_own(path, "xb") as target:
         for data in _read(store, name, begin, end):
             digest.update(data)
             target.write(data)

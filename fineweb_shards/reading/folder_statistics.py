@@ -21,7 +21,8 @@ from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.reading.shard_tokens import read_tokens
 from fineweb_shards.reading.token_statistics import BUCKETS, TokenStatistics, count_blocks, empty_statistics
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.durable import WORK_FOLDER, read_file, write_quickly
+from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
+from fineweb_shards.system.own_files import SMALL_BYTES, read_file
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
@@ -82,7 +83,8 @@ def load_folder_statistics(folder: Path, vocabulary: Vocabulary) -> FolderStatis
     nothing = FolderStatistics(empty_statistics(vocabulary))
     size_bytes = _DIGEST_BYTES + 8 * (_NUMBERS + BUCKETS + len(nothing.statistics.frequencies))
     try:
-        data = read_file(folder / WORK_FOLDER / FILE_NAME)
+        # Compressed it may be a little longer, but never by as much.
+        data = read_file(folder / WORK_FOLDER / FILE_NAME, size_bytes + SMALL_BYTES)
         checksum, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
         if hashlib.sha256(content).digest() != checksum:
             return nothing

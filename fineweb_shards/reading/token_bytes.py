@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.system.durable import write_file
+from fineweb_shards.system.own_files import ForeignFileError, read_file
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -26,8 +27,15 @@ def write_token_bytes(path: Path, vocabulary: Vocabulary) -> None:
     """Write them to a file for NumPy. UsageError if there is another file of that name: it may be a shard."""
     content = io.BytesIO()
     np.save(content, count_token_bytes(vocabulary))
-    if path.is_dir() or (path.exists() and path.read_bytes() != content.getvalue()):
+    data = content.getvalue()
+    try:
+        is_free = read_file(path, len(data)) == data
+    except FileNotFoundError:
+        is_free = True
+    except ForeignFileError:
+        is_free = False
+    if not is_free:
         raise UsageError(
             f"--token-bytes {path}: there is something else of this name.", "Name a file that does not exist."
         )
-    write_file(path, content.getvalue(), path.parent)
+    write_file(path, data, path.parent)

@@ -25,6 +25,7 @@ from fineweb_shards.report.shards import list_settings, list_shards
 from fineweb_shards.report.table import show_moment
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error, write_quickly
+from fineweb_shards.system.own_files import claim_folder
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.vocabulary import Vocabulary
@@ -49,7 +50,9 @@ def write_report(store: Store, *, alive: bool | None = None, path: Path | None =
     given, path = path is not None, path or report_path(store.folder)
     page = render_page(gather_facts(store, alive=alive))
     try:
-        path.parent.mkdir(parents=given, exist_ok=True)
+        if given:  # in the scratch folder of a bucket, whose name is of this program, too
+            claim_folder(path.parent.parent)
+        claim_folder(path.parent)
         write_quickly(path, page.encode())
     except OSError as error:
         raise output_error(path, error) from error

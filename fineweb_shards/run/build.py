@@ -21,7 +21,7 @@ from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.closing import closing_lines
 from fineweb_shards.report.page import prepare_report, write_report
-from fineweb_shards.run.config import Config
+from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.executor import check_executor, make_executor
 from fineweb_shards.run.job import Job, make_job, output_spec
 from fineweb_shards.run.plan import check_disk, make_plan, split_error
@@ -35,6 +35,7 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.output import Output, begin_output
 from fineweb_shards.store.quarantine import describe_document, write_quarantine
+from fineweb_shards.store.untracked_files import refuse_planted_files
 from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
@@ -87,9 +88,8 @@ def locked_job(config: Config, *, fresh: bool, observer: Observer, command: str)
         begun = None if fresh else load_manifest(store.folder)
         done_tokens = begun.tokens if begun else 0
         invocation = current_invocation(command)
-        with StartObserver(
-            observer, store.folder, invocation, done_tokens, config.shard_tokens
-        ) as start_observer:
+        shard_tokens = config.shard_tokens or DEFAULT_SHARD_TOKENS
+        with StartObserver(observer, store.folder, invocation, done_tokens, shard_tokens) as start_observer:
             job = make_job(config, store, begun=begun, observer=start_observer)
         yield job
 
@@ -114,6 +114,7 @@ def build(
         tidy_finished(job.output.store, manifest)
         when_done()
         return Outcome(manifest, 0, 0, 0.0)
+    refuse_planted_files(job.output.store, index=manifest.index)
     job = job.with_engine(job.folder / WORK_FOLDER)
     manifest = replace(manifest, versions=job.versions(), vocabulary=job.vocabulary)
     log = EventLog(job.folder)

@@ -37,6 +37,7 @@ from fineweb_shards.store.manifest_file import find_manifest, load_manifest, mis
 from fineweb_shards.store.output import Output, begin_output, shards_at_once
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.store import Store
+from fineweb_shards.store.untracked_files import refuse_planted_files
 from fineweb_shards.stream.borders import NO_PLACES, Span
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import VAL_SETTINGS
@@ -154,6 +155,7 @@ def export(
         if manifest.complete:
             tidy_finished(spec.store, manifest)
             return Exported(spec, manifest, 0, 0.0)
+        refuse_planted_files(spec.store, index=manifest.index)
         built = source.manifest
         if not manifest.shards and (error := training_error(spec, asked, built.tokens, built.documents)):
             raise error

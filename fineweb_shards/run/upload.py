@@ -22,7 +22,8 @@ from fineweb_shards.sources.hub.errors import translated_errors
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.manifest_file import FILE_NAME, MOST_BYTES
+from fineweb_shards.system.own_files import read_file
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.units import show_bytes, show_number_of
 
@@ -87,7 +88,7 @@ class Uploader:
     ) -> None:
         """Commit the manifest and the card, unless the dataset has the same ones."""
         layout = manifest.layout
-        small = {FILE_NAME: (folder / FILE_NAME).read_bytes()}
+        small = {FILE_NAME: read_file(folder / FILE_NAME, MOST_BYTES, follow_links=True)}
         if self._may_write_card(remote.get(CARD_NAME)):
             small[CARD_NAME] = make_card(self._repo, layout, manifest, files).encode()
         else:

@@ -29,6 +29,7 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, write_quickly
 from fineweb_shards.system.json_values import get, parse_object
+from fineweb_shards.system.own_files import read_file
 from fineweb_shards.units import show_seconds
 
 OBJECT_NAME = f"{WORK_FOLDER}/lock.json"
@@ -221,7 +222,7 @@ def _read_scratch_id(scratch: Path) -> str:
     the same name: a random number that is kept in it. The caller must have the folder locked."""
     path = scratch / WORK_FOLDER / _SCRATCH_ID_NAME
     try:
-        return path.read_text(encoding="ascii")
+        return read_file(path).decode("ascii")
     except (FileNotFoundError, ValueError):
         number = secrets.token_hex(16)
         try:

@@ -36,11 +36,12 @@ from fineweb_shards.store.bucket_parts import (
     parse_part,
     part_name,
 )
-from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.manifest_file import FILE_NAME, MOST_BYTES
 from fineweb_shards.store.mirrored_files import MirroredFiles
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.store import FoundFile, GrowingPart, Store
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, write_file
+from fineweb_shards.system.own_files import make_folder, open_own
 from fineweb_shards.units import show_number_of
 
 _PROBE_SECONDS = 60.0  # a probe that is older is left from a run that was killed; a newer one may be in use
@@ -93,8 +94,8 @@ class BucketStore(Store):
     def fetch(self) -> None:
         """Copy the manifest and the small files of the work folder to this machine."""
         work = self._scratch / WORK_FOLDER
-        work.mkdir(parents=True, exist_ok=True)
-        found = self._bucket.read(FILE_NAME)
+        make_folder(work)
+        found = self._bucket.read(FILE_NAME, MOST_BYTES)
         if found is None:
             self._version = None
             (self._scratch / FILE_NAME).unlink(missing_ok=True)
@@ -157,7 +158,7 @@ class BucketStore(Store):
         return None if found is None else (found.etag, found.size_bytes)
 
     def read_manifest(self) -> bytes | None:
-        found = self._bucket.read(FILE_NAME)
+        found = self._bucket.read(FILE_NAME, MOST_BYTES)
         return None if found is None else found[0]
 
     def refresh(self) -> None:
@@ -196,7 +197,7 @@ class BucketStore(Store):
         """Lock the scratch folder; what can't be done with it is not the fault of --out."""
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(FolderLock(self._scratch))
+                stack.enter_context(FolderLock(self._scratch, is_own=True))
             except LockedError as error:
                 message = error.message.replace(str(self._scratch), self.location, 1)
                 raise LockedError(message, error.hint) from None
@@ -227,7 +228,7 @@ class BucketStore(Store):
 
     def prepare(self, name: str, offset: int) -> GrowingPart:
         path = self._scratch / WORK_FOLDER / f"{name}.{offset}.tmp"
-        path.write_bytes(b"")
+        open_own(path, "xb").close()
         return GrowingPart(path, offset)
 
     def add_segment(self, segment: Segment, observer: Observer) -> None:
@@ -252,7 +253,7 @@ class BucketStore(Store):
         sources: list[FileSource] = [
             (len(header), lambda: io.BytesIO(header)),
             *(_source_of(piece, bucket, max(0, len(header) - piece.begin)) for piece in pieces),
-            (segment.end - segment.begin, lambda: segment.path.open("rb")),
+            (segment.end - segment.begin, lambda: open_own(segment.path, "rb")),
         ]
         with io.BufferedReader(JoinedFile(sources)) as whole:
             bucket.upload_file(whole, segment.end, segment.name)

@@ -6,11 +6,13 @@ Without this a manifest would be read as JSON lines, and shards, where the user 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from fineweb_shards.buckets.address import is_url
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.bucket.listing import OpenBucket
 from fineweb_shards.store.manifest_file import FILE_NAME, has_our_fields
+from fineweb_shards.system.own_files import open_own
 
 # Most of a manifest's fields are in its beginning; a file of the same name by others may be huge.
 _HEAD_BYTES = 1 << 20
@@ -42,7 +44,7 @@ class EarlierOutputs:
             size = min(info.size_bytes, _HEAD_BYTES) if info else 0
             return bucket.read_range(FILE_NAME, 0, size) if size else b""
         try:
-            with open(os.path.join(folder, FILE_NAME), "rb") as file:
+            with open_own(Path(folder, FILE_NAME), "rb", follow_links=True) as file:
                 return file.read(_HEAD_BYTES)
         except OSError:
             return b""

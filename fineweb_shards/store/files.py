@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import is_plain_file
 from fineweb_shards.types import ShardRecord, Split
 
 
@@ -53,4 +54,4 @@ def find_file(folder: Path, name: str) -> Path | None:
     """Return where a file of the manifest is, growing or finished; None if it is missing."""
     final = folder / name
     growing = growing_path(final)
-    return growing if growing.is_file() else final if final.is_file() else None
+    return growing if is_plain_file(growing) else final if final.is_file() else None

@@ -11,7 +11,7 @@ from typing import BinaryIO, ClassVar
 
 from fineweb_shards.events import Observer
 from fineweb_shards.store.files import find_file, growing_path
-from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.manifest_file import FILE_NAME, MOST_BYTES
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.store import FoundFile, GrowingPart, Store
 from fineweb_shards.system.durable import (
@@ -19,10 +19,10 @@ from fineweb_shards.system.durable import (
     FolderLock,
     is_locked,
     publish,
-    read_file,
     sync_folder,
     write_file,
 )
+from fineweb_shards.system.own_files import make_folder, open_own, read_file, refuse_link, refuse_other_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class FolderStore(Store):
 
     def open(self, file: FoundFile) -> BinaryIO:
         path = find_file(self.path, file.name)  # it may have got its name meanwhile
-        return open(path or self.path / file.name, "rb")
+        path = path or self.path / file.name
+        return open_own(path, "rb", follow_links=path.parent.name != WORK_FOLDER)
 
     def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
         with self.open(file) as opened:
@@ -84,7 +85,7 @@ class FolderStore(Store):
 
     def read_manifest(self) -> bytes | None:
         try:
-            return read_file(self.path / FILE_NAME)
+            return read_file(self.path / FILE_NAME, MOST_BYTES, follow_links=True)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -96,35 +97,49 @@ class FolderStore(Store):
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
-            (self.path / name).unlink(missing_ok=True)
+            path = self._final(name)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                refuse_other_kinds(path)  # which says more than that this is not permitted
+                raise
 
     def prepare(self, name: str, offset: int) -> GrowingPart:
         final = self.path / name
         path = growing_path(final)
         if not offset:
-            path.write_bytes(b"")
+            open_own(path, "xb").close()
             return GrowingPart(path)
-        if not path.exists():
+        if not os.path.lexists(path):
+            open_own(final, "r+b").close()  # refused before it is moved, if it is not ours to go on with
             os.replace(final, path)  # it was finished, but then a part of it was lost
-        os.truncate(path, offset)
+        with open_own(path, "r+b") as file:
+            file.truncate(offset)
         return GrowingPart(path)
 
     def add_segment(self, segment: Segment, observer: Observer) -> None:
-        with open(segment.path, "rb") as file:
+        with open_own(segment.path, "rb") as file:
             os.fsync(file.fileno())
 
     def name_file(self, segment: Segment) -> None:
         if not segment.whole:
             sync_folder(segment.path.parent)  # the manifest will rely on the file being there
-        elif segment.path.exists():  # else it has its name: this was interrupted before
+        elif os.path.lexists(segment.path):  # else it has its name: this was interrupted before
             publish(segment.path, self.path / segment.name)
 
     def add_file(self, temporary: Path, name: str, observer: Observer) -> None:
-        final = self.path / name
+        final = self._final(name)
         if not final.parent.is_dir():
-            final.parent.mkdir(exist_ok=True)  # another process may do the same now
+            make_folder(final.parent)  # another process may do the same now
             sync_folder(self.path)
         publish(temporary, final)
+
+    def _final(self, name: str) -> Path:
+        """Return the path of a finished file; a folder that it is in is ours, and no link."""
+        path = self.path / name
+        if path.parent != self.path:
+            refuse_link(path.parent)
+        return path
 
     def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
         return total_bytes

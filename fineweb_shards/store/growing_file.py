@@ -8,7 +8,6 @@ The header contains the number of tokens, so it is written at the end, when the 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.store import GrowingPart, Store
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.own_files import ForeignFileError, open_own
 from fineweb_shards.types import Placement, ShardSlice, Split
 
 
@@ -90,8 +90,9 @@ class GrowingFile:
         """Remove the file except for these paths, and free its space even while a worker has it open."""
         for path in self._paths:
             if path not in kept:
-                with contextlib.suppress(FileNotFoundError):
-                    os.truncate(path, 0)
+                with contextlib.suppress(FileNotFoundError, ForeignFileError):  # gone, or not ours any more
+                    with open_own(path, "r+b") as file:
+                        file.truncate(0)
                     path.unlink()
 
     def _start_segment(self) -> None:

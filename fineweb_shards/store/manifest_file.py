@@ -12,11 +12,14 @@ from fineweb_shards.store.manifest_checks import check_manifest
 from fineweb_shards.store.manifest_text import FORMAT_VERSION, ManifestText, checksum_of
 from fineweb_shards.store.manifest_vocabulary import check_dtype, vocabulary_of
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error, read_file
+from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error
 from fineweb_shards.system.json_values import expect, get, make, parse_object
+from fineweb_shards.system.own_files import read_file
 from fineweb_shards.types import Quarantined, ShardRecord
+from fineweb_shards.units import show_number_of
 
 FILE_NAME = "manifest.json"
+MOST_BYTES = 256 * 2**20  # that of FineWeb-Edu's 2,410 files has 7.5 MB at the end; a million files fit
 # Formats that can be read; a folder that was begun with an older one is saved in the newest.
 _READABLE_FORMATS = (2, FORMAT_VERSION)
 _RENAMED_SINCE_2 = {"inside": "starts_mid_document", "wrong_claims": "token_count_mismatches"}
@@ -35,7 +38,15 @@ class ManifestFile:
 
     def save(self, manifest: Manifest) -> None:
         """Replace the store's manifest durably."""
-        self._store.save_manifest(self._text.make(manifest, self._store.run_id))
+        data = self._text.make(manifest, self._store.run_id)
+        if len(data) > MOST_BYTES:  # nobody would read it
+            files = show_number_of(len(manifest.files), "input file")
+            raise OutputError(
+                f"{self._store.location}/{FILE_NAME}: {len(data):,} bytes for {files} and "
+                f"{show_number_of(manifest.shard_count, 'shard')}; at most {MOST_BYTES:,} are read.",
+                "Join small input files, or raise --shard-tokens.",
+            )
+        self._store.save_manifest(data)
 
 
 def save_manifest(manifest: Manifest, store: Store) -> None:
@@ -51,7 +62,7 @@ def load_manifest(folder: Path, location: str = "") -> Manifest | None:
     """
     path = folder / FILE_NAME
     try:
-        data = read_file(path)
+        data = read_file(path, MOST_BYTES, follow_links=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

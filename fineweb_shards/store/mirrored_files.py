@@ -20,6 +20,7 @@ from fineweb_shards.buckets.objects import ObjectInfo, plain_etag
 from fineweb_shards.buckets.store_probe import PROBE_PREFIX
 from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, write_quickly
 from fineweb_shards.system.json_values import expect, get, parse_object
+from fineweb_shards.system.own_files import is_plain_file, read_file
 
 _NOTES_NAME = "copies.json"
 _LARGEST_BYTES = 64 * 2**20  # a tokenizer's file has 20 MB at most
@@ -52,7 +53,7 @@ class MirroredFiles:
             if not _is_mirrored(path.name) or info.size_bytes > _LARGEST_BYTES:
                 continue
             is_known = info.etag != "" and info.etag == self._copy_of(path.name).etag
-            if not path.is_file() or not is_known:
+            if not is_plain_file(path) or not is_known:
                 self._fetch(info, path)
 
     def remove(self) -> None:
@@ -65,7 +66,7 @@ class MirroredFiles:
     def push(self, bucket: Bucket) -> None:
         """Copy files that have changed into the bucket, which may wait less long for it than ours."""
         for path in sorted(self._folder.iterdir()):
-            if not _is_mirrored(path.name) or not path.is_file():
+            if not _is_mirrored(path.name) or not is_plain_file(path):
                 continue
             state = _state_of(path)
             if self._known.get(path.name) != state and state[1] <= _LARGEST_BYTES:
@@ -73,18 +74,18 @@ class MirroredFiles:
                 self._known[path.name] = state
 
     def _fetch(self, info: ObjectInfo, path: Path) -> None:
-        found = self._bucket.read(info.name)
+        found = self._bucket.read(info.name, _LARGEST_BYTES)
         if found is None:
             return
         data, version = found
         digest = hashlib.sha256(data).hexdigest()
-        if not path.is_file() or digest not in self._copy_of(path.name).sha256:
+        if not is_plain_file(path) or digest not in self._copy_of(path.name).sha256:
             write_quickly(path, data)
             self._known[path.name] = _state_of(path)
         self._note(path.name, _Copy(plain_etag(version.etag), (digest,)))
 
     def _send(self, path: Path, bucket: Bucket) -> None:
-        data = path.read_bytes()
+        data = read_file(path, _LARGEST_BYTES)
         digest = hashlib.sha256(data).hexdigest()
         before = self._copy_of(path.name)
         # Before it is sent: the answer may never come.
@@ -105,7 +106,7 @@ class MirroredFiles:
 def _read_notes(path: Path) -> dict[str, _Copy]:
     """Return what was noted; nothing, if it is missing or damaged."""
     try:
-        notes = parse_object(path.read_bytes())
+        notes = parse_object(read_file(path))
         copies = {name: expect(name, note, dict) for name, note in notes.items()}
         return {
             name: _Copy(get(note, "etag", str), tuple(get(note, "sha256", list)))

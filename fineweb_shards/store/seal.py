@@ -13,6 +13,7 @@ from fineweb_shards.store.segment import Segment, find_damage, read_contents
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.own_files import open_own
 
 
 def seal_segment(
@@ -32,7 +33,7 @@ def seal_segment(
         if segment.header and not segment.begin:
             disk = Disk(segment.path.parent, max_wait_seconds, observer)
             disk.attempt(partial(_write_header, segment))
-        with open(segment.path, "rb") as file:
+        with open_own(segment.path, "rb") as file:
             contents = read_contents(file, shard_format, segment.offset, segment.size_bytes, segment.begin)
         damage = find_damage(contents, shard_format, segment.documents)
         if damage:
@@ -49,7 +50,7 @@ def seal_segment(
 def _write_header(segment: Segment) -> None:
     """Write the header. A file that was reopened may have been finished before, with one for fewer tokens."""
     try:
-        with open(segment.path, "r+b", buffering=0) as file:
+        with open_own(segment.path, "r+b", buffering=0) as file:
             file.write(segment.header)
     except OSError as error:
         raise output_error(segment.path, error) from error

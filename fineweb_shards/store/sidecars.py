@@ -23,6 +23,7 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.store import FoundFile, Store
 from fineweb_shards.system.background import map_in_background
 from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.own_files import make_folder, open_own
 from fineweb_shards.types import Places
 
 _READ_BYTES = 4 * 2**20
@@ -130,8 +131,8 @@ def _write_temporaries(file: FinishedFile, paths: Mapping[Sidecar, Path]) -> Non
     with contextlib.ExitStack() as stack:
         outputs = {}
         for sidecar, path in paths.items():
-            path.parent.mkdir(parents=True, exist_ok=True)  # another node may have no such folder yet
-            outputs[sidecar] = stack.enter_context(open(path, "wb"))
+            make_folder(path.parent)  # another node may have no such folder yet
+            outputs[sidecar] = stack.enter_context(open_own(path, "xb"))
         for sidecar, part in _make_parts(file, found, paths):
             outputs[sidecar].seek(part.offset)
             outputs[sidecar].write(part.data)

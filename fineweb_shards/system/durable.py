@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import threading
 import time
 from pathlib import Path
 from typing import BinaryIO
 
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
+from fineweb_shards.system.own_files import WORK_FOLDER as WORK_FOLDER
+from fineweb_shards.system.own_files import (
+    ForeignFileError,
+    claim_folder,
+    open_own,
+    refuse_other_kinds,
+)
 
-# Everything except finished shards and the manifest is in here. build-nanogpt's loader opens every file with
-# `train` or `val` in its name, so none of our other names may contain them.
-WORK_FOLDER = ".fineweb-shards"
 LOCK_NAME = "lock"
 _TRIES = 5
 _RETRY_SECONDS = 0.02
@@ -33,6 +36,8 @@ def is_lock_name(name: str) -> bool:
 
 def output_error(path: Path, error: OSError) -> OutputError:
     """Turn an OSError from writing into one of our errors."""
+    if isinstance(error, ForeignFileError):
+        return OutputError(f"{error.filename}: {error.strerror}.", error.hint)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(f"{path}: no space left on the disk.")
     return OutputError(f"{path}: {error.strerror or error}.")
@@ -50,27 +55,22 @@ def sync_folder(folder: Path) -> None:
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Rename a finished, synced file to its final name, durably."""
+    """Rename a finished, synced file to its final name, durably. Nothing but a plain file keeps one."""
+    refuse_other_kinds(temporary)
     os.replace(temporary, final)
+    try:
+        refuse_other_kinds(final)  # somebody has swapped it in this moment
+    except ForeignFileError:
+        final.unlink()
+        raise
     sync_folder(final.parent)
-
-
-def read_file(path: Path) -> bytes:
-    """Read all of a file that this program has written. OSError if something else has its name: a folder, or
-    a pipe, which would block."""
-    # Windows has no O_NONBLOCK, and no such pipes either.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "this is no plain file", str(path))
-        return file.read()
 
 
 def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
     """Replace the content of `path` by `data`, durably: after a crash it is the old or the new one."""
     temporary = temporary_folder / f"{path.name}.tmp"
     try:
-        with open(temporary, "wb") as file:
+        with open_own(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -84,25 +84,31 @@ def write_quickly(path: Path, data: bytes) -> None:
     progress. Raises OSError."""
     # A name of its own, because another process or thread may write the same file at the same time.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
+    file = open_own(temporary, "xb")
     try:
-        temporary.write_bytes(data)
+        with file:
+            file.write(data)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 class FolderLock:
-    """Locks an output folder for one run. The kernel frees it when the process ends, however it ends."""
+    """Locks an output folder for one run. The kernel frees it when the process ends, however it ends.
+    `is_own`: this program has chosen the folder's name, not the user, so it must be ours like those in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_own: bool = False) -> None:
         self._path = folder / WORK_FOLDER / LOCK_NAME
         self._folder = folder
+        self._is_own = is_own
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> FolderLock:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(self._path, "a+b", buffering=0)
+            if self._is_own:
+                claim_folder(self._folder)
+            claim_folder(self._path.parent)
+            file = open_own(self._path, "a+b", buffering=0)
         except (NotADirectoryError, FileExistsError) as error:
             raise OutputError(
                 f"{self._folder}: this is a file, not a folder.", "Choose another --out."
@@ -133,7 +139,7 @@ def is_locked(folder: Path) -> bool:
     path = folder / WORK_FOLDER / LOCK_NAME
     try:
         # Reading is enough: the folder may belong to another user.
-        with open(path, "r+b" if os.access(path, os.W_OK) else "rb") as file:
+        with open_own(path, "r+b" if os.access(path, os.W_OK) else "rb") as file:
             return not try_lock(file, shared=True)
     except OSError:
         return False

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fineweb_shards.system.durable import lock_file
+from fineweb_shards.system.own_files import open_own
 
 _MOST_BYTES = 64 * 1024
 
@@ -45,7 +46,7 @@ class SharedValue:
         if self._path is None:
             return None
         try:
-            return open(self._path, "a+b", buffering=0)
+            return open_own(self._path, "a+b", buffering=0)
         except OSError:
             return None
 

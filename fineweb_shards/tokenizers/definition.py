@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import InputError, UsageError
-from fineweb_shards.system.durable import write_file
+from fineweb_shards.system.durable import output_error, write_file
+from fineweb_shards.system.own_files import is_plain_file, make_folder, read_file
 from fineweb_shards.system.standard_streams import without_errors_on_screen
 from fineweb_shards.tokenizers.base import is_failure
 from fineweb_shards.tokenizers.eot import choose_eot
@@ -22,7 +23,7 @@ from fineweb_shards.tokenizers.patterns import PATTERNS, get_pattern, resolve_pa
 from fineweb_shards.tokenizers.rank_file import MOST_IDS, format_ranks, looks_like_ranks, parse_ranks
 from fineweb_shards.tokenizers.references import require_reference
 from fineweb_shards.tokenizers.tokenizer_json import is_byte_level, pre_tokenizers
-from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, has_definition, load_definition
+from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, MOST_BYTES, has_definition, load_definition
 from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
 
 _PICKLE = b"\x80"
@@ -74,9 +75,18 @@ def copy_definition(vocabulary: Vocabulary, folder: Path) -> None:
 
 
 def _save(vocabulary: Vocabulary, data: bytes, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE_NAMES[vocabulary.reference]
-    if not path.exists() or path.read_bytes() != data:
+    if len(data) > MOST_BYTES:  # nobody would read the copy
+        raise InputError(
+            f"{vocabulary.name}: {len(data):,} bytes; a tokenizer has at most {MOST_BYTES:,} here.",
+            "Check --tokenizer.",
+        )
+    try:
+        make_folder(folder)
+        is_there = is_plain_file(path) and read_file(path, MOST_BYTES) == data
+    except OSError as error:
+        raise output_error(path, error) from error
+    if not is_there:
         write_file(path, data, folder)
 
 

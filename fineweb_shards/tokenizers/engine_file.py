@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from fineweb_shards.system.durable import write_file
+from fineweb_shards.system.own_files import is_plain_file
 from fineweb_shards.tokenizers.gigatoken_engine import BORDER
 from fineweb_shards.tokenizers.patterns import get_pattern
 from fineweb_shards.tokenizers.tokenizer_json import (
@@ -27,7 +28,7 @@ from fineweb_shards.vocabulary import Vocabulary
 def prepare_engine_file(vocabulary: Vocabulary) -> None:
     """Make the engine file beside the vocabulary's own, unless it is there from an earlier run."""
     path = engine_file(vocabulary)
-    if path.exists():
+    if is_plain_file(path):
         return
     write_file(path, _make(vocabulary).encode(), path.parent)
     for other in path.parent.glob(ENGINE_FILES):

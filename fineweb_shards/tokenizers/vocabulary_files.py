@@ -10,6 +10,7 @@ import hashlib
 from pathlib import Path
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.system.own_files import is_plain_file, read_file
 from fineweb_shards.tokenizers.gpt2 import load_gpt2_ranks
 from fineweb_shards.tokenizers.rank_file import Ranks, format_ranks, parse_ranks
 from fineweb_shards.vocabulary import GPT2, Vocabulary
@@ -21,6 +22,7 @@ FILE_NAMES = {
     "sentencepiece": "tokenizer.model",
 }
 ENGINE_FILES = "engine-*.json"
+MOST_BYTES = 256 * 2**20  # a tokenizer's file has 35 MB at most, so far
 _ENGINE_FILE_VERSION = 1  # to be raised when it is made in another way
 
 
@@ -39,14 +41,16 @@ def load_ranks(vocabulary: Vocabulary) -> Ranks:
 
 def has_definition(vocabulary: Vocabulary) -> bool:
     """Return whether the file that defines a vocabulary is there."""
-    return bool(vocabulary.folder) and Path(vocabulary.folder, FILE_NAMES[vocabulary.reference]).is_file()
+    return bool(vocabulary.folder) and is_plain_file(
+        Path(vocabulary.folder, FILE_NAMES[vocabulary.reference])
+    )
 
 
 def load_definition(vocabulary: Vocabulary) -> bytes:
     """Read the file that defines a vocabulary; UsageError if it is not there, or not the same any more."""
     path = Path(vocabulary.folder, FILE_NAMES[vocabulary.reference])
     try:
-        data = path.read_bytes() if vocabulary.folder else None
+        data = read_file(path, MOST_BYTES) if vocabulary.folder else None
     except OSError:
         data = None
     if data is None or hashlib.sha256(data).hexdigest() != vocabulary.sha256:
@@ -70,7 +74,7 @@ def engine_file(vocabulary: Vocabulary) -> Path:
 def find_engine_file(vocabulary: Vocabulary) -> Path:
     """Return the path of the engine file; UsageError if nobody has made it."""
     path = engine_file(vocabulary)
-    if not path.is_file():
+    if not is_plain_file(path):
         raise _unreadable(vocabulary, "not here")
     return path
 

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.system.durable import WORK_FOLDER, read_file, write_quickly
+from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
 from fineweb_shards.system.json_values import check_moment, make, parse_object
+from fineweb_shards.system.own_files import open_own, read_file
 from fineweb_shards.watching.snapshot import Snapshot
 
 FILE_NAME = "heartbeat.json"
@@ -56,7 +57,7 @@ class Heartbeat:
         except OSError:
             if not path.is_file() or path.stat().st_size != len(data):
                 raise
-            with open(path, "r+b", buffering=0) as file:
+            with open_own(path, "r+b", buffering=0) as file:
                 file.write(data)
 
 

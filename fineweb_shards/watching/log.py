@@ -6,6 +6,7 @@ reads nothing back from it, and a failed write does not stop the run.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from fineweb_shards.events import Event
 from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import ForeignFileError, open_descriptor, open_own
 from fineweb_shards.system.terminal import printable
 
 FILE_NAME = "log.txt"
@@ -45,12 +47,16 @@ class EventLog:
 
     def _flush(self) -> None:
         data = "".join(self._unwritten).encode("utf-8", "replace")
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            descriptor = self._open()
+        except ForeignFileError as error:
+            if error.errno != errno.EMLINK:
+                raise
+            descriptor = self._open_next()  # somebody keeps a hard link to it, which must not change
         try:
             if os.fstat(descriptor).st_size + len(data) > MAXIMUM_BYTES:
-                self._path.replace(self._path.with_name(OLD_FILE_NAME))
-                os.close(descriptor)
-                descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                full, descriptor = descriptor, self._open_next()
+                os.close(full)
             written = os.write(descriptor, data)
             if written < len(data):  # the disk is full: remove the part, or it would be written twice
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
@@ -59,14 +65,19 @@ class EventLog:
             os.close(descriptor)
         self._unwritten.clear()
 
+    def _open(self) -> int:
+        return open_descriptor(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def _open_next(self) -> int:
+        self._path.replace(self._path.with_name(OLD_FILE_NAME))
+        return self._open()
+
 
 def last_lines(folder: Path, count: int) -> list[str]:
     """Read the last lines of the log; none if there is no log."""
     path = folder / WORK_FOLDER / FILE_NAME
-    if not path.is_file():  # opening a pipe of that name would block
-        return []
     try:
-        with open(path, "rb") as file:
+        with open_own(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - count * (_LINE_CHARACTERS + 40)))
             return file.read().decode("utf-8", "replace").splitlines()[-count:]

@@ -173,15 +173,15 @@ def test_a_file_that_is_replaced_while_it_is_read_is_noticed(
             remote.seek(40_000) and remote.read(10)
 
 
-def test_a_download_is_whole_or_not_there(bucket: Bucket, tmp_path: Path) -> None:
-    """A download has the object's bytes; one that fails leaves nothing."""
-    data = random.Random(4).randbytes(11_000_000)
-    bucket.overwrite("x", data)
-    bucket.download("x", tmp_path / "local")
-    assert (tmp_path / "local").read_bytes() == data
-    with pytest.raises(InputError):
-        bucket.download("missing", tmp_path / "other")
-    assert [path.name for path in tmp_path.iterdir()] == ["local"]
+def test_a_small_object_that_is_large_is_not_read(bucket: Bucket) -> None:
+    """An object in the place of one of ours that is larger than any of them is refused by name: it would fill
+    the memory."""
+    bucket.overwrite("x", bytes(1001))
+    with pytest.raises(InputError, match=r"/x: 1,001 bytes long; .* at most 1,000"):
+        bucket.read("x", 1000)
+    found = bucket.read("x", 1001)
+    assert found is not None
+    assert found[0] == bytes(1001)
 
 
 def test_a_write_replaces_only_what_it_says(bucket: Bucket) -> None:
@@ -211,7 +211,7 @@ def test_an_upload_has_all_bytes(bucket: Bucket, bucket_url: str, tmp_path: Path
     path = tmp_path / "file"
     path.write_bytes(random.Random(size).randbytes(size))
     version = bucket.upload(path, "a/shard.bin")
-    found = bucket.read("a/shard.bin")
+    found = bucket.read("a/shard.bin", size)
     assert found is not None
     assert found[0] == path.read_bytes()
     assert found[1].etag == version.etag
@@ -230,14 +230,9 @@ class FailingFile(io.FileIO):
 def test_an_upload_that_fails_leaves_nothing(bucket: Bucket, bucket_url: str, tmp_path: Path) -> None:
     """If reading ends with an exception, a signal's for example, it is raised as it is; nothing is visible
     and no part stays."""
-
-    class FailingPath(type(tmp_path)):  # type: ignore[misc]
-        def open(self, mode: str = "r") -> FailingFile:  # type: ignore[override]
-            return FailingFile(self)
-
     (tmp_path / "file").write_bytes(bytes(30_000_000))
-    with pytest.raises(KeyboardInterrupt):
-        bucket.upload(FailingPath(tmp_path / "file"), "shard.bin")
+    with FailingFile(tmp_path / "file") as file, pytest.raises(KeyboardInterrupt):
+        bucket.upload_file(file, 30_000_000, "shard.bin")
     assert bucket.head("shard.bin") is None
     assert unfinished_uploads(bucket_url) == []
 

@@ -15,7 +15,8 @@ from promises import Tries
 
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 from fineweb_shards.system import durable
-from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked, read_file, write_file
+from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked, write_file
+from fineweb_shards.system.own_files import read_file
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

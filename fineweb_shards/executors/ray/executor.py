@@ -60,7 +60,8 @@ from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.unreadable_batch import replace_unreadable
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
+from fineweb_shards.system.own_files import make_folder
 from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.types import KeptTokens, Placement, Quarantined, Tokens
 from fineweb_shards.units import show_number_of
@@ -160,8 +161,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         """Write what nodes have to find in the output folder, and return it."""
         mark = secrets.token_hex(16)
         folder = self._spec.folder / WORK_FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARK_FILE).write_text(mark)
+        make_folder(folder)
+        write_quickly(folder / MARK_FILE, mark.encode())
         return mark
 
     def __exit__(self, *exception: object) -> None:

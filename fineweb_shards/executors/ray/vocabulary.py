@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, engine_file
+from fineweb_shards.system.own_files import is_plain_file, read_file
+from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, MOST_BYTES, engine_file
 from fineweb_shards.vocabulary import Vocabulary
 
 _PREFIX = "fineweb-shards-tokenizer-"
@@ -27,7 +28,7 @@ def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, bytes]:
     if not vocabulary.folder:
         return {}
     paths = [Path(vocabulary.folder, FILE_NAMES[vocabulary.reference]), engine_file(vocabulary)]
-    return {path.name: path.read_bytes() for path in paths if path.is_file()}
+    return {path.name: read_file(path, MOST_BYTES) for path in paths if is_plain_file(path)}
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ from fineweb_shards.executors.ray.vocabulary import unpacked
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
+from fineweb_shards.system.own_files import make_folder, read_file, refuse_link
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.token_joiner import TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
@@ -287,7 +288,7 @@ def _scratch_file(path: str, run: str) -> Iterator[Path]:
     """
     folder, name = os.path.split(path)
     try:
-        os.makedirs(folder, exist_ok=True)
+        make_folder(Path(folder))
         file, own = tempfile.mkstemp(_SCRATCH_END, f"{name.removesuffix(_SCRATCH_END)}.{run}-", folder)
         os.close(file)
     except OSError as error:
@@ -304,6 +305,7 @@ def _scratch_file(path: str, run: str) -> Iterator[Path]:
 
 def _remove_leftovers(folder: Path, run: str) -> None:
     """Remove scratch files that processes of earlier runs have left on this node when they were killed."""
+    refuse_link(folder)
     for path in folder.glob(f"*.{RUN_PREFIX}*{_SCRATCH_END}"):
         if f".{run}-" not in path.name:
             with contextlib.suppress(OSError):  # another process may do the same now
@@ -330,10 +332,10 @@ def _check_folder(folder: Path, mark: str | None) -> None:
     if mark is None:
         return
     try:
-        found = (folder / WORK_FOLDER / MARK_FILE).read_text()
+        found = read_file(folder / WORK_FOLDER / MARK_FILE)
     except OSError:
-        found = ""
-    if found != mark:
+        found = b""
+    if found != mark.encode():
         raise OutputError(
             f"{os.path.abspath(folder)}: on node {node_name()} this is not the folder of the run.",
             "Use a folder that all nodes see under the same path, on a shared file system, or a bucket.",

@@ -20,6 +20,7 @@ from fineweb_shards.sources.hub.remote_file import RemoteFile
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import lock_file, output_error
+from fineweb_shards.system.own_files import is_plain_file, make_folder, open_own
 from fineweb_shards.system.retry import Retrier, TransientError
 
 PARTIAL_ENDING = ".part"
@@ -31,7 +32,7 @@ _PARTS_AT_ONCE = 8
 def download(file: InputFile, remote: RemoteFile, disk: Disk, retrier: Retrier) -> None:
     """Bring a file to its path, unless it is there. A full disk is waited for."""
     path = Path(file.path)
-    if path.exists() and path.stat().st_size == file.size_bytes:
+    if is_plain_file(path) and path.stat().st_size == file.size_bytes:
         return
     retrier.call(partial(_download_once, file, remote, disk))
 
@@ -41,11 +42,10 @@ def _download_once(file: InputFile, remote: RemoteFile, disk: Disk) -> None:
     partial_path = path.with_name(path.name + PARTIAL_ENDING)
     digest = make_digest(file.content_hash, file.size_bytes)
     try:
-        partial_path.parent.mkdir(parents=True, exist_ok=True)
-        partial_path.touch()
-        with open(partial_path, "r+b", buffering=0) as output:
+        make_folder(partial_path.parent)
+        with open_own(partial_path, "r+b", create=True, buffering=0) as output:
             lock_file(output)
-            if path.exists():  # another process has just finished it
+            if is_plain_file(path):  # another process has just finished it
                 return
             done = _digest_beginning(output, digest, file.size_bytes)
             part_bytes = _choose_part_bytes(file)
