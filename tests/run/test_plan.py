@@ -228,7 +228,7 @@ def test_a_plan_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.txt").write_text("One document.\n\nAnother one.\n")
     (tmp_path / "shards").mkdir()
-    done = inline.run_command("plan", "small.txt")
+    done = inline.run_command("plan", "small.txt", "--val-tokens", "1")
     assert done.returncode == 0, done.stderr
     assert "would begin; name the folder: --out shards-2" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shards", "small.txt"]
