@@ -11,9 +11,10 @@
             ...
 
 The dataset gives whole batches, hence `batch_size=None`. A pass over it is one epoch, of the same length on
-every rank. To resume in the middle of one: `dataset.set_epoch(epoch, batches)` with the number of batches
-already taken. The settings are those of ShardLoader; with `follow=True` every worker waits for the build by
-itself, and the first pass ends when the build is complete.
+every rank. To resume in the middle of one: torchdata's StatefulDataLoader in place of DataLoader, or
+`dataset.set_epoch(epoch, batches)` with the number of batches already taken. The settings are those of
+ShardLoader; with `follow=True` every worker waits for the build by itself, and the first pass ends when the
+build is complete.
 """
 
 from __future__ import annotations
@@ -21,15 +22,33 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 import torch.distributed
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fineweb_shards.loader import ShardLoader
 from fineweb_shards.loader.rows import Shuffle
 from fineweb_shards.loader.shard_cache import DEFAULT_BYTES
+
+
+class Batch(NamedTuple):
+    """A whole batch: `x, y = batch`."""
+
+    x: Any
+    y: Any
+
+
+def _refuse_to_collate(batches: object, *, collate_fn_map: object = None) -> NoReturn:
+    raise TypeError(
+        "a ShardDataset gives whole batches, of which the DataLoader would make batches again: "
+        "write DataLoader(dataset, batch_size=None), and the size in ShardDataset(…, batch_size=…)"
+    )
+
+
+default_collate_fn_map[Batch] = _refuse_to_collate
 
 
 class ShardDataset(IterableDataset):
@@ -79,6 +98,10 @@ class ShardDataset(IterableDataset):
         # Epoch and batch. In shared memory, because persistent workers are started only once and still
         # must see the next epoch.
         self._position = torch.zeros(2, dtype=torch.int64).share_memory_()
+        # The same for a state that was loaded, and where the next batch is once a pass has begun; of this
+        # process alone, because each of a DataLoader's workers has its own.
+        self._loaded: tuple[int, int] | None = None
+        self._next: tuple[int, int] | None = None
 
     def set_epoch(self, epoch: int, batches: int = 0) -> None:
         """Choose the epoch of the next pass, and how many of its batches to skip. With a seed, every epoch
@@ -86,14 +109,53 @@ class ShardDataset(IterableDataset):
         if epoch < 0 or batches < 0 or (batches and not self._loader.has_batch(epoch, batches - 1)):
             raise ValueError(f"epoch {epoch}, batch {batches}: an epoch has fewer, and the first is 0")
         self._position[0], self._position[1] = epoch, batches
+        self._loaded = self._next = None
 
     def __len__(self) -> int:
         """Return the number of batches that the next pass gives on this rank; TypeError if a build that is
         followed has yet to decide it."""
-        return self._loader.count_batches(int(self._position[0])) - int(self._position[1])
+        epoch, batches = self._start
+        return self._loader.count_batches(epoch) - batches
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return self._loader.epoch_batches(int(self._position[0]), int(self._position[1]))
+    def __iter__(self) -> Iterator[Batch]:
+        (epoch, start), (worker, _) = self._start, _worker()
+        self._loaded, self._next = None, (epoch, start + worker)
+        return self._batches(epoch, start)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        worker, workers = _worker()
+        for number, (x, y) in enumerate(self._loader.epoch_batches(epoch, start), 1):
+            self._next = epoch, start + worker + number * workers
+            yield Batch(x, y)
+
+    @property
+    def _start(self) -> tuple[int, int]:
+        """The epoch of the next pass, and how many of its batches, of all workers, are skipped."""
+        return self._loaded or (int(self._position[0]), int(self._position[1]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this process is, for torchdata's StatefulDataLoader, which asks each worker."""
+        worker, workers = _worker()
+        epoch, start = self._start
+        epoch, number = self._next or (epoch, start + worker)
+        place = {"epoch": epoch, "batch": number, "worker": worker, "workers": workers}
+        return {**self._loader.state_dict(), **place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin the next pass where `state` was saved; ValueError if it was saved with other shards, settings
+        or workers. Another number of ranks is accepted as by ShardLoader."""
+        here = dict(zip(("worker", "workers"), _worker(), strict=True))
+        saved = {name: state.get(name) for name in here}
+        if saved != here:
+            raise ValueError(f"the state was saved in a DataLoader with {saved}, here it is {here}")
+        self._loader.load_state_dict(state)
+        self._loaded, self._next = (int(state["epoch"]), int(state["batch"]) - here["worker"]), None
+
+
+def _worker() -> tuple[int, int]:
+    """Return this process's number among a DataLoader's workers, and their count."""
+    info = get_worker_info()
+    return (0, 1) if info is None else (int(info.id), int(info.num_workers))
 
 
 def _rank_of_this_process() -> tuple[int, int]:

@@ -24,9 +24,10 @@ FIGURE = re.compile(r"(under )?[0-9][0-9.,:-]*[kMGT]?( (s|min|GB|MB|kB|tokens/s|
 
 
 def words_of(text: str, out: Path) -> list[str]:
-    """Without times, speeds and free space, which differ from run to run; and without the line about memory,
-    which only a run has that takes a while."""
-    lines = [line for line in text.replace(str(out), "OUT").splitlines() if not line.startswith("memory ")]
+    """Without times, speeds and free space, which differ from run to run; and without the lines about memory,
+    which only a run has that takes a while, and about other programs at work."""
+    some = ("memory ", "priority ")
+    lines = [line for line in text.replace(str(out), "OUT").splitlines() if not line.startswith(some)]
     return [FIGURE.sub("#", line) for line in lines]
 
 

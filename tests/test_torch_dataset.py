@@ -103,3 +103,38 @@ def test_workers_follow_a_build(tmp_path: Path) -> None:
         if len(found) == 70:  # two shards for training have 62 batches each
             (tmp_path / "out" / "manifest.json").write_text(complete)
     assert found == [x.tolist() for x, _ in expected.epoch_batches(0)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_not_stacked(folder: Path, workers: int) -> None:
+    """A DataLoader with a batch_size of its own is refused, with the line that works."""
+    dataset = ShardDataset(folder, batch_size=2, length=16)
+    with pytest.raises(TypeError, match=r"DataLoader\(dataset, batch_size=None\)"):
+        next(iter(DataLoader(dataset, batch_size=8, num_workers=workers)))
+    x, _ = next(iter(DataLoader(dataset, batch_size=None, num_workers=workers)))
+    assert x.shape == (2, 16)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("taken", [1, 5, 6])
+def test_a_stateful_data_loader_resumes(folder: Path, workers: int, taken: int) -> None:
+    """With the batches that were left, in their order; the next epoch is whole."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def make() -> tuple[ShardDataset, Any]:
+        dataset = ShardDataset(folder, batch_size=2, length=16, seed=3)
+        dataset.set_epoch(1)
+        return dataset, stateful(dataset, batch_size=None, num_workers=workers)
+
+    plain = ShardLoader(folder, batch_size=2, length=16, seed=3, framework="numpy")
+    expected = [[x.tolist() for x, _ in plain.epoch_batches(epoch)] for epoch in (1, 2)]
+    _, loader = make()
+    batches = iter(loader)
+    found = [next(batches)[0].tolist() for _ in range(taken)]
+    state = loader.state_dict()
+    dataset, loader = make()
+    loader.load_state_dict(state)
+    found += [x.tolist() for x, _ in loader]
+    assert found == expected[0]
+    dataset.set_epoch(2)
+    assert [x.tolist() for x, _ in loader] == expected[1]

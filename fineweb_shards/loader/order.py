@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ class Order(ABC):
     It is a function of the shards and the settings alone. Shards that a build adds come behind the others, so
     that all ranks, and all workers of a DataLoader, have the same order whenever they see a new one.
     """
+
+    # Whether the rows of all ranks together depend on ranks x batch_size only, not on each of the two.
+    any_ranks: ClassVar[bool] = False
 
     @abstractmethod
     def has(self, epoch: int, number: int) -> bool:

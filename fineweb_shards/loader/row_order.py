@@ -21,6 +21,8 @@ class RowOrder(Order):
     they are all there, because the order must not depend on the time.
     """
 
+    any_ranks = True
+
     def __init__(
         self,
         shards: Shards,

@@ -220,12 +220,19 @@ class ShardLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved position; ValueError if it was saved with other shards or settings."""
+        """Continue from a saved position; ValueError if it was saved with other shards or settings.
+
+        With a seed or `align`, another number of ranks is accepted if ranks x batch_size is the same: a step
+        of all ranks then has the same rows.
+        """
         known = len(self._shards.known)
         # A build that is followed may have made more shards since, or this rank has not looked yet.
         shards = int(state.get("shard_count", known)) if self._settings["follow"] else known
         there = not shards or self._shards.has(shards - 1)
         here = {**self._settings, "shards": self._digest(shards) if there else "fewer"}
+        total = int(state.get("ranks", 0)) * int(state.get("batch_size", 0))
+        if self._order.any_ranks and total == here["ranks"] * here["batch_size"]:
+            del here["ranks"], here["batch_size"]
         for name, value in here.items():
             saved = state.get(name, _DEFAULTS.get(name))
             if saved != value:

@@ -196,7 +196,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = runs.command(
         "build", "--input", path, "--out", out, "--engine", "tiktoken", "--workers", "1",
-        "--on-finish", f"touch {tmp_path / 'begun'}; exec sleep 300",
+        "--shard-tokens", "100M", "--on-finish", f"touch {tmp_path / 'begun'}; exec sleep 300",
     )  # fmt: skip
     process = subprocess.Popen(
         words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True

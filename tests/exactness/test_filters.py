@@ -288,6 +288,7 @@ def test_real_workers(tmp_path: Path) -> None:
     # One line of text after the other, one document: many times the window of batches in flight.
     (tmp_path / "c.txt").write_text("many words " * 1_500_000)
     flags = ["--separator", "none", "--batch-bytes", "64k", "--workers", "1", "--max-memory", "470MiB"]
+    flags += ["--shard-tokens", "100M"]
     done = runs.run_command(
         "build", tmp_path / "c.txt", "--out", tmp_path / "long", *flags, "--max-document-tokens", "5M"
     )
@@ -329,7 +330,7 @@ def test_from_the_hub(tmp_path: Path, kind: str) -> None:
 def test_nothing_is_kept(tmp_path: Path) -> None:
     """A sentence with the reason, exit code 3, and another condition may follow in the same folder."""
     (tmp_path / "a.jsonl").write_bytes(lines_of(ROWS))
-    words = ["build", tmp_path / "a.jsonl", "--out", tmp_path / "out"]
+    words = ["build", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--shard-tokens", "100M"]
     done = inline.run_command(*words, "--where", "scroe > 3")
     assert done.returncode == 3
     assert "No document was kept, so there is no shard." in done.stderr
@@ -392,7 +393,7 @@ def test_the_report_tells_what_was_left_out(tmp_path: Path) -> None:
     """With the condition and the limits; without filters it has no such rows."""
     (tmp_path / "a.jsonl").write_bytes(lines_of(ROWS))
     words = ["build", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--where", WHERE, "--min-tokens", "20"]
-    assert inline.run_command(*words).returncode == 0
+    assert inline.run_command(*words, "--shard-tokens", "100M").returncode == 0
     page = (tmp_path / "out" / ".fineweb-shards" / "report.html").read_text()
     totals = json.loads((tmp_path / "out" / "manifest.json").read_text())["totals"]
     assert "left out by --where score &gt;= 2 and" in page

@@ -104,7 +104,9 @@ def test_hostile_strings_and_special_tokens_are_ordinary_text(tokenizer: Tokeniz
 @pytest.mark.promise(33)
 def test_tokens_have_their_bytes(tokenizer: Tokenizer, source: Path, tmp_path: Path) -> None:
     """Where nothing normalizes a text, its tokens spell it; `inspect` shows it from the folder alone."""
-    done = inline.run_command("build", source, *tokenizer.flags, "--out", tmp_path / "out")
+    done = inline.run_command(
+        "build", source, *tokenizer.flags, "--out", tmp_path / "out", "--shard-tokens", "100M"
+    )
     assert done.returncode == 0, done.stderr
     manifest = load_manifest(tmp_path / "out")
     assert manifest is not None
@@ -205,13 +207,17 @@ def test_a_plan_names_the_tokenizer_and_does_not_believe_token_count(tmp_path: P
     tokenizer, documents = vocabularies.nanochat(tmp_path), make_documents(200)
     table = pa.table({"text": documents, "token_count": [len(reference.encode(text)) for text in documents]})
     pq.write_table(table, tmp_path / "a.parquet")
-    done = inline.run_command("plan", tmp_path / "a.parquet", *tokenizer.flags, "--out", tmp_path / "out")
+    done = inline.run_command(
+        "plan", tmp_path / "a.parquet", *tokenizer.flags, "--out", tmp_path / "out", "--shard-tokens", "100M"
+    )
     assert done.returncode == 0, done.stderr
     assert "tokenizer  ranks.tiktoken: 32,768 ids (uint16), EOT 32767" in done.stdout
     assert "an estimate" in done.stdout
     assert "fastokens" in done.stdout
     assert not (tmp_path / "out").exists()
-    done = inline.run_command("build", tmp_path / "a.parquet", *tokenizer.flags, "--out", tmp_path / "out")
+    done = inline.run_command(
+        "build", tmp_path / "a.parquet", *tokenizer.flags, "--out", tmp_path / "out", "--shard-tokens", "100M"
+    )
     assert done.returncode == 0, done.stderr
     assert "token_count" not in done.stderr + (tmp_path / "out" / ".fineweb-shards" / "log.txt").read_text()
 
@@ -319,7 +325,9 @@ def test_nothing_in_the_current_folder_is_imported(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", ["a document"])
     (tmp_path / "tokenizers.py").write_text("raise SystemExit('imported')")
     inline.forget_trials()
-    done = inline.run_command("plan", "a.jsonl", *tokenizer.flags, "--out", "out", cwd=tmp_path)
+    done = inline.run_command(
+        "plan", "a.jsonl", *tokenizer.flags, "--shard-tokens", "100M", "--out", "out", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -99,7 +99,7 @@ def test_what_one_engine_cannot_do_the_other_does(tmp_path: Path, text: str) -> 
 def test_a_build_of_nothing_but_poison_says_what_happened(tmp_path: Path) -> None:
     """Not that there was nothing to do; a second start says the same."""
     path = write_jsonl(tmp_path / "a.jsonl", [poison.RAISING])
-    words = ["build", "--input", path, "--out", tmp_path / "out", "--workers", "1"]
+    words = ["build", "--input", path, "--out", tmp_path / "out", "--workers", "1", "--shard-tokens", "100M"]
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, DRIVER, *map(str, words)], capture_output=True, text=True, check=False

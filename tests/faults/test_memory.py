@@ -102,7 +102,7 @@ def test_a_giant_text_inside_a_hard_limit(
     path = write_giant(disk_path / "giant.txt", megabytes * 10**6, ending)
     words = runs.command(
         "build", "--input", path, "--out", disk_path / "out", "--workers", "2", "--max-memory", str(BUDGET),
-        *more,
+        "--shard-tokens", "100M", *more,
     )  # fmt: skip
     with hard_limit(BUDGET + 100 * MIB) as procs:
         code, errors, peak = run_limited(words, procs)
@@ -118,7 +118,7 @@ def test_a_slow_disk_does_not_fill_the_memory(disk_path: Path) -> None:
     path = write_giant(disk_path / "giant.txt", 60 * 10**6, b"\n\n")
     driver = Path(__file__).parent / "slow_disk_driver.py"
     words = [sys.executable, str(driver), "build", "--input", str(path), "--out", str(disk_path / "out")]
-    words += ["--workers", "2", "--max-memory", str(BUDGET)]
+    words += ["--workers", "2", "--max-memory", str(BUDGET), "--shard-tokens", "100M"]
     with (
         subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
         PeakMemory(process.pid) as memory,

@@ -10,6 +10,7 @@ import sys
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -324,3 +325,34 @@ def test_torch_tensors_where_torch_is(tmp_path: Path) -> None:
     x, y = ShardLoader(tmp_path / "some", batch_size=2, length=16).next_batch()
     assert x.dtype == y.dtype == torch.int64
     assert x.tolist() == np.arange(32).reshape(2, 16).tolist()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"seed": 5}, {"seed": 5, "shuffle": "documents"}, {"align": "document"}, {}]
+)
+def test_a_state_goes_to_another_number_of_ranks(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """If ranks x batch_size is the same, a step of all ranks has the same rows; in DataLoaderLite's order the
+    ends of shards depend on the ranks, and it is refused."""
+    for number in range(3):
+        np.save(tmp_path / f"edufineweb_train_{number:06d}.npy", np.arange(3000, dtype=np.uint16) % 41)
+
+    def steps(ranks: int, state: dict[str, Any] | None, count: int) -> tuple[list[Any], dict[str, Any]]:
+        words: dict[str, Any] = {"batch_size": 8 // ranks, "length": 16, "eot": 40, "framework": "numpy"}
+        loaders = [
+            ShardLoader(tmp_path, rank=rank, ranks=ranks, **words, **settings) for rank in range(ranks)
+        ]
+        for loader in loaders if state else ():
+            loader.load_state_dict(state or {})
+        rows = [np.concatenate([loader.next_batch()[0] for loader in loaders]).tolist() for _ in range(count)]
+        return rows, loaders[0].state_dict()
+
+    _, state = steps(4, None, 3)
+    if not settings:
+        with pytest.raises(ValueError, match="batch_size = 2, here it is 4"):
+            steps(2, state, 5)
+        return
+    expected, _ = steps(4, state, 5)
+    for ranks in (1, 2, 8):
+        assert steps(ranks, state, 5)[0] == expected
+    with pytest.raises(ValueError, match="saved with"):
+        ShardLoader(tmp_path, batch_size=3, length=16, eot=40, **settings).load_state_dict(state)

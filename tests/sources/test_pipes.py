@@ -53,7 +53,8 @@ def test_a_named_pipe_is_read_like_standard_input(tmp_path: Path) -> None:
 
 def test_a_shells_process_substitution(tmp_path: Path) -> None:
     """`--input <(…)`, and its name does not depend on the number the shell chose."""
-    command = f"{' '.join(runs.command('build'))} --workers 1 --out out --input <(printf 'one\\n\\ntwo')"
+    flags = "--workers 1 --shard-tokens 100M --out out"
+    command = f"{' '.join(runs.command('build'))} {flags} --input <(printf 'one\\n\\ntwo')"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "out" / "edufineweb_val_000000.npy")
@@ -74,7 +75,7 @@ def test_a_closed_standard_input_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo")
     words = " ".join(runs.command("build"))
     for source, code in {"-": 3, "a.txt": 0}.items():
-        command = f"{words} --workers 1 --out out{code} --input {source} <&-"
+        command = f"{words} --workers 1 --shard-tokens 100M --out out{code} --input {source} <&-"
         done = subprocess.run(
             ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
         )

@@ -313,7 +313,7 @@ def test_json_values_that_do_not_fit(tmp_path: Path, row: dict[str, Any], told: 
         {"text": "four"},
     ]
     path.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    words = ["build", path, "--out", tmp_path / "out", "--where", "score > 3"]
+    words = ["build", path, "--out", tmp_path / "out", "--where", "score > 3", "--shard-tokens", "100M"]
     done = inline.run_command(*words)
     assert done.returncode == 3
     assert f"a.jsonl: the line at byte 28 {told}." in done.stderr

@@ -364,7 +364,8 @@ def test_a_scratch_folder_that_is_too_small_is_refused(
 ) -> None:
     """Before anything is made, with what is missing."""
     monkeypatch.setattr(plan, "free_disk_bytes", lambda folder: 1000)
-    done = inline.run_command("build", "--input", source, "--out", out, "--scratch", scratch)
+    words = ["--out", out, "--scratch", scratch, "--shard-tokens", "100M"]
+    done = inline.run_command("build", "--input", source, *words)
     assert done.returncode == 5, done.stderr
     assert "missing" in done.stderr
     assert view.outputs() == {}

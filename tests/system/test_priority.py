@@ -30,7 +30,8 @@ def test_parent_and_workers_have_the_priority(tmp_path: Path, flags: list[str], 
     """While a build waits for more of its standard input, all its processes have what the flag says. Shown by
     the class for disks: niceness is switched off in these tests (support/startup)."""
     out = tmp_path / "out"
-    words = runs.command("build", "-", "--workers", "1", "--out", out, "--batch-bytes", "64KiB", *flags)
+    settings = ["--workers", "1", "--batch-bytes", "64KiB", "--shard-tokens", "100M"]
+    words = runs.command("build", "-", "--out", out, *settings, *flags)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         assert process.stdin is not None
         process.stdin.write(b"A line of text with some words.\n\n" * 100_000)

@@ -58,7 +58,8 @@ def test_in_a_pipe_there_are_lines_and_no_control_characters(
 
 def test_quiet_shows_the_result_only(source: Path, tmp_path: Path) -> None:
     """Nothing on standard error; the summary on standard output; errors as ever."""
-    done = inline.run_command("build", "--input", source, "--out", tmp_path / "out", "--quiet")
+    words = ["--out", tmp_path / "out", "--shard-tokens", "100M", "--quiet"]
+    done = inline.run_command("build", "--input", source, *words)
     assert done.stderr == ""
     assert done.stdout.startswith("Done")
     failed = inline.run_command("build", "--input", "nowhere", "--out", tmp_path / "out2", "--quiet")
@@ -78,6 +79,8 @@ def test_json_is_for_programs(tmp_path: Path) -> None:
         tmp_path / "out",
         "--workers",
         "1",
+        "--shard-tokens",
+        "100M",
         "--json",
     ]
     with subprocess.Popen(

@@ -493,7 +493,9 @@ def test_a_dataset_that_is_not_parquet(home: Path, tmp_path: Path) -> None:
 
 def test_plan_of_a_dataset(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """Files, bytes to fetch, documents and tokens, exact where that is cheap."""
-    done = forked.run_command("plan", *SAMPLE, "--out", tmp_path / "out", **environment(hub, home))
+    done = forked.run_command(
+        "plan", *SAMPLE, "--out", tmp_path / "out", "--shard-tokens", "100M", **environment(hub, home)
+    )
     assert done.returncode == 0, done.stderr
     tokens = len(reference.stream(DOCUMENTS[0] + DOCUMENTS[1]))
     assert f"{tokens:,} (exact, from token_count)" in done.stdout
