@@ -18,7 +18,7 @@ given = $(filter-out undefined default file,$(origin $(1)))
 TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(name)), $(name)=$(call quote,$(value $(name)))))
 
 .DEFAULT_GOAL := help
-TARGETS := help shards plan status report verify test soak check bench bench-hub bench-line bench-bucket \
+TARGETS := help shards plan status report verify test test-lowest soak check bench bench-hub bench-line bench-bucket \
   bench-tokenizers bench-control bench-ray cluster-demo clean
 .PHONY: $(TARGETS)
 # Before anything runs: `make shards sample-10BT` would build the demo first.
@@ -55,6 +55,21 @@ PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, (os.cpu_count() or
 test: check ## all checks and tests; a few minutes
 	@$(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
 
+# The lowest versions that pyproject.toml allows, in a .venv of their own: uv resolves them, pip installs it there.
+LOWEST := .venv-lowest
+LOWEST_TESTS := tests/exactness/test_same_bytes.py tests/loader/test_shard_loader.py \
+  tests/sources/hub/test_hub_tokens.py tests/sources/hub/test_transport.py::test_one_resolve_for_each_file
+test-lowest: $(LOWEST)/ready ## exactness, hub, parquet and loader with the lowest versions that are declared; a minute
+	@$(LOWEST)/bin/python -m pytest --numprocesses=2 $(LOWEST_TESTS) $(ARGS)
+
+$(LOWEST)/ready: pyproject.toml
+	@echo "Setting up $(LOWEST) with the lowest versions ..."
+	@rm -rf $(LOWEST) && $(PYTHON) -m venv $(LOWEST) && $(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+	  --editable '.[tokenizers,sentencepiece,buckets]'
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python pytest pytest-xdist hypothesis psutil
+	@touch $@
+
 soak: .venv/dev ## every promise in full, then a night of MINUTES=30 with a fault a minute; hours
 	@$(BIN)/python -m pytest --soak $(ARGS)
 	@$(BIN)/python tests/night.py --minutes $(MINUTES)
@@ -89,8 +104,8 @@ bench-ray: .venv/dev ## the same files with local processes and with Ray on this
 cluster-demo: .venv/dev ## two nodes of Ray and an S3 server on this machine, a node killed on the way; a minute
 	@$(BIN)/python docs/examples/cluster_demo.py
 
-clean: ## remove .venv and caches (never any shards)
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+clean: ## remove .venv, .venv-lowest and caches (never any shards)
+	rm -rf .venv $(LOWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
 
 # Two stamps, so that `make shards` does not install what only tests need. With uv where it is installed, which
 # then finds a fitting Python by itself.
