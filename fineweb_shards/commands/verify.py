@@ -24,13 +24,11 @@ def run(options: argparse.Namespace) -> None:
     verdict = check_folder(store, LineScreen().warn)
     manifest = verdict.manifest
     alive = store.is_locked()
-    why = (
-        "yet; the build that is at work makes it"
-        if alive
-        else "when the run was stopped; the next build makes it again"
-    )
-    for name in verdict.unfinished:
-        print_result(f"{name}: not finished {why}.")
+    if names := verdict.unfinished:
+        which = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names):,} files)"
+        stopped = "when the run was stopped; the next build makes it again"
+        why = "yet; the build that is at work makes it" if alive else stopped
+        print_result(f"{which}: not finished {why}.")
     next_step = "a build is at work here" if alive else "the build is not finished; run its command again"
     state = "complete" if manifest.complete else f"so far: {next_step}"
     count = show_number_of(manifest.shard_count, "shard")

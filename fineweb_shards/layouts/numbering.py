@@ -8,7 +8,7 @@ to the wrong place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fineweb_shards.errors import OutOfNumbersError
@@ -44,17 +44,26 @@ class Numbering:
         """Return the name of the file for the next token of a split, given how many each split has."""
         return self.layout.shard_name(split, self.index(split, done), self.digits)
 
-    def next_names(self, records: Iterable[ShardRecord], most: int = 1) -> set[str]:
-        """Return the names that a killed run may have given to files without recording them, if it names at
-        the most so many files of a split before it records them."""
+    def next_names(self, records: Iterable[ShardRecord]) -> set[str]:
+        """Return the names that a killed run may have given to files without recording them."""
         done = dict.fromkeys(SPLITS, 0)
         for record in records:
             done[record.split] += record.tokens
-        return {
-            self.layout.shard_name(split, self.index(split, done) + ahead, self.digits)
-            for split in SPLITS
-            for ahead in range(1 if self.layout.one_file else most)
-        }
+        return {self.name(split, done) for split in SPLITS}
+
+    def unrecorded_names(self, records: Iterable[ShardRecord], listed: Collection[str]) -> set[str]:
+        """Return those of the `listed` names that a run may have given to files without recording them: it
+        names files in order, any number of small ones at once, so they follow the recorded ones without a
+        gap."""
+        done = dict.fromkeys(SPLITS, 0)
+        for record in records:
+            done[record.split] += record.tokens
+        found: set[str] = set()
+        for split in SPLITS:
+            while (name := self.name(split, done)) in listed and name not in found:
+                found.add(name)
+                done[split] += self.shard_tokens
+        return found
 
     def check_width(self, split: Split, done: Mapping[Split, int]) -> None:
         """Raise OutOfNumbersError if the next file's number needs more digits than the folder's have."""

@@ -17,7 +17,6 @@ from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.lost_files import may_be_longer
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import require_manifest
-from fineweb_shards.store.output import MOST_UNRECORDED
 from fineweb_shards.store.segment import find_damage, read_contents
 from fineweb_shards.store.sidecars import check_sidecars, list_finished, with_sidecars
 from fineweb_shards.store.store import FoundFile, Store
@@ -158,8 +157,8 @@ def _check_names(manifest: Manifest, names: Collection[str]) -> tuple[list[str],
     untracked = find_untracked(names, manifest.layout, known)
     unfinished: set[str] = set()
     if not manifest.complete:  # shards are renamed shortly before they are recorded
-        next_names = manifest.numbering.next_names(manifest.shards, MOST_UNRECORDED)
-        unfinished = with_sidecars(manifest, next_names)
+        named = manifest.numbering.unrecorded_names(manifest.shards, set(names))
+        unfinished = with_sidecars(manifest, named)
     strays = [name for name in untracked if name not in unfinished]
     return strays, [name for name in untracked if name in unfinished]
 

@@ -53,7 +53,6 @@ from fineweb_shards.types import (
 # core for a tenth of a second. More would only mean more to lose in a crash.
 _MOST_CHECKPOINTS = 8
 _MOST_RECORDS = len(SPLITS) * (2 + _MOST_CHECKPOINTS)  # of all checkpoints at once
-MOST_UNRECORDED = 2 + _MOST_CHECKPOINTS  # files of a split that may have their names and no record yet
 _LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
 
 
