@@ -27,7 +27,7 @@ from fineweb_shards.buckets.objects import Version
 from fineweb_shards.errors import LockedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, write_quickly
+from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, write_quickly
 from fineweb_shards.system.json_values import get, parse_object
 from fineweb_shards.system.own_files import read_file
 from fineweb_shards.units import show_seconds
@@ -200,11 +200,13 @@ def _read_scratch_id(scratch: Path) -> str:
     the same name: a random number that is kept in it. The caller must have the folder locked."""
     path = scratch / WORK_FOLDER / _SCRATCH_ID_NAME
     try:
-        return read_file(path).decode("ascii")
-    except (FileNotFoundError, ValueError):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return read_file(path).decode("ascii")
         number = secrets.token_hex(16)
         write_quickly(path, number.encode())
-        return number
+    except OSError as error:
+        raise output_error(path, error) from error
+    return number
 
 
 def _read_field(content: bytes, name: str) -> object:
