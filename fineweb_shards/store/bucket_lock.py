@@ -222,14 +222,13 @@ def _read_scratch_id(scratch: Path) -> str:
     the same name: a random number that is kept in it. The caller must have the folder locked."""
     path = scratch / WORK_FOLDER / _SCRATCH_ID_NAME
     try:
-        return read_file(path).decode("ascii")
-    except (FileNotFoundError, ValueError):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return read_file(path).decode("ascii")
         number = secrets.token_hex(16)
-        try:
-            write_quickly(path, number.encode())
-        except OSError as error:
-            raise output_error(path, error) from error
-        return number
+        write_quickly(path, number.encode())
+    except OSError as error:
+        raise output_error(path, error) from error
+    return number
 
 
 def _read_field(content: bytes, name: str) -> object:

@@ -32,6 +32,7 @@ SMALL_BYTES = 16 * 2**20  # far more than any file of ours has, except for the m
 # Windows has none of these but O_BINARY; there a link is looked for before.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _ALWAYS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_is_junction = getattr(os.path, "isjunction", lambda path: False)  # Windows, from Python 3.12 on
 _WRITES = os.O_WRONLY | os.O_RDWR
 _KINDS = {
     stat.S_IFLNK: (errno.ELOOP, "a link"),
@@ -185,8 +186,7 @@ def _owner_of_new_file(folder: Path) -> int:
 
 def refuse_link(path: Path) -> None:
     """Raise ForeignFileError if a link is there."""
-    is_junction = getattr(os.path, "isjunction", os.path.islink)  # another kind of link, on Windows
-    if os.path.islink(path) or is_junction(path):
+    if os.path.islink(path) or _is_junction(path):
         raise ForeignFileError(errno.ELOOP, "this is a link, not what fineweb-shards wrote", str(path))
 
 

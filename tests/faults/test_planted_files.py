@@ -23,8 +23,16 @@ import inline
 import pytest
 import runs
 import vocabularies
+from bucket_folders import upload_folder
 from documents import make_documents
+from fourteen_files import build as build_from_hub
+from fourteen_files import expected_shards, sample_repository
 from inputs import write_jsonl
+from standin_hub import StandInHub
+
+from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.errors import InputError
+from fineweb_shards.loader import ShardLoader
 
 KINDS = ("link", "dangling link", "pipe", "folder", "hard link")
 READERS = ("verify", "status", "inspect")
@@ -297,3 +305,105 @@ def test_nothing_is_written_through_what_appears_meanwhile(
             assert not any(path.is_symlink() for path in shards if str(path) not in finished), why
             shutil.rmtree(root)
             shutil.rmtree(elsewhere, ignore_errors=True)
+
+
+@pytest.mark.promise(23)
+def test_the_scratch_folder_of_a_bucket(bucket_url: str, tmp_path: Path, soak: bool) -> None:
+    """What is made for a bucket, and the small files that are copied into it: the same rules, and nothing
+    that a link leads to is uploaded."""
+    out = f"{bucket_url}/out"
+    template = tmp_path / "template"
+    (template / "scratch").mkdir(parents=True)
+    write_jsonl(template / "a.jsonl", make_documents(60, seed=61))
+    words = ("build", "--input", "{root}/a.jsonl", "--out", out, "--scratch", "{root}/scratch", "--index")
+    scene = Scene((*words, "--shard-tokens", "4000"), template, "scratch")
+    names = one_of_each(opened_by(scene, copy(template, tmp_path / "listened to")))
+    assert {".fineweb-shards", "lock", "lock.id", "copies.json"} <= {Path(name).name for name in names}
+    bucket = Bucket(out)
+    for number, name in enumerate(names):
+        for kind in KINDS if soak else KINDS[number % len(KINDS) :][:1]:
+            bucket.delete([info.name for info in bucket.list()])
+            root, elsewhere = tmp_path / f"{number} {kind}", tmp_path / f"{number} {kind} elsewhere"
+            copy(template, root)
+            if plant(root / "scratch" / name, kind, elsewhere):
+                print(f"bucket\t{kind_of(name)}\t{kind}\t{outcome_of(scene, root, name, elsewhere)}")
+                sent = [
+                    bucket.read_range(one.name, 0, one.size_bytes) for one in bucket.list() if one.size_bytes
+                ]
+                assert b"precious" not in sent, name
+            shutil.rmtree(root)
+
+
+@pytest.mark.promise(23)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cache_of_a_loader(bucket_url: str, scenes: dict[str, Scene], tmp_path: Path, kind: str) -> None:
+    """A piece that is no plain file is fetched again, into a file of its own; another lock is refused."""
+    finished = scenes["verify"].template / "out"
+    upload_folder(finished, f"{bucket_url}/out")
+
+    def read(folder: Path) -> list[list[list[int]]]:
+        loader = ShardLoader(
+            f"{bucket_url}/out", batch_size=2, length=64, framework="numpy", cache_dir=folder
+        )
+        return [x.tolist() for x, _ in loader.epoch_batches(0)]
+
+    opened: set[str] = set()
+    with listener.telling(lambda path: opened.add(path)):
+        expected = read(tmp_path / "cache")
+    names = {name for path in opened if (name := name_in(tmp_path / "cache", path)) is not None}
+    for name in sorted(name for name in names if not name.endswith(".part")):
+        folder, elsewhere = tmp_path / f"cache {name}", tmp_path / f"elsewhere {name}"
+        copy(tmp_path / "cache", folder)
+        for piece in folder.glob("*.tokens"):  # so that every lock is needed
+            if piece.name != name:
+                piece.unlink()
+        assert plant(folder / name, kind, elsewhere)
+        before = everything_in(elsewhere)
+        found, why = None, ""
+        with no_hang():
+            try:
+                found = read(folder)
+            except InputError as refused:
+                why = refused.message
+        assert found == expected or (name in why and (name.startswith("lock-") or kind == "folder"))
+        assert everything_in(elsewhere) == before
+
+
+@pytest.mark.promise(23)
+def test_downloads_from_the_hub(tmp_path: Path, soak: bool) -> None:
+    """A file of the hub that is read from the disk, a part of one, their folders and the quota's file."""
+    template = tmp_path / "template"
+    template.mkdir()
+    expected = expected_shards(1)
+    with StandInHub([sample_repository(files=1)], cdn=True) as hub:
+
+        def build(root: Path) -> subprocess.CompletedProcess[str]:
+            return build_from_hub(hub, tmp_path / "home", root / "out", "--download", "--keep-downloads")
+
+        assert build(template).returncode == 0
+        work = template / "out/.fineweb-shards"
+        kept = list((work / "downloads").rglob("*"))
+        assert [path for path in kept if path.is_file()], "nothing was kept"
+        names = [str(path.relative_to(work)) for path in (work / "downloads", *kept)]
+        names += ["hub-quota.json", *(f"{name}.part" for name in names if name.endswith(".parquet"))]
+        tried = [(name, kind) for name in names for kind in KINDS]
+        for number, (name, kind) in list(enumerate(tried))[:: 1 if soak else len(KINDS) - 1]:
+            root, elsewhere = tmp_path / f"{number}", tmp_path / f"{number} elsewhere"
+            for folder in (work / name).relative_to(template).parents[:-1]:
+                (root / folder).mkdir(parents=True, exist_ok=True)
+            path = root / "out/.fineweb-shards" / name
+            if (work / name).is_dir():
+                path.mkdir()
+            elif (work / name).is_file():
+                shutil.copy(work / name, path)
+            if not plant(path, kind, elsewhere):
+                continue
+            before = everything_in(elsewhere)
+            done = build(root)
+            assert everything_in(elsewhere) == before, f"{name}: {done.stderr}"
+            print(f"hub\t{kind_of(name)}\t{kind}\t{done.returncode}")
+            if done.returncode:
+                assert done.returncode == 5, done.stderr
+                assert path.name in done.stderr
+            else:
+                assert runs.shards_in(root / "out") == expected
