@@ -1,17 +1,12 @@
-"""The parts of the executor on Ray that need no cluster: what is where, what is refused, what is sent."""
+"""The driver of a run on Ray, without a cluster: what waits where, which nodes it uses, what is refused."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import pickle
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,35 +14,19 @@ import inline
 import numpy as np
 import pytest
 import runs
-import vocabularies
-from documents import make_documents
 from doubles import Listener
 from inputs import write_jsonl
 
-import fineweb_shards
-from fineweb_shards.errors import InputError, OutputError, UsageError, WorkerError
-from fineweb_shards.events import Observer
-from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
-from fineweb_shards.executors.ray import cluster, jobs, one_by_one_process, worker
+from fineweb_shards.errors import UsageError, WorkerError
+from fineweb_shards.executors.ray import cluster, jobs
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.cluster import find_address
 from fineweb_shards.executors.ray.deaths import LOST
-from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
 from fineweb_shards.executors.ray.members import Members
-from fineweb_shards.executors.ray.messages import EncodedBatch, Errand, Piece, Returned
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
-from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpacked
 from fineweb_shards.executors.ray.waits import Waits
-from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.store import leftovers
-from fineweb_shards.store.bucket_store import BucketStore
-from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.install_command import install_command
-from fineweb_shards.system.shared_bytes import SharedBytes
-from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.encoder import Encoder
-from fineweb_shards.tokenizers.vocabulary_files import load_definition
-from fineweb_shards.types import Batch, Placement
+from fineweb_shards.types import Placement
 
 RUN = "fineweb-shards-4567"
 
@@ -189,276 +168,6 @@ def test_an_address_needs_the_executor(tmp_path: Path) -> None:
     """An address that nothing would use is a mistake."""
     with pytest.raises(UsageError, match="--ray-address auto: the executor is local"):
         runs.job_of(tmp_path / "out", __file__, ray_address="auto", format="text")
-
-
-def test_a_node_that_sees_another_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its name, with the folder and what to do; also if the folder is there, but not the same one."""
-    monkeypatch.setattr(worker, "node_name", lambda: "node7 (10.0.0.7)")
-    with pytest.raises(OutputError, match=r"node7 \(10.0.0.7\)") as missing:
-        worker._check_folder(tmp_path, "mark")
-    assert str(tmp_path) in missing.value.message
-    assert "shared file system" in missing.value.hint
-    (tmp_path / WORK_FOLDER).mkdir()
-    (tmp_path / WORK_FOLDER / worker.MARK_FILE).write_text("another")
-    with pytest.raises(OutputError):
-        worker._check_folder(tmp_path, "mark")
-    (tmp_path / WORK_FOLDER / worker.MARK_FILE).write_text("mark")
-    worker._check_folder(tmp_path, "mark")
-    worker._check_folder(tmp_path / "nowhere", None)  # a bucket needs no folder
-
-
-def test_a_node_that_does_not_see_the_input_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no damaged file, which might be left out: the run stops, and names node and file."""
-    monkeypatch.setattr(worker, "node_name", lambda: "node7 (10.0.0.7)")
-    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
-    source = runs.job_of(tmp_path / "out", path, on_bad_file="skip").source
-    process = worker.RunProcess.__new__(worker.RunProcess)
-    process._source = source
-    (batch,) = source.batches(runs.START)
-    process._check_input(batch)
-    path.unlink()
-    encoded = process._encode_batch(WorkOrder(batch), [])
-    assert isinstance(encoded.error, InputError)
-    assert type(encoded.error) is InputError
-    assert str(path) in encoded.error.message
-    assert "node7" in encoded.error.message
-
-
-def test_nodes_get_addresses_and_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that this run uses: of the kinds of store that its input and its output are in, and of the hub
-    if the input is there. No folder of the driver's, nothing else, and nothing that is set on the node."""
-    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
-    local = runs.job_of(tmp_path / "out", path).source
-    of_hub = replace(local, settings=replace(local.settings, hub=SimpleNamespace()))
-    (file,) = local.files
-    of_google = replace(local, files=(replace(file, path="gs://bucket/a.jsonl", format="bucket-jsonl"),))
-    secrets = {
-        "HF_TOKEN": "canary",
-        "AWS_SECRET_ACCESS_KEY": "canary",
-        "GOOGLE_BEARER_TOKEN": "canary",
-        "AZURE_STORAGE_SAS_TOKEN": "canary",
-        "https_proxy": "http://proxy",
-    }
-    for name in list(os.environ):
-        if name.startswith(("HF_", "DATASETS_", "AWS_", "GOOGLE_", "AZURE_")) or "proxy" in name.lower():
-            monkeypatch.delenv(name)
-    for name, value in secrets.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("HF_HOME", "/driver")
-    monkeypatch.setenv("SECRET_OF_ANOTHER_PROGRAM", "canary")
-    folder = str(tmp_path / "out")
-    sent = {
-        "": set(pack_environment(local, folder)),
-        "hub": set(pack_environment(of_hub, folder)),
-        "hub to s3": set(pack_environment(of_hub, "s3://bucket/out")),
-        "gs to az": set(pack_environment(of_google, "az://bucket/out")),
-    }
-    assert sent == {
-        "": set(),
-        "hub": {"HF_TOKEN", "https_proxy"},
-        "hub to s3": {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "https_proxy"},
-        "gs to az": {"GOOGLE_BEARER_TOKEN", "AZURE_STORAGE_SAS_TOKEN", "https_proxy"},
-    }
-
-
-def test_what_is_set_on_a_node_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node may have a mirror, or credentials, of its own."""
-    monkeypatch.setenv("HF_ENDPOINT", "http://mirror")
-    monkeypatch.setenv("AWS_REGION", "")
-    monkeypatch.delenv("AWS_REGION")
-    apply_environment({"HF_ENDPOINT": "http://hub", "AWS_REGION": "here"})
-    assert (os.environ["HF_ENDPOINT"], os.environ["AWS_REGION"]) == ("http://mirror", "here")
-    monkeypatch.delenv("AWS_REGION")
-
-
-def test_the_files_of_a_vocabulary_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node has them while an engine loads them, in a folder of its own, and nothing afterwards; nor, for
-    long, what a process left there that was killed while it loaded."""
-    node = tmp_path / "node"
-    monkeypatch.setattr("tempfile.tempdir", str(node))
-    left, loading = node / "fineweb-shards-tokenizer-1", node / "fineweb-shards-tokenizer-2"
-    for folder in (left, loading):
-        folder.mkdir(parents=True)
-        (folder / "tokenizer.json").touch()
-    os.utime(left, (0, 0))
-    tokenizer = vocabularies.MAKERS[0](tmp_path)
-    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
-    flags = dict(zip(tokenizer.flags[::2], tokenizer.flags[1::2], strict=True))
-    settings = {name.lstrip("-").replace("-", "_"): str(value) for name, value in flags.items()}
-    job = runs.job_of(tmp_path / "out", path, **settings)
-    job = job.with_engine(tmp_path / "driver")
-    assert job.engine
-    assert job.trial
-    spec = replace(
-        runs.spec_of(job.source),
-        engine=job.engine.name,
-        shard_format=job.output.shard_format,
-        selftest_sha256=job.trial.selftest_sha256,
-        mistaken=job.trial.mistaken,
-    )
-    files = pack_vocabulary(spec.vocabulary)
-    assert files
-    with unpacked(spec, files) as its:
-        assert Path(its.vocabulary.folder).is_relative_to(node)
-        assert its.vocabulary == spec.vocabulary
-        assert load_definition(its.vocabulary) == load_definition(spec.vocabulary)
-        encoder = its.make_encoder()
-    assert isinstance(encoder, Encoder)
-    assert list(node.iterdir()) == [loading]
-    texts = make_documents(20, seed=93)
-    encoded = encoder.encode_documents(Texts.from_strings(texts))  # everything was loaded
-    assert [ids.tolist() for ids in encoded] == [tokenizer.encode(text) for text in texts]
-
-
-def test_a_process_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first errands come in several threads at once."""
-    board = SimpleNamespace(get_shipment=SimpleNamespace(remote=lambda: None))
-    shipment = fineweb_shards.__version__, pickle.dumps(None)
-    ray = SimpleNamespace(get_actor=lambda run: board, get=lambda reference: shipment)
-    second = threading.Event()
-    made: list[object] = []
-
-    def make(*arguments: object) -> object:
-        made.append(object())
-        if len(made) > 1:
-            second.set()
-        second.wait(0.2)  # nobody comes
-        return made[-1]
-
-    monkeypatch.setattr(worker, "load_ray", lambda: ray)
-    monkeypatch.setattr(worker, "RunProcess", make)
-    with ThreadPoolExecutor(4) as pool:
-        got = list(pool.map(worker._process_of, ["a run that nobody else has"] * 4))
-    assert got == made * 4
-
-
-def test_what_is_tried_one_by_one_is_not_fetched_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process reads it: here it would stay in memory."""
-    monkeypatch.setattr(worker, "node_name", lambda: "node")
-    process = process_on(tmp_path)
-    fetched: list[Batch] = []
-    process._observer = worker.TaskObserver(fetched.append)
-    process._prefetcher = SimpleNamespace(prefetch=fetched.append)
-    process._encode_batch = lambda order, tokens: EncodedBatch(())
-    (batch,) = process._spec.source.batches(runs.START)
-    process.encode(1, [WorkOrder(batch, one_by_one=True)], [])
-    assert not fetched
-    process.encode(1, [WorkOrder(batch)], [])
-    assert fetched == [batch]
-
-
-def test_bytes_of_a_stream_go_by_value() -> None:
-    """Another machine has no access to a descriptor of this one."""
-    shared = SharedBytes(b"text")
-    assert shared.by_value().read() == b"text"
-    assert not shared.by_value().has_descriptor
-
-
-def test_a_process_does_not_outlive_the_thread_that_watches_its_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """If the thread fails, nobody would notice that the parent is gone."""
-
-    def fail() -> None:
-        raise OSError("no more descriptors")
-
-    codes: list[int] = []
-    monkeypatch.setattr(one_by_one_process, "die_with_parent", fail)
-    monkeypatch.setattr(os, "_exit", codes.append)
-    with pytest.raises(OSError, match="descriptors"):
-        one_by_one_process._end_with_parent()
-    assert codes == [THREAD_FAILED_EXIT_CODE]
-
-
-def test_a_scratch_file_is_new_and_goes(tmp_path: Path) -> None:
-    """What an earlier run has left on a node is never a part of a shard; in the end the file is gone, however
-    it ends, and whoever else removes it."""
-    path = tmp_path / "not there yet" / "a.tmp"
-    with worker._scratch_file(str(path), RUN) as own:
-        own.write_bytes(b"something")
-    assert not own.exists()
-    path.write_bytes(b"of an earlier run")
-    with contextlib.suppress(ZeroDivisionError), worker._scratch_file(str(path), RUN) as own:
-        assert own.read_bytes() == b""
-        raise ZeroDivisionError
-    assert not own.exists()
-    with worker._scratch_file(str(path), RUN) as own:
-        own.unlink()
-    assert path.read_bytes() == b"of an earlier run"
-
-
-def process_on(folder: Path) -> worker.RunProcess:
-    """A node's process with no cluster: the objects that its errands are given are the arrays themselves."""
-    process = worker.RunProcess.__new__(worker.RunProcess)
-    source = runs.job_of(folder / "out", write_jsonl(folder / "a.jsonl", ["one"])).source
-    process._spec = replace(runs.spec_of(source), folder=folder)
-    process._run = RUN
-    process._board = SimpleNamespace(tell=SimpleNamespace(remote=lambda news: None))
-    return process
-
-
-def test_two_attempts_of_an_errand_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first may still be running, because only its line broke, when the second begins and ends on the
-    same node: both see their own tokens, and nothing is left."""
-    exceptions = SimpleNamespace(ObjectLostError=ZeroDivisionError)
-    monkeypatch.setattr(
-        worker, "load_ray", lambda: SimpleNamespace(get=lambda one: one, exceptions=exceptions)
-    )
-    process = process_on(tmp_path)
-    path = tmp_path / "work" / "shard.npy.0.tmp"
-    tokens = np.array([5, 6, 7], np.uint16)
-    results = []
-
-    def seal(observer: Observer, path: Path, name: str, *, again: bool) -> tuple[str, bytes]:
-        if again:
-            results.append(do(again=False))
-        return name, path.read_bytes()
-
-    def do(*, again: bool) -> Returned:
-        piece = Piece(0, 0, Placement(str(path), 0, np.array([[0, 3]])))
-        errand = Errand((piece,), partial(seal, again=again), (path, "name"), str(path))
-        return process.do(1, [[tokens]], errand)
-
-    results.append(do(again=True))
-    assert [one.error for one in results] == [None, None]
-    assert [one.result for one in results] == [("name", tokens.tobytes())] * 2
-    assert not list(path.parent.iterdir())
-
-
-def test_a_killed_run_leaves_no_scratch_file_for_long(tmp_path: Path) -> None:
-    """A node's process removes those of earlier runs, and nothing else; so does the next run on the driver's
-    machine, however new they are."""
-    work = tmp_path / WORK_FOLDER
-    work.mkdir()
-    left = []
-    for run in (RUN, "fineweb-shards-0123"):
-        with worker._scratch_file(str(work / "shard.npy.0.tmp"), run) as path:
-            left.append(path)
-        path.touch()
-    others = {work / name for name in ("shard.npy.0.tmp", "log.1.2.tmp", "log.txt")}
-    for path in others:
-        path.touch()
-    worker._remove_leftovers(work, RUN)
-    assert set(work.iterdir()) == {left[0], *others}
-    store = BucketStore.__new__(BucketStore)
-    store._scratch = tmp_path
-    assert {path for path in store.leftovers([]) if not leftovers._may_be_in_use(path)} == {
-        left[0],
-        work / "shard.npy.0.tmp",
-    }
-
-
-def test_a_node_without_a_place_for_shards_says_so(tmp_path: Path) -> None:
-    """By its name, with the folder and the flag that names another one."""
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(OutputError, match=r"file/a\.tmp: node .* can't make its shards there") as caught,
-        worker._scratch_file(str(tmp_path / "file" / "a.tmp"), RUN),
-    ):
-        pass
-    assert "--scratch" in caught.value.hint
 
 
 def slow_ray(failures: int, ended: list[str]) -> SimpleNamespace:
