@@ -118,6 +118,8 @@ def make_job(
     definition = find_definition(config, begun, observer or Observer())
     output = output_spec(config, store, definition.vocabulary)
     resolve_engine(config.engine)  # whether there is such an engine
+    uploads = UPLOAD_MEMORY_BYTES if store.is_remote else 0
+    budget = plan_budget(config.workers, config.max_memory, config.batch_bytes, output.vocabulary, uploads)
     settings = ReadSettings(
         text_column=config.text_column,
         tokens_column=config.tokens_column,
@@ -127,9 +129,8 @@ def make_job(
         vocabulary=output.vocabulary,
         where=None if config.where is None else parse_where(config.where),
         max_outage_seconds=config.max_outage,
+        largest_page_bytes=budget.largest_page_bytes,
     )
-    uploads = UPLOAD_MEMORY_BYTES if store.is_remote else 0
-    budget = plan_budget(config.workers, config.max_memory, config.batch_bytes, output.vocabulary, uploads)
     notes: list[str] = []
     commit: str | None = None
     if config.dataset:

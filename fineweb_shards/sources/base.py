@@ -55,6 +55,7 @@ class ReadSettings:
     hub: HubRef | None = None
     where: Where | None = None  # which documents to read; None: all
     tokens_column: str | None = None  # holds the documents as lists of ids; None: text_column holds them
+    largest_page_bytes: int = 2**40  # of a parquet file, unpacked: what is larger does not fit into memory
 
     @property
     def column(self) -> str:

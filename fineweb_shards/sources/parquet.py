@@ -23,10 +23,12 @@ from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, read_error
 from fineweb_shards.sources.footer import Footer, read_footer, translated_pyarrow_errors
 from fineweb_shards.sources.load_filter import load_filter
+from fineweb_shards.sources.page_headers import DICTIONARY_PAGE, ReadAt, read_pages
 from fineweb_shards.sources.rows import TOKEN_COUNT_VOCABULARY, append_chunk, split_rows, unwrap
 from fineweb_shards.sources.token_rows import split_token_rows
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
+from fineweb_shards.units import show_bytes
 
 # Rows are decoded a slice at a time and encoded a chunk at a time: both fit a worker's share of memory,
 # however large the row groups are.
@@ -34,6 +36,8 @@ _SLICE_ROWS = 128
 _SLICE_TOKEN_ROWS = 2048  # they are checked and copied all at once, so that few at a time would be slow
 _SLICE_BYTES = 512 * 1024
 _CHUNK_BYTES = 12 * 2**20  # of two row groups as FineWeb has them one block is made
+# What the rows of a slice may take if all of them repeat the longest value of the row group's dictionary.
+_REPEATED_BYTES = 256 * 2**20
 # How many times `batch_bytes` a batch has: each costs the parent a millisecond, and from the hub a request.
 _BATCHES_AT_ONCE = 2
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
@@ -58,6 +62,7 @@ class ParquetFormat(Format):
         super().__init__(settings, observer)
         _use_small_memory_pool()
         self._file: tuple[str, Any] | None = None
+        self._content: Any = None  # of that file
         self._rows: _RowReader | None = None
         self._footer: tuple[str, Footer] | None = None
         self._group_counts: dict[int, int] = {}
@@ -132,7 +137,8 @@ class ParquetFormat(Format):
         if self._file is None or self._file[0] != file.path:
             self.close()
             self.make_ready(file)
-            self._file = (file.path, self.parse(file, self._open_local(file), _READ_BUFFER_BYTES))
+            self._content = self._open_local(file)
+            self._file = (file.path, self.parse(file, self._content, _READ_BUFFER_BYTES))
         return self._file[1]
 
     def _open_local(self, file: InputFile) -> Any:
@@ -159,7 +165,7 @@ class ParquetFormat(Format):
     def close(self) -> None:
         if self._file is not None:
             self._file[1].close(force=True)
-        self._file = self._rows = None
+        self._file = self._rows = self._content = None
 
     def stated_extent(
         self, file: InputFile, least_tokens: int = 0, most_tokens: int | None = None
@@ -227,6 +233,12 @@ class ParquetFormat(Format):
         if reader is None or reader.place != place or reader.next_row > first:
             most_rows = _SLICE_ROWS if self.settings.tokens_column is None else _SLICE_TOKEN_ROWS
             slice_rows = _slice_rows(footer.group_rows[group], footer.group_bytes[group], most_rows)
+            try:
+                slice_rows = self._check_pages(file, group, slice_rows)
+            except BadFileError:
+                if first == 0:  # of several batches of a row group, the first one reports it
+                    raise
+                return
             needed = len(footer.needed_columns)
             reader = _RowReader(place, self.open(file), group, self.columns(file), needed, slice_rows)
             self._rows = reader
@@ -244,6 +256,44 @@ class ParquetFormat(Format):
             self._rows = None
             if reader.next_row >= first:  # if it broke before, the batch with those rows reports it
                 raise
+
+    def _check_pages(self, file: InputFile, group: int, slice_rows: int) -> int:
+        """Return how many rows to decode at a time: `slice_rows`, or fewer if long values are repeated, of
+        which the file has only one. BadFileError if there is no memory for a page of the row group, each of
+        which is decoded whole."""
+        footer = self.footer(file)
+        paths = {footer.path_of(name): name for name in self.columns(file)}
+        with translated_pyarrow_errors(f"{file.path}: row group {group} can't be read"):
+            metadata = self.open(file).metadata.row_group(group)
+            chunks = [metadata.column(i) for i in range(metadata.num_columns)]
+        for chunk in chunks:
+            if chunk.path_in_schema not in paths:
+                continue
+            begin = chunk.dictionary_page_offset or chunk.data_page_offset
+            average_bytes = chunk.total_uncompressed_size // max(1, metadata.num_rows)
+            large = chunk.total_uncompressed_size > self.settings.largest_page_bytes
+            read_at = self.header_reader(file, begin, begin + chunk.total_compressed_size, large=large)
+            pages = list(read_pages(read_at, begin, begin + chunk.total_compressed_size)) if read_at else []
+            largest_bytes = max((page.unpacked_bytes for page in pages), default=average_bytes)
+            if largest_bytes > self.settings.largest_page_bytes:
+                raise BadFileError(
+                    f"{file.path}: row group {group}: a page of the column {paths[chunk.path_in_schema]!r} "
+                    f"unpacks to {show_bytes(largest_bytes)}, and the memory budget has room for "
+                    f"{show_bytes(self.settings.largest_page_bytes)}.",
+                    "Give more with --max-memory, write documents of this length to text files, or leave out "
+                    "the row group with --on-bad-file skip; the same command resumes.",
+                )
+            if pages and pages[0].kind == DICTIONARY_PAGE and pages[0].unpacked_bytes:
+                repeated = metadata.num_rows - pages[0].values
+                if min(slice_rows, repeated) * pages[0].unpacked_bytes > _REPEATED_BYTES:
+                    slice_rows = max(1, min(slice_rows, _REPEATED_BYTES // pages[0].unpacked_bytes))
+        return slice_rows
+
+    def header_reader(self, file: InputFile, begin: int, end: int, *, large: bool) -> ReadAt | None:
+        """Return a function that reads the headers of pages between these places; None if it would have to
+        fetch too much. `large`: a page may be too large."""
+        content = self._content
+        return lambda offset, size: bytes(content.read_at(size, offset))
 
     def _leave_out_row(self, file: InputFile, sentence: str) -> str:
         """Return what to report about a bad row, or raise an error that says so."""

@@ -52,6 +52,10 @@ class RangeFile(SeekableFile):
             if stop <= position:
                 del self._ahead[start, stop]
 
+    def is_fetched(self, start: int, stop: int) -> bool:
+        """Return whether a range is, or is being, fetched ahead."""
+        return any(first <= start and stop <= last for first, last in list(self._ahead))
+
     def read_range(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range, without a copy of those that were fetched ahead."""
         for (first, last), future in list(self._ahead.items()):

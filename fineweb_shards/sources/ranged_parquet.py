@@ -17,6 +17,7 @@ from fineweb_shards.errors import BadFileError, ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import InputFile, ReadSettings
 from fineweb_shards.sources.footer import Footer, read_footer
+from fineweb_shards.sources.page_headers import ReadAt
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.sources.range_file import RangeFile, Remotes
 from fineweb_shards.system.background import in_background
@@ -102,6 +103,16 @@ class RangedParquetFormat(ParquetFormat):
 
     def open(self, file: InputFile) -> Any:
         return self._begin_opening(file).result().parsed
+
+    def header_reader(self, file: InputFile, begin: int, end: int, *, large: bool) -> ReadAt | None:
+        """Read only in what is fetched ahead. What may be too large is fetched first, if it is small in the
+        file: it would be fetched next anyway. Of the others only the footer says how large they are."""
+        content = self._begin_opening(file).result().content
+        if large and end - begin <= _LARGEST_FETCH_BYTES:
+            content.prefetch(begin, end)
+        if not content.is_fetched(begin, end):
+            return None
+        return lambda offset, size: bytes(content.read_range(offset, min(offset + size, end)))
 
     def _begin_opening(self, file: InputFile, address: str | None = None) -> Future[_OpenFile]:
         """Open a file in the background, if it is not open, and close those that nobody needs."""
