@@ -115,6 +115,7 @@ def test_batches_are_not_stacked(folder: Path, workers: int) -> None:
     assert x.shape == (2, 16)
 
 
+@pytest.mark.filterwarnings("ignore:.set_vital.")  # torchdata 0.11 calls it
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("taken", [1, 5, 6])
 def test_a_stateful_data_loader_resumes(folder: Path, workers: int, taken: int) -> None:
