@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 
@@ -214,7 +215,7 @@ def _open_files(
     observer: Observer,
 ) -> Source:
     def is_output(path: str) -> bool:
-        name = PurePath(path).name
+        name = os.path.basename(path)
         return (name == FILE_NAME or output.layout.owns(name)) and output.store.has_inside(path)
 
     open_bucket = partial(Bucket, max_outage_seconds=config.max_outage, observer=observer)

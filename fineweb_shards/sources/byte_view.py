@@ -31,6 +31,7 @@ from fineweb_shards.sources.pipes import open_pipe
 from fineweb_shards.sources.read_ahead import READ_BYTES, ReadAhead
 from fineweb_shards.system.shared_bytes import SharedBytes
 
+_SMALL_BYTES = 64 * 1024
 _EXPANSION_BYTES = 4 * 2**20
 
 
@@ -56,10 +57,11 @@ def open_local_file(file: InputFile) -> BinaryIO:
 
 
 class FileView:
-    """A plain file."""
+    """A plain file. A small one is read once, when its beginning is looked at."""
 
     def __init__(self, file: InputFile) -> None:
         self._file = file
+        self._whole: bytes | None = None
         try:
             self._handle = open(file.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
@@ -70,15 +72,20 @@ class FileView:
         return os.fstat(self._handle.fileno()).st_size
 
     def read_at(self, offset: int, size: int) -> bytes:
+        if self._whole is not None:
+            return self._whole[offset : offset + size]
+        left, parts = size, []
         try:
             self._handle.seek(offset)
-            parts = []
-            while size > 0 and (part := self._handle.read(size)):
+            while left > 0 and (part := self._handle.read(left)):
                 parts.append(part)
-                size -= len(part)
+                left -= len(part)
         except OSError as error:
             raise read_error(self._file, error) from error
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if offset == 0 and left and len(data) <= _SMALL_BYTES:
+            self._whole = data
+        return data
 
     def close(self) -> None:
         self._handle.close()

@@ -244,9 +244,9 @@ def _separation_hint(file: InputFile, header: str, wanted: str) -> str | None:
     if found in (",", "\t"):
         return f"{named[found]} separate its columns: --format {'csv' if found == ',' else 'tsv'}"
     return (
-        f"{named[found]} separate its columns, and only commas and tabs are read. Write it with commas first, "
-        f"with pandas for example: read_csv({file.path!r}, sep={found!r}, dtype=str, keep_default_na=False)"
-        ".to_csv('converted.csv', index=False)"
+        f"{named[found]} separate its columns, and only commas and tabs are read. Write it with commas "
+        f"first, with pandas for example: read_csv({file.path!r}, sep={found!r}, dtype=str, "
+        "keep_default_na=False).to_csv('converted.csv', index=False)"
     )
 
 

@@ -92,7 +92,12 @@ def settle_separators(files: Sequence[InputFile]) -> tuple[tuple[InputFile, ...]
             f"{show_number_of(len(unknown), 'text file')} without blank lines {each}: {few} "
             "(every line one: --separator line)"
         )
-    return tuple(replace(file, separator=settled.get(file.index, "")) for file in files), note
+    return tuple(
+        file
+        if file.separator == settled.get(file.index, "")
+        else replace(file, separator=settled[file.index])
+        for file in files
+    ), note
 
 
 def given_separators(texts: Iterable[InputFile], setting: str) -> set[str]:

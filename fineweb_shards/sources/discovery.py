@@ -31,7 +31,9 @@ class Findings:
     repeated_folders: list[str] = field(default_factory=list)  # links to folders read under another name
 
     def path_of(self, name: str) -> str:
-        return str(Path(self.root, name))
+        if name in ("", os.curdir):
+            return self.root
+        return name if self.root == os.curdir else os.path.join(self.root, name)
 
 
 def walk_folder(folder: str) -> Findings:

@@ -93,7 +93,8 @@ def find_files(
     found = for_validation + _without_validation(others, for_validation, note)
     described = _describe_all(found, format_name, find_separators, note)
     files = tuple(
-        replace(file, for_validation=one.for_validation) for one, file in zip(found, described, strict=True)
+        replace(file, for_validation=True) if one.for_validation else file
+        for one, file in zip(found, described, strict=True)
     )
     if format_name == "auto":
         check_odd_files(
@@ -154,6 +155,8 @@ def _without_validation(
     others: list[_Found], for_validation: list[_Found], note: Callable[[str], None]
 ) -> list[_Found]:
     """Return the files that are not for validation; note which ones are."""
+    if not for_validation:
+        return others
     taken = {one.real_path for one in for_validation}
     shared = [one.name for one in others if one.real_path in taken]
     if shared:
@@ -320,7 +323,8 @@ def _describe(index: int, found: _Found, format_name: str) -> tuple[InputFile, l
     path, name = found.path, readable_name(found.name)
     known, compression = split_suffixes(found.name)
     kind = (known or "text") if format_name == "auto" else format_name
-    if path == STANDARD_INPUT or (found.info is None and _is_fifo(Path(path))):
+    is_named = found.info is None and not found.given  # a folder and a glob stand for regular files
+    if path == STANDARD_INPUT or (is_named and _is_fifo(Path(path))):
         return _describe_pipe(index, found, kind, compression)
     if compression and not FORMATS[kind].reads_streams:
         raise InputError(f"{path}: compressed {kind} can't be read.", "Unpack it first.")

@@ -85,6 +85,8 @@ def _refuse(file: InputFile, sentence: str, next_step: str) -> BadFileError:
 
 def _count_invalid(head: bytes) -> int:
     """Count invalid UTF-8 sequences, except a character that is cut by the end of the sample."""
+    if head.isascii():
+        return 0
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(head, final=len(head) < SAMPLE_BYTES)
     return text.count("\ufffd") - head.count("\ufffd".encode())

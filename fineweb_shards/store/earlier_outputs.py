@@ -6,6 +6,7 @@ Without this a manifest would be read as JSON lines, and shards, where the user 
 from __future__ import annotations
 
 import os
+import re
 
 from fineweb_shards.buckets.address import is_url
 from fineweb_shards.layouts import LAYOUTS
@@ -14,6 +15,13 @@ from fineweb_shards.store.manifest_file import FILE_NAME, has_our_fields
 
 # Most of a manifest's fields are in its beginning; a file of the same name by others may be huge.
 _HEAD_BYTES = 1 << 20
+# One search for all layouts: an input may have a hundred thousand names.
+_OURS = re.compile(
+    "|".join(
+        f"(?:{pattern})"
+        for pattern in (re.escape(FILE_NAME), *(layout.pattern for layout in LAYOUTS.values()))
+    )
+)
 
 
 class EarlierOutputs:
@@ -28,7 +36,7 @@ class EarlierOutputs:
         """Return whether a path or address is that of a manifest of ours, or of a shard or sidecar beside
         one."""
         folder, name = os.path.split(path)
-        if name != FILE_NAME and not any(layout.owns(name) for layout in LAYOUTS.values()):
+        if _OURS.fullmatch(name) is None:
             return False
         if folder not in self._known:
             self._known[folder] = has_our_fields(self._read_head(folder))

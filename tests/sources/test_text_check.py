@@ -150,3 +150,18 @@ def test_the_way_to_convert_it_can_be_pasted(path: str, compression: str | None,
     with pytest.raises(BadFileError) as error:
         check_is_text(InputFile(0, path, path, "text", compression, 9, 0, ""), "text".encode("utf-16"))
     assert command in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text_bytes"),
+    [
+        ("a.txt", b"Caf\xe9\r\nx", 6),
+        ("a.csv", b"text\nCaf\xe9\n", 4),
+        ("a.jsonl", b'{"text": "Caf\xe9"}\n', 6),
+    ],
+)
+def test_text_bytes_of_replaced_characters(tmp_path: Path, name: str, data: bytes, text_bytes: int) -> None:
+    """As docs/reference.md says: those of the file; in JSON lines those of U+FFFD."""
+    (tmp_path / name).write_bytes(data)
+    counts = runs.encode_inline(tmp_path / name, separator="none")[1]
+    assert (counts.text_bytes, counts.replaced_characters) == (text_bytes, 1)
