@@ -139,3 +139,20 @@ def test_a_stateful_data_loader_resumes(folder: Path, workers: int, taken: int) 
     assert found == expected[0]
     dataset.set_epoch(2)
     assert [x.tolist() for x, _ in loader] == expected[1]
+
+
+def test_a_state_is_a_place_and_reads_nothing_again(folder: Path) -> None:
+    """Without it torchdata would read and drop what was taken; a state of other workers is refused."""
+    first, second = (ShardDataset(folder, batch_size=2, length=16, seed=3) for _ in range(2))
+    first.set_epoch(1)
+    batches = iter(first)
+    taken = [next(batches)[0].tolist() for _ in range(4)]
+    state = first.state_dict()
+    assert (state["epoch"], state["batch"]) == (1, 4)
+    second.load_state_dict(state)
+    plain = ShardLoader(folder, batch_size=2, length=16, seed=3, framework="numpy")
+    assert len(second) == len(plain) - 4
+    rest = [x.tolist() for x, _ in DataLoader(second, batch_size=None, num_workers=2)]
+    assert taken + rest == [x.tolist() for x, _ in plain.epoch_batches(1)]
+    with pytest.raises(ValueError, match="saved in a DataLoader with"):
+        second.load_state_dict({**state, "workers": 2})
