@@ -90,7 +90,7 @@ class RayCluster:
 @contextmanager
 def ray_cluster(nodes: int) -> Iterator[RayCluster]:
     folder = tempfile.mkdtemp(prefix="fws-")  # short: the names of sockets are limited
-    variables = {**ENVIRONMENT, "RAY_TMPDIR": folder}
+    variables = {**ENVIRONMENT, "RAY_TMPDIR": folder, "TMPDIR": folder}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     cluster = RayCluster(nodes)
