@@ -256,3 +256,8 @@ def test_small_files_share_a_batch_and_a_resume_ends_with_the_same_cursors(
         assert runs.shards_in(out) == shards
         assert resumed.shards == manifest.shards
         assert resumed.totals == manifest.totals
+    for records in reversed(range(0, len(manifest.shards), 3)):
+        runs.forget_after(out, records)
+        resumed = runs.build_inline(out, folder, **{**settings, "batch_bytes": 3000})
+        assert runs.shards_in(out) == shards
+        assert resumed.totals == manifest.totals
