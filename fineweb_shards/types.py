@@ -103,6 +103,9 @@ class Batch:
     problem: str | None = None  # why this range is left out or, if it is empty, the rest of the file
     # Of a file on the hub: where its bytes are, for a while. It holds a signature, which belongs in no log.
     address: str | None = field(default=None, repr=False)
+    # Of several small files: a batch for each; they are read and encoded together. All other fields are those
+    # of the first one, except for the size.
+    members: tuple[Batch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

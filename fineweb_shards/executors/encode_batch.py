@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.one_by_one import encode_one_by_one, holds_any
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.sources.base import Source, arrived_damaged
+from fineweb_shards.stream.borders import Span, join_spans
 from fineweb_shards.system.disk import Disk
+from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
@@ -24,7 +27,7 @@ from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.selftest import GPT2_SHA256, check_engine
 from fineweb_shards.tokenizers.token_joiner import TokenJoiner
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import EncodedBlock, Quarantined
+from fineweb_shards.types import Batch, Counts, EncodedBlock, Quarantined, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
 
 
@@ -79,6 +82,9 @@ def encode_batch(
     is blamed for it.
     """
     batch = order.batch
+    if batch.members:
+        yield from _encode_members(source, encoder, order, announce)
+        return
     for number, block in _encode_chunks(source, encoder, order, announce):
         if block.counts.token_count_mismatches and source.fetch_again(batch):
             rest = _encode_chunks(source, encoder, replace(order, first_block=number), announce)
@@ -93,17 +99,81 @@ def encode_batch(
 def _encode_chunks(
     source: Source, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
 ) -> Iterator[tuple[int, EncodedBlock]]:
-    name = source.files[order.batch.file].name
     for number, chunk in enumerate(source.chunks(order.batch)):
-        if number < order.first_block:
-            continue
-        if isinstance(encoder, TokenJoiner):  # no document can crash it, so none is tried on its own
-            yield number, encoder.join(chunk)
-            continue
-        block = None
-        if not order.one_by_one and not holds_any(chunk, order.skip_digests):
-            with contextlib.suppress(UnencodableError):  # encoding one by one will find the document
-                block = encoder.encode(chunk, name)
+        if number >= order.first_block:
+            yield number, _encode_chunk(source, encoder, order, chunk, announce)
+
+
+def _encode_chunk(
+    source: Source,
+    encoder: Encoder | TokenJoiner,
+    order: WorkOrder,
+    chunk: TextChunk,
+    announce: Callable[[Quarantined], None],
+) -> EncodedBlock:
+    if isinstance(encoder, TokenJoiner):  # no document can crash it, so none is tried on its own
+        return encoder.join(chunk)
+    name = source.files[order.batch.file].name
+    if not order.one_by_one and not holds_any(chunk, order.skip_digests):
+        with contextlib.suppress(UnencodableError):  # encoding one by one will find the document
+            return encoder.encode(chunk, name)
+    return encode_one_by_one(chunk, name, encoder, order, announce, source.settings.batch_bytes)
+
+
+def _encode_members(
+    source: Source, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+) -> Iterator[tuple[int, EncodedBlock]]:
+    """Yield one block of several small files. If one of them can't be read, what is before comes first."""
+    read: list[tuple[Batch, TextChunk]] = []
+    failure: ShardError | None = None
+    for member in order.batch.members:
+        try:
+            read.extend((member, chunk) for chunk in source.chunks(member))
+        except ShardError as error:
+            failure = error
+            break
+        except Exception as error:  # a bug, of which the message will name the first of the files
+            error.add_note(f"While {source.files[member.file].name} was read.")
+            raise
+    if read and not order.first_block:
+        block = _encode_together(source, encoder, order, [chunk for _, chunk in read])
         if block is None:
-            block = encode_one_by_one(chunk, name, encoder, order, announce, source.settings.batch_bytes)
-        yield number, block
+            orders = [(replace(order, batch=member), chunk) for member, chunk in read]
+            block = _join_blocks([_encode_chunk(source, encoder, *one, announce) for one in orders])
+        yield 0, block
+    if failure is not None:
+        raise failure
+
+
+def _encode_together(
+    source: Source, encoder: Encoder | TokenJoiner, order: WorkOrder, chunks: list[TextChunk]
+) -> EncodedBlock | None:
+    """Encode the chunks of whole files in one call; None if they have to be encoded file by file."""
+    if isinstance(encoder, TokenJoiner) or order.one_by_one or order.skip_digests:
+        return None
+    whole = TextChunk(
+        Texts.from_pieces([text for chunk in chunks for text in chunk.texts.iter_bytes()]),
+        chunks[0].start,
+        chunks[-1].end,
+        counts=sum((chunk.counts for chunk in chunks), Counts()),
+        problems=tuple(problem for chunk in chunks for problem in chunk.problems),
+    )  # without origins, by which nothing but a token_count and documents tried one by one are named
+    first, last = (source.files[order.batch.members[i].file].name for i in (0, -1))
+    try:
+        return encoder.encode(whole, f"{first} to {last}")
+    except UnencodableError:
+        return None
+
+
+def _join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
+    """Return the blocks of whole files as one."""
+    whole = join_spans([Span(block.array, block.eots) for block in blocks])
+    return EncodedBlock(
+        blocks[0].start,
+        blocks[-1].end,
+        whole.tokens,
+        whole.eots,
+        counts=sum((block.counts for block in blocks), Counts()),
+        problems=tuple(problem for block in blocks for problem in block.problems),
+        quarantined=tuple(document for block in blocks for document in block.quarantined),
+    )

@@ -9,6 +9,8 @@
   in the stream must be left out, too, or the output would depend on how far other workers had come:
   therefore all later batches start over.
 - A batch that ran out of memory is tried alone, while no other worker has work.
+- A batch of several files becomes a batch for each as soon as one of them needs attention: a worker has died,
+  or a document of it is left out. So the rules above apply to one file, as if it had never been joined.
 
 No I/O: a worker is any hashable handle. Executors start workers, send them orders, receive their messages and
 end them.
@@ -101,12 +103,14 @@ class Schedule(Generic[Worker]):
     def add(self, batch: Batch) -> None:
         """Add the next batch of the stream."""
         task = Task(batch, self._batches)
-        self._batches += 1
+        self._batches += max(1, len(batch.members))  # so that each file has a number, if it needs one
         self._tasks.append(task)
         self._pending.append(task)
         self._unfinished[task.number] = task, None
         self.in_flight_bytes += batch.size_bytes
         self.waiting_bytes += batch.size_bytes
+        if any(self._left_out.of_file(member.file) for member in batch.members):
+            self._separate(task)
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
         """Return the worker with the fewest batches; None if even that one has as many as allowed."""
@@ -297,6 +301,9 @@ class Schedule(Generic[Worker]):
         if task.abandoned:
             task.note_loss(death)
             return False
+        if task.batch.members and not self._was_output(task) and len(task.blocks) == task.received:
+            self._separate(task)
+            return False
         was_alone = task.alone
         if (quarantined := task.note_death(death)) is not None:
             self._quarantine(task, quarantined)
@@ -312,6 +319,18 @@ class Schedule(Generic[Worker]):
     def _take_all_back(self) -> None:
         for worker in list(self._loads):
             self.remove_worker(worker)
+
+    def _separate(self, task: Task) -> None:
+        """Replace the batch of several files, of which nothing was output, by a batch for each."""
+        tasks = [Task(batch, task.number + i) for i, batch in enumerate(task.batch.members)]
+        place = self._tasks.index(task)
+        self._tasks.remove(task)
+        for i, one in enumerate(tasks):
+            self._tasks.insert(place + i, one)
+        del self._unfinished[task.number]
+        self._unfinished |= {one.number: (one, None) for one in tasks}
+        self._pending.remove(task)
+        self._do_again(tasks)
 
     def _do_again(self, tasks: Iterable[Task]) -> None:
         self._pending = deque(sorted({*self._pending, *tasks}, key=lambda task: task.number))

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, groupby, islice
 
 from fineweb_shards.errors import BadFileError, NetworkError
 from fineweb_shards.events import Observer
@@ -24,6 +24,9 @@ from fineweb_shards.vocabulary import Vocabulary
 STANDARD_INPUT = "-"
 _BY_VALUE = ("hub-rows", "bucket-csv", "bucket-tsv")
 _SMALL_TEXT_BYTES = 2**20
+# A batch of its own takes a file of a few hundred bytes ten times as long as the file's tokens do.
+_JOINED_FORMATS = ("text", "jsonl", "csv", "tsv")
+_MOST_JOINED = 128  # files in one batch: enough to make up for it, and workers still share what there is
 _EXPECTED_FILES = 3  # the current one and the next two
 # How many batches of a file are fetched again because something in them only looks wrong. A file whose every
 # token_count is another tokenizer's must not be fetched twice.
@@ -187,22 +190,36 @@ class Source:
     settings: ReadSettings
 
     def batches(self, start: Cursor) -> Iterator[Batch]:
-        """Yield all batches from the cursor on, over all files."""
-        for file in self.files[start.file :]:
-            first = file.index == start.file
-            position, starts_mid_document = (
-                (start.position, start.starts_mid_document) if first else (0, False)
-            )
-            done = position
-            self.formats[file.format].expect(self.files[file.index : file.index + _EXPECTED_FILES])
-            try:
-                for batch in self._batches_of(file, position, starts_mid_document):
-                    yield batch
-                    done = batch.end
-            except BadFileError as error:
-                if not self.settings.skip_bad:
-                    raise
-                yield Batch(file.index, done, done, 0, problem=f"left out: {error.message}")
+        """Yield all batches from the cursor on, over all files; of small files, several in one.
+
+        Which ones depends on where it begins, but not if it begins with a batch of an earlier run, as every
+        cursor in a manifest does: so a resume ends with the same cursors.
+        """
+        for kind, files in groupby(self.files[start.file :], self._joined_kind):
+            batches = chain.from_iterable(self._batches_or_problem(file, start) for file in files)
+            yield from batches if kind is None else _join_small(batches, self.settings.batch_bytes)
+
+    def _joined_kind(self, file: InputFile) -> bool | None:
+        """Return what files must have in common to be in one batch: the split that they may be meant for;
+        None if a file is large, or not simply read by a worker."""
+        is_small = file.size_bytes <= self.settings.batch_bytes // 2
+        is_joined = is_small and file.format in _JOINED_FORMATS and not file.by_value
+        return file.for_validation if is_joined else None
+
+    def _batches_or_problem(self, file: InputFile, start: Cursor) -> Iterator[Batch]:
+        """Yield the batches of one file; with `--on-bad-file skip`, a problem instead of an error."""
+        first = file.index == start.file
+        position, starts_mid_document = (start.position, start.starts_mid_document) if first else (0, False)
+        done = position
+        self.formats[file.format].expect(self.files[file.index : file.index + _EXPECTED_FILES])
+        try:
+            for batch in self._batches_of(file, position, starts_mid_document):
+                yield batch
+                done = batch.end
+        except BadFileError as error:
+            if not self.settings.skip_bad:
+                raise
+            yield Batch(file.index, done, done, 0, problem=f"left out: {error.message}")
 
     def _batches_of(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         if file.problem is not None:
@@ -212,6 +229,10 @@ class Source:
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
         """Read the documents of a batch in this process. What can't be read, and came over the network, is
         fetched once more before the file is blamed."""
+        if batch.members:
+            for member in batch.members:
+                yield from self.chunks(member)
+            return
         if batch.problem is not None:
             start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
             if start == end:  # the problem concerns the rest of the file, however long that is
@@ -296,6 +317,39 @@ class Source:
     def is_remote(self) -> bool:
         """Whether workers fetch batches over the network."""
         return any(file.is_remote for file in self.files)
+
+
+def _join_small(batches: Iterator[Batch], most_bytes: int) -> Iterator[Batch]:
+    """Yield the batches of small files, as many as allowed in one. If the listing fails, those before come
+    first."""
+    held: list[Batch] = []
+    held_bytes = 0
+    try:
+        for batch in batches:
+            is_whole = not (batch.starts_mid_document or batch.ends_mid_document or batch.starts_at_seam)
+            is_joined = is_whole and batch.payload is None and batch.problem is None
+            is_full = len(held) == _MOST_JOINED or held_bytes + batch.size_bytes > most_bytes
+            if held and (is_full or not is_joined):
+                yield _joined(held)
+                held, held_bytes = [], 0
+            if is_joined:
+                held.append(batch)
+                held_bytes += batch.size_bytes
+            else:
+                yield batch
+    except Exception:
+        if held:
+            yield _joined(held)
+        raise
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    size_bytes = sum(batch.size_bytes for batch in batches)
+    return replace(batches[0], size_bytes=size_bytes, members=tuple(batches))
 
 
 def arrived_damaged(file: InputFile, batch: Batch) -> str:

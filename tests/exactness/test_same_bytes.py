@@ -210,3 +210,54 @@ def test_a_build_with_processes_and_one_without_leave_the_same_folder(
         local = build(job, fresh=False, same_source=False, screen=Screen(), command="").manifest
     assert runs.shards_in(tmp_path / "local") == runs.shards_in(tmp_path / "inline")
     assert local.shards == inline.shards
+
+
+@pytest.fixture(scope="module")
+def small_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """300 small files of three formats, some of them empty, and a larger one; and their documents."""
+    folder = tmp_path_factory.mktemp("small")
+    documents: list[str] = []
+    found = make_documents(600, seed=61)
+    texts = [text for text in found if text.strip() and text.isprintable() and "<|endof" not in text]
+    for number in range(300):
+        some = texts[number * 2 % 500 :][: number % 3]
+        documents += some
+        if number == 150:
+            documents += ["word " * 2000]
+            write_jsonl(folder / f"{number:03}.jsonl", [*some, documents[-1]])
+        elif number < 200:
+            write_jsonl(folder / f"{number:03}.jsonl", some)
+        elif number < 250:
+            write_csv(folder / f"{number:03}.csv", some)
+        else:
+            write_text(folder / f"{number:03}.txt", some)
+    return folder, documents
+
+
+@pytest.mark.parametrize("batch_bytes", [1024, 8000, 10**6])
+def test_small_files_share_a_batch_and_a_resume_ends_with_the_same_cursors(
+    tmp_path: Path, small_files: tuple[Path, list[str]], batch_bytes: int
+) -> None:
+    """However many are in one batch: the reference's bytes, and from every shard on the same manifest."""
+    folder, documents = small_files
+    out, settings = (
+        tmp_path / "out",
+        {"shard_tokens": 3000, "batch_bytes": batch_bytes, "separator": "<|endoftext|>"},
+    )
+    source = runs.job_of(out, folder, **settings).source
+    sizes = [batch.size_bytes for batch in source.batches(runs.START)]
+    assert len(sizes) < 2 + 300 / 128 + 4 * sum(sizes) / batch_bytes
+    manifest = runs.build_inline(out, folder, **settings)
+    shards = reference.shard_files(reference.stream(documents), 3000)
+    assert runs.shards_in(out) == shards
+    for records in range(0, len(manifest.shards), 3):
+        runs.forget_after(out, records)
+        resumed = runs.build_inline(out, folder, **settings)
+        assert runs.shards_in(out) == shards
+        assert resumed.shards == manifest.shards
+        assert resumed.totals == manifest.totals
+    for records in reversed(range(0, len(manifest.shards), 3)):
+        runs.forget_after(out, records)
+        resumed = runs.build_inline(out, folder, **{**settings, "batch_bytes": 3000})
+        assert runs.shards_in(out) == shards
+        assert resumed.totals == manifest.totals

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 from pathlib import Path
 
 import inline
 import layout_reference
+import numpy as np
 import pytest
 import reference
 import runs
@@ -266,3 +268,18 @@ def test_files_of_a_dataset_are_named_by_name_or_pattern() -> None:
     rows = Listing("me/it", "c0ffee", (ListedFile("x/train", 0, ""),))
     with pytest.raises(InputError, match="read row by row"):
         rows.with_validation(("*",))
+
+
+def test_no_batch_of_small_files_holds_files_of_both_splits(tmp_path: Path) -> None:
+    """They are read in batches of their own, so that the border between the splits is where files meet."""
+    for number, text in enumerate(FIRST):
+        write_jsonl(tmp_path / f"{number:02}.jsonl", [text])
+    named = sorted(tmp_path.glob("0*.jsonl"))[3:7]
+    job = runs.job_of(tmp_path / "out", tmp_path, val_input=tuple(map(str, named)))
+    batches = list(job.source.batches(runs.START))
+    assert [len(batch.members) for batch in batches] == [4, len(FIRST) - 4]
+    runs.build_inline(tmp_path / "out", tmp_path, val_input=tuple(map(str, named)), shard_tokens=10**6)
+    train, val = runs.shards_in(tmp_path / "out").values()
+    splits = reference.stream(FIRST[3:7]), reference.stream([*FIRST[:3], *FIRST[7:]])
+    found = [np.load(io.BytesIO(shard)).tolist() for shard in (val, train)]
+    assert found == [tokens.tolist() for tokens in splits]

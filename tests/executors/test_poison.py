@@ -245,3 +245,21 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
     again = runs.run_command(*words)
     assert again.returncode == 11, again.stderr
     assert runs.shards_in(out) == expected
+
+
+def test_poison_among_small_files_is_found_in_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are read together are tried one by one; what is quarantined is named by its file, and what
+    an engine only raises on costs no worker."""
+    monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
+    documents = with_poison(poison.DEADLY, poison.RAISING)
+    for number, text in enumerate(documents):
+        write_jsonl(tmp_path / f"{number:02}.jsonl", [text])
+    source = runs.job_of(tmp_path / "out", tmp_path).source
+    assert [len(batch.members) for batch in source.batches(runs.START)] == [len(documents)]
+    blocks, _ = encode(source, workers=1)
+    poisons = (poison.DEADLY, poison.RAISING)
+    assert stream_of(blocks) == reference.stream([d for d in documents if d not in poisons]).tolist()
+    lost = [(one.file, one.position, one.document) for block in blocks for one in block.quarantined]
+    assert lost == [(documents.index(text), 0, 0) for text in poisons]

@@ -905,3 +905,58 @@ def test_only_deadly_documents_are_lost(
     assert simulation.ended_by is None
     present = {document for text in texts for chunk in text.chunks for document in chunk}
     assert check(simulation) == {(0, document) for document in deadly & present}
+
+
+def joined_at(*files: int) -> Batch:
+    members = tuple(batch_at(0, file=file) for file in files)
+    return replace(members[0], size_bytes=10 * len(files), members=members)
+
+
+def test_a_batch_of_several_files_is_divided_when_a_worker_dies_on_it() -> None:
+    """Each file is then a batch of its own, in its place: what follows is about one file."""
+    schedule = schedule_of()
+    for batch in (joined_at(0, 1, 2), joined_at(3, 4), batch_at(0, file=5)):
+        schedule.add(batch)
+    orders = [schedule.give_next(worker) for worker in "aab"]
+    assert [order.number for order in orders if order] == [0, 3, 5]
+    assert not schedule.note_death("a", CRASH)  # it died on the first; the second is only lost
+    assert schedule.in_flight_bytes == schedule.waiting_bytes == 60
+    again = [order for _ in range(4) if (order := schedule.give_next("c"))]
+    assert [order.batch.file for order in again] == [0, 1, 2, 3]
+    assert [order.number for order in again] == [0, 1, 2, 3]
+    assert [len(order.batch.members) for order in again] == [0, 0, 0, 2]
+    for order in again:
+        schedule.receive_block("c", 0, block_of(0, file=order.batch.file))
+        schedule.finish("c")
+    schedule.receive_block("b", 0, block_of(0, file=5))
+    schedule.finish("b")
+    found = [block.start for _ in range(5) for block in schedule.take_output()]
+    assert [start.file for start in found if start] == [0, 1, 2, 3, 5]
+    assert schedule.is_empty
+    assert schedule.in_flight_bytes == schedule.waiting_bytes == 0
+
+
+def test_a_document_left_out_of_one_file_is_not_left_out_of_its_neighbours() -> None:
+    """A batch of several files is divided at once, if an earlier run has left out a document of one."""
+    schedule: Schedule[str] = Schedule(1000, 4, leave_out, [document_of(0, 7, file=1)])
+    schedule.add(joined_at(0, 1, 2))
+    schedule.add(joined_at(3, 4))
+    orders = [order for _ in range(4) if (order := schedule.give_next("a"))]
+    assert [(order.batch.file, set(order.skip_digests)) for order in orders] == [
+        (0, set()), (1, {"7"}), (2, set()), (3, set())
+    ]  # fmt: skip
+    assert orders[-1].batch.members
+
+
+def test_a_batch_of_several_files_that_was_output_is_only_encoded_again() -> None:
+    """Its tokens are placed as one block, so it stays one."""
+    schedule = schedule_of()
+    schedule.add(joined_at(0, 1))
+    assert schedule.give_next("a") is not None
+    block = replace(block_of(0), tokens=KeptTokens(0, 0, 8))
+    schedule.receive_block("a", 0, block)
+    assert len(list(schedule.take_output())) == 1
+    assert not schedule.note_death("a", KILL)
+    order = schedule.give_next("b")
+    assert order is not None
+    assert len(order.batch.members) == 2

@@ -6,6 +6,7 @@ and drop the last piece, of which nobody knows how it goes on.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 import reference
 import runs
 from documents import make_documents
+from doubles import InlineExecutor
 from inputs import write_jsonl, write_text, write_zstd
 
 from fineweb_shards.errors import BadFileError
@@ -316,3 +318,31 @@ def test_a_cursor_behind_a_bad_file_is_in_the_next(tmp_path: Path) -> None:
     (batch,) = source.batches(runs.START)
     (chunk,) = source.chunks(batch)
     assert chunk.end == Cursor(1, 0)
+
+
+@pytest.mark.parametrize("damage", ["gone", "binary", "broken line"])
+def test_damage_among_small_files_costs_and_names_one_of_them(tmp_path: Path, damage: str) -> None:
+    """They are read together: every document before the damage is kept, and its file is the one named."""
+    texts = [text for text in DOCUMENTS if text][:30]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number:02}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    bad = tmp_path / "17.jsonl"
+    line = json.dumps({"text": texts[17]}).encode()
+    bad.write_bytes({"gone": line, "binary": b"\0\1\2" * 99, "broken line": line + b"\n{broken"}[damage])
+    settings = {"shard_tokens": 50, "batch_bytes": 10**6}
+    jobs = [
+        runs.job_of(tmp_path / "out", tmp_path, on_bad_file=what, **settings) for what in ("stop", "skip")
+    ]
+    kept = texts[: 18 if damage == "broken line" else 17]
+    if damage == "gone":
+        bad.unlink()
+    found: list[list[int]] = []
+    for job in jobs:
+        executor = InlineExecutor(job.source, runs.encoder())
+        found.append([])
+        with pytest.raises(BadFileError, match=r"17\.jsonl") if job is jobs[0] else contextlib.nullcontext():
+            for block in executor.encode(job.source.batches(runs.START)):
+                found[-1] += block.array.tolist()
+                for problem in block.problems:
+                    assert "17.jsonl" in problem
+    assert found == [reference.stream(kept).tolist(), reference.stream([*kept, *texts[18:]]).tolist()]

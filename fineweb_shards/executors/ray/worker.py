@@ -197,7 +197,8 @@ class RunProcess:
     def _encode_batch(self, order: WorkOrder, tokens: list[Tokens]) -> EncodedBatch:
         blocks: list[tuple[int, EncodedBlock]] = []
         try:
-            self._check_input(order.batch)
+            for batch in order.batch.members or (order.batch,):
+                self._check_input(batch)
             for index, block in self._blocks(order):
                 blocks.append((index, _keep(order.number, index, block, tokens)))
         except ShardError as error:
