@@ -9,7 +9,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from fineweb_shards.errors import InputError, NetworkError, UsageError
+from fineweb_shards.errors import InputError, NetworkError, UsageError, suggest
 from fineweb_shards.events import Observer
 from fineweb_shards.run.config import Config
 from fineweb_shards.sources.hub.environment import check_addresses
@@ -52,11 +52,12 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
         else:
             data, name = _fetch_model(wanted, config, observer)
     else:
-        # All of them, and not the most similar one: gpt4 is cl100k_base, and looks like gpt2.
+        # All of them, because gpt4 is cl100k_base, and looks like gpt2.
         names = [f"{name} ({rank.used_by})" if rank.used_by else name for name, rank in KNOWN_RANKS.items()]
+        hint = f"Name a file, one of {', '.join(names)}, or a model on the hub as ORG/NAME."
         raise UsageError(
             f"--tokenizer {wanted}: there is no such file or name.",
-            f"Name a file, one of {', '.join(names)}, or a model on the hub as ORG/NAME.",
+            suggest(wanted, [name for name in KNOWN_RANKS if name != GPT2.name], hint),
         )
     return read_definition(data, name, pattern=config.pattern, eot=config.eot)
 

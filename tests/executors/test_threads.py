@@ -39,8 +39,9 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 # Every place where the package starts threads, each with a test below or, for the monitor, in
 # tests/watching/test_monitor.py, for what is read ahead in tests/sources/test_read_ahead.py, for the loader's
-# helper in tests/loader/test_bucket_shards.py, for a bucket's lock in tests/store/test_bucket_lock.py. Of a
-# worker's actions, `write_blocks` and `do_errands` are in test_unwritten.py.
+# helper in tests/loader/test_bucket_shards.py, for a bucket's lock in tests/store/test_bucket_lock.py, for
+# waits before a run in tests/watching/test_status.py. Of a worker's actions, `write_blocks` and `do_errands`
+# are in test_unwritten.py.
 INVENTORY = {
     "executors/producer.py": 1,
     "executors/local/watchdog.py": 1,
@@ -52,6 +53,7 @@ INVENTORY = {
     "system/background.py": 2,  # both raise, where it is asked for, what a thread has raised
     "watching/monitor.py": 1,
     "watching/reporter.py": 1,
+    "watching/start.py": 1,
 }
 
 

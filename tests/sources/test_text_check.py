@@ -108,7 +108,7 @@ def test_latin_1_is_told_before_the_build(
 ) -> None:
     """With the line that converts it, which can be pasted."""
     (tmp_path / name).write_bytes(data)
-    words = [verb, name, "--separator", "none", "--out", "out"]
+    words = [verb, name, "--separator", "none", "--val-tokens", "1", "--out", "out"]
     said = inline.run_command(*words, cwd=tmp_path)
     shown = said.stdout if verb == "plan" else said.stderr
     note = next(line for line in shown.splitlines() if line.startswith("note       "))

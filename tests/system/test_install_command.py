@@ -38,4 +38,4 @@ def test_without_pip_it_is_uv(environment: Path, monkeypatch: pytest.MonkeyPatch
 def test_pipx_is_asked_to_inject_it(environment: Path) -> None:
     """It looks after its environments itself."""
     (environment / "pipx_metadata.json").touch()
-    assert install_command("tokenizers") == "pipx inject .venv 'tokenizers>=0.21'"
+    assert install_command("tokenizers") == "pipx inject .venv 'tokenizers>=0.23.3'"

@@ -20,6 +20,7 @@ from fineweb_shards.report.closing import closing_lines
 from fineweb_shards.report.page import write_report
 from fineweb_shards.report.path import FILE_NAME as REPORT
 from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.system import durable
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.types import Cursor
 from fineweb_shards.watching import monitor as monitor_module
@@ -205,13 +206,13 @@ def test_what_cannot_be_written_stays_unwritten(
     """A full disk ends neither the monitor nor the run; it is logged, once, and passes."""
     monitor, progress, folder = watched
 
-    def refuse(self: Path, data: bytes) -> None:
+    def refuse(path: Path, mode: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(monitor_module, "HISTORY_EVERY_SECONDS", 0.0)
     with FolderLock(folder), monitor:
         with monkeypatch.context() as full:
-            full.setattr(Path, "write_bytes", refuse)
+            full.setattr(durable, "open_own", refuse)
             progress.advance(150, 1, Cursor(0, 3))
             for _ in range(3):
                 monitor._update()

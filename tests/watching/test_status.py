@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +24,15 @@ from example_run import SNAPSHOT
 from inputs import write_parquet
 
 from fineweb_shards import errors
+from fineweb_shards.events import Observer
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import save_manifest
+from fineweb_shards.system import durable
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked
 from fineweb_shards.system.resume_command import program
-from fineweb_shards.watching import watch
+from fineweb_shards.watching import start, watch
 from fineweb_shards.watching.heartbeat import FILE_NAME, Heartbeat, Invocation, load_heartbeat
 from fineweb_shards.watching.snapshot import STOPPED, VERIFYING, WAITING, Snapshot
 from fineweb_shards.watching.status import EXIT_CODES, read_status, status_lines, status_values
@@ -37,6 +40,30 @@ from fineweb_shards.watching.status import EXIT_CODES, read_status, status_lines
 RESUMED = "build --input 'a b.txt' --out out"
 COMMAND = f".venv/bin/fineweb-shards {RESUMED}"
 NO_TOTALS = dict.fromkeys(("shards", "tokens", "documents", "dropped_tokens"), 0)
+
+
+def test_a_wait_before_a_run_survives_a_heartbeat_that_cannot_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that repeats it goes on, and the next one that can be written is."""
+    monkeypatch.setattr(start, "HEARTBEAT_EVERY_SECONDS", 0.001)
+    save, failures = Heartbeat.save, iter(range(3))
+
+    def fail_at_first(heartbeat: Heartbeat, folder: Path) -> None:
+        if next(failures, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(heartbeat, folder)
+        written.set()
+
+    written = threading.Event()
+    monkeypatch.setattr(Heartbeat, "save", fail_at_first)
+    invocation = Invocation(COMMAND, os.getcwd(), 4711, time.time())
+    with start.StartObserver(Observer(), folder, invocation, 0, 1000) as observer:
+        observer.set_wait("network", "waiting for the network")
+        assert written.wait(60)
+    heartbeat = load_heartbeat(folder)
+    assert heartbeat is not None
+    assert (heartbeat.snapshot.state, heartbeat.snapshot.reason) == (WAITING, "waiting for the network")
 
 
 @pytest.fixture
@@ -232,8 +259,8 @@ def test_a_damaged_heartbeat_is_none(folder: Path, text: str) -> None:
 def test_a_full_disk_can_be_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat takes no new space: the old one is overwritten."""
     beat(folder)
-    full = FailingCall(Path.write_bytes, failing=1, code=errno.ENOSPC)
-    monkeypatch.setattr(Path, "write_bytes", lambda self, data: full(self, data))
+    full = FailingCall(durable.open_own, failing=1, code=errno.ENOSPC)
+    monkeypatch.setattr(durable, "open_own", full)
     beat(folder, replace(SNAPSHOT, state=WAITING, reason="waiting for the disk since 02:13"))
     assert full.calls == 1
     with another_run(folder):
