@@ -26,7 +26,11 @@ PROGRAM = Path(__file__).parent / "forked_commands.py"
 def _process() -> subprocess.Popen[str]:
     """The one that is forked."""
     return subprocess.Popen(
-        [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(PROGRAM)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": tempfile.gettempdir()},  # not that of the test which needs it first
     )
 
 
