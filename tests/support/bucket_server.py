@@ -52,8 +52,8 @@ def bucket_endpoint() -> Iterator[str]:
         [sys.executable, "-W", "ignore", "-c", _SERVER, str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # S3 has 5 MiB; tests have small files in parts. The first test that needs the server may have a TMPDIR
-        # of its own (ray_cluster.py), which goes with it.
+        # S3 has 5 MiB; tests have small files in parts. The first test that needs the server may have a
+        # TMPDIR of its own (ray_cluster.py), which goes with it.
         env={**os.environ, "S3_UPLOAD_PART_MIN_SIZE": "1", "TMPDIR": tempfile.gettempdir()},
     )
     with _served(server, port) as endpoint:
