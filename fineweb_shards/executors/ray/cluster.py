@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from fineweb_shards.errors import ShardError, UsageError, WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.ray.api import load_ray
+from fineweb_shards.system.standard_streams import without_errors_on_screen
 
 LOCAL = "local"
 _SMALLEST_STORE_BYTES = 96 * 2**20  # Ray refuses less than 75 MiB
@@ -103,7 +104,7 @@ class Cluster:
         self._remove_folder()
         # A short name, because the names of sockets are limited to 107 bytes.
         self._folder = tempfile.mkdtemp(prefix="fws-ray-")
-        with _environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT), _standard_error_dropped():
+        with _environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT), without_errors_on_screen():
             load_ray().init(
                 address=LOCAL,
                 num_cpus=self._cores,
@@ -118,7 +119,7 @@ class Cluster:
         """Connect to a cluster that is there."""
         ray = load_ray()
         try:
-            with _environment(_ENVIRONMENT), _standard_error_dropped():
+            with _environment(_ENVIRONMENT), without_errors_on_screen():
                 ray.init(address=self._address, log_to_driver=False, configure_logging=False)
         except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise _refusal(self._address, error) from error
@@ -234,7 +235,7 @@ def check_reachable(address: str) -> None:
         return
     client = getattr(importlib.import_module("ray._raylet"), "GcsClient", None)
     try:
-        with _environment(_ENVIRONMENT), _standard_error_dropped():
+        with _environment(_ENVIRONMENT), without_errors_on_screen():
             if client is not None:
                 client(address=address)
     except ray.exceptions.RayError as error:
@@ -285,20 +286,6 @@ def _handlers_kept() -> Iterator[None]:
         raise
     finally:
         restore()
-
-
-@contextlib.contextmanager
-def _standard_error_dropped() -> Iterator[None]:
-    """Drop what is written to standard error, also by libraries that know it as a number."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(nowhere)
-        os.close(kept)
 
 
 @contextlib.contextmanager
