@@ -26,6 +26,7 @@ _BY_VALUE = ("hub-rows", "bucket-csv", "bucket-tsv")
 _SMALL_TEXT_BYTES = 2**20
 # With a batch for each, 20,000 files of 500 bytes took 54 s of processor time; together they take 12.
 _JOINED_FORMATS = ("text", "jsonl", "csv", "tsv")
+_SMALL_SHARE = 0.5  # of a batch: a larger file has one of its own
 _MOST_JOINED = 128  # files in one batch: enough to make up for it, and workers still share what there is
 _EXPECTED_FILES = 3  # the current one and the next two
 # How many batches of a file are fetched again because something in them only looks wrong. A file whose every
@@ -202,7 +203,7 @@ class Source:
     def _joined_kind(self, file: InputFile) -> bool | None:
         """Return what files must have in common to be in one batch: the split that they may be meant for;
         None if a file is large, or not simply read by a worker."""
-        is_small = file.size_bytes <= self.settings.batch_bytes // 2
+        is_small = file.size_bytes <= self.settings.batch_bytes * _SMALL_SHARE
         is_joined = is_small and file.format in _JOINED_FORMATS and not file.by_value
         return file.for_validation if is_joined else None
 
