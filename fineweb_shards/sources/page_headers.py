@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-ReadAt = Callable[[int, int], bytes]  # from an offset on, so many bytes, or fewer at the end of the file
+ReadAt = Callable[[int, int], bytes]  # the offset and size; fewer bytes at the end of the file
 
 DICTIONARY_PAGE = 2
 _HEADER_BYTES = 2**16  # more than any header, unless a writer puts whole texts into its statistics

@@ -111,7 +111,7 @@ class FolderStore(Store):
             open_own(path, "xb").close()
             return GrowingPart(path)
         if not os.path.lexists(path):
-            open_own(final, "r+b").close()  # refused before it is moved, if it is not ours to go on with
+            open_own(final, "r+b").close()  # refused before it is moved, if it is not ours to continue
             os.replace(final, path)  # it was finished, but then a part of it was lost
         with open_own(path, "r+b") as file:
             file.truncate(offset)
