@@ -1,7 +1,7 @@
 """Describe a vocabulary: how many token ids there are, and which of them separates documents.
 
 Every stage is given this one value. The number of ids decides how wide a token is in memory; how wide it is
-in a file, the layout decides (layouts/shard_format.py). Nothing here reads files: `tokenizers/` reads the
+in a file, the layout decides (layouts/base.py). Nothing here reads files: `tokenizers/` reads the
 file that defines a vocabulary.
 """
 
@@ -23,7 +23,7 @@ class Vocabulary:
     """A vocabulary. Two are equal if they give every text the same tokens, with the same EOT between them,
     whatever they are called and wherever their files are.
 
-    Without `token_bytes` it is small enough to be sent to workers; `tokenizers/vocabularies.py` adds them.
+    Without `token_bytes` it is small enough to be sent to workers; `tokenizers/references.py` adds them.
     """
 
     name: str = field(compare=False)

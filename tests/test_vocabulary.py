@@ -12,22 +12,19 @@ import re
 import struct
 import tokenize
 import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 
 import loader_reference
 import numpy as np
 import pytest
 import runs
+from doubles import AtOncePlane
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.base import Result
-from fineweb_shards.executors.in_process import InProcessPlane, completed
-from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts import LAYOUTS, get_layout
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.loader import ShardLoader
 from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
 from fineweb_shards.reading.inspection import open_target
@@ -41,15 +38,15 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest, save_manifest
-from fineweb_shards.store.output import Output, begin_output
 from fineweb_shards.stream.borders import Span, join_spans
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import FolderLock
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.types import Cursor, EncodedBlock, ShardSlice
 from fineweb_shards.vocabulary import GPT2, Vocabulary
+from fineweb_shards.writing.output import Output, begin_output
 
 PACKAGE = Path(__file__).parent.parent / "fineweb_shards"
 EOT = 69_999
@@ -67,13 +64,6 @@ Documents = list[list[int]]
 
 class Killed(BaseException):
     """As a crash: nobody catches it."""
-
-
-class AtOnce(InProcessPlane):
-    """Without threads, so that it is certain what is recorded when."""
-
-    def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        return completed(function(Observer(), *arguments))
 
 
 def make_documents(count: int = 300, highest: int = EOT) -> Documents:
@@ -214,8 +204,8 @@ def write(
                 yield part
 
         with (
-            contextlib.closing(TokenWriter(spec.shard_format, disk)) as writer,
-            Output(spec, manifest, AtOnce(writer), disk) as output,
+            contextlib.closing(AtOncePlane(spec.store, spec.shard_format, disk)) as plane,
+            Output(spec, manifest, plane, disk) as output,
         ):
             for block in stitch(blocks, no_mender, manifest.end):  # type: ignore[arg-type]
                 output.add(block.tokens, deadly(packer.pack(block)))
@@ -291,7 +281,7 @@ def test_export_puts_a_share_of_the_documents_back(tmp_path: Path, documents: Do
 def test_the_loader_gives_the_right_ids(made: dict[str, Path], documents: Documents, layout: str) -> None:
     """Also without a header: the manifest beside the files says how wide a token is."""
     size = 2 * 16
-    loader = ShardLoader(made[layout], "train", batch_size=2, length=16, framework="numpy")
+    loader = ShardLoader(made[layout], "train", batch_size=2, seq_len=16, framework="numpy")
     tokens = stream_of(documents, layout)
     if layout in ONE_FILE:
         files = [tokens]
@@ -315,7 +305,7 @@ def test_the_loader_finds_documents_by_the_manifests_eot(
     rows = loader_reference.epoch_rows(files, 16, eot=WIDE.eot, eot_first=eot_first, aligned=True)
     skipped = loader_reference.epoch_rows(files[:1], 16, eot=WIDE.eot, eot_first=eot_first, aligned=True)
     expected = rows[len(skipped) :] if eot_first else rows  # the first shard is for validation
-    loader = ShardLoader(made[layout], "train", batch_size=1, length=16, align="document", framework="numpy")
+    loader = ShardLoader(made[layout], "train", batch_size=1, seq_len=16, align="document", framework="numpy")
     assert [x.tolist() for x, _ in loader.epoch_batches(0)] == [[row[:-1]] for row in expected]
     assert len(expected) > 10
 
@@ -535,7 +525,7 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
     assert {name for name, _, line in lines if re.search("(find|count)_eots", line)} == {
         "reading/document_starts.py",
         "reading/inspection.py",
-        "reading/samples.py",
+        "reading/folder_statistics.py",
         "reading/token_statistics.py",
         "reading/token_stream.py",
         "sources/token_rows.py",  # of --tokens-column

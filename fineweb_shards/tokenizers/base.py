@@ -1,12 +1,15 @@
 """Define the interface of an engine: it encodes many texts at once, exactly as the vocabulary's reference.
 
-What an engine can't encode, such as very long texts, is left to encoder.py.
+What an engine can't encode, such as very long texts, is left to encoder.py. The ids of many texts come in one
+array (`JoinedIds`) with a gap in front of each text for its EOT, so that a block of tokens is made of a few
+large arrays and nothing has to be done per document.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -14,8 +17,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.joined_ids import JoinedIds, join_ids
+from fineweb_shards.types import Places, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary
+
+_TEXTS_AT_ONCE = 64  # 250 KB of ids: still in the processor's cache when they are checked and narrowed
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedIds:
+    """The ids of texts, one after the other. What `ids` has at `positions`, one in front of each text, means
+    nothing."""
+
+    ids: Tokens
+    positions: Places
+
+    def of_text(self, i: int) -> Tokens:
+        """Return the ids of text `i`."""
+        end = self.positions[i + 1] if i + 1 < len(self.positions) else len(self.ids)
+        return self.ids[self.positions[i] + 1 : end]
+
+    def split(self) -> list[Tokens]:
+        """Return the ids of each text."""
+        return [self.of_text(i) for i in range(len(self.positions))]
+
+
+def join_ids(texts: list[Tokens]) -> Iterator[JoinedIds]:
+    """Join the ids of texts, some texts at a time."""
+    for first in range(0, len(texts), _TEXTS_AT_ONCE):
+        some = texts[first : first + _TEXTS_AT_ONCE]
+        parts: list[Tokens] = [np.zeros(1, np.uint32)] * (2 * len(some))
+        parts[1::2] = some
+        widths = np.fromiter(map(len, some), np.int64, len(some)) + 1
+        yield JoinedIds(np.concatenate(parts), np.cumsum(widths) - widths)
+
 
 # Of the width that the engine returns: the encoder checks the range before it narrows them.
 Ids = NDArray[np.integer[Any]]

@@ -16,17 +16,17 @@ English has such a place every few bytes. Other text (Chinese, base64, a million
 gigabytes. It is cut at a *seam*: a place inside a piece where both halves are still split into the same
 pieces as the whole, but a token may have been cut in two. seams.py repairs the tokens there.
 
-**words**, for the family of patterns that grew out of it (cl100k, o200k, Llama 3, Qwen, nanochat): behind a
+**words**, for the family of patterns that grew out of it (cl100k, o200k, Llama 3, Qwen, nanochat): after a
 letter, before a space or the comma or full stop of Chinese. That is safe because of three things:
 
-1. A piece begins there: no alternative of these patterns has anything behind a letter but letters, marks,
+1. A piece begins there: no alternative of these patterns has anything after a letter but letters, marks,
    and the apostrophe and letters of a contraction.
 2. The text before it is split in the same way without what follows. It ends in a letter, so neither
    `\\s+(?!\\S)` nor `\\s+$` can see its end, and an alternative that could have gone on would need one of the
    characters of (1), which a space is not.
-3. The text behind it is split in the same way without what precedes: no pattern looks back.
+3. The text after it is split in the same way without what precedes: no pattern looks back.
 
-    pattern            what may come behind a letter     by this alternative
+    pattern            what may come after a letter      by this alternative
     GPT-2              letters, or none                  ` ?\\p{L}+`; `'(?:[sdmt]|ll|ve|re)`
     cl100k, nanochat   the same                          `[^\\r\\n\\p{L}\\p{N}]?\\p{L}+`; `'(?i:[sdmt]|…)`
     Llama 3, Qwen      the same: they differ from cl100k in digits and line ends only
@@ -41,6 +41,10 @@ There is no place to cut.
 Letters are taken from ranges that every version of Unicode has as letters, because the tables differ between
 Python and tiktoken. White space can be listed: it has not changed since Unicode 6.3 (a test compares the list
 with tiktoken).
+
+Long documents are cut into *passages*, which an engine encodes on their own, without copying them. So memory
+stays bounded, and no engine gets a text that it can't handle (tiktoken panics on a million spaces,
+tiktoken#400).
 """
 
 from __future__ import annotations
@@ -49,6 +53,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
+from fineweb_shards.texts import TextBuffer, Texts
 from fineweb_shards.vocabulary import CutRule
 
 WHITE_SPACE = frozenset(
@@ -116,7 +123,7 @@ def find_cut(data: bytes | memoryview, low: int, high: int, rule: CutRule | None
 
 
 def find_first_cut(data: bytes | memoryview, low: int, rule: CutRule | None) -> Cut | None:
-    """Return the first safe cut behind `low`; None if there is none."""
+    """Return the first safe cut after `low`; None if there is none."""
     if rule is None:
         return None
     position = next(_safe_cuts(data, low, len(data), rule), None)
@@ -124,7 +131,7 @@ def find_first_cut(data: bytes | memoryview, low: int, rule: CutRule | None) -> 
 
 
 def _safe_cuts(data: bytes | memoryview, low: int, high: int, rule: CutRule) -> Iterator[int]:
-    """Yield the safe cuts in `data[low:high]`, in order, and perhaps a few behind it."""
+    """Yield the safe cuts in `data[low:high]`, in order, and perhaps a few after it."""
     first, last = max(low - _LONGEST_CHARACTER_BYTES, 0), high + _LONGEST_CHARACTER_BYTES
     ends = (match.end() for match in _SAFE[rule].finditer(data, first, last))
     return (end for end in ends if low < end)
@@ -159,3 +166,48 @@ def _is_character_border(data: bytes | memoryview, position: int) -> bool:
         return True
     before = data[max(0, position - 4) : position]
     return len(before) == 4 and all(byte & 0xC0 == 0x80 for byte in before)
+
+
+_SEAM_WINDOW_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """The passages of some documents, in order."""
+
+    texts: Texts
+    seams: list[list[bool]]  # for each passage of each document, whether the cut before it is a seam
+
+
+def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> Passages:
+    """Cut each text into passages of about `passage_bytes`, longer where there is no place to cut."""
+    buffers, seams = [], []
+    for buffer in texts.buffers:
+        data = memoryview(buffer.data)
+        starts, ends = [], []
+        for start, end in zip(buffer.starts.tolist(), buffer.ends.tolist(), strict=True):
+            cuts = find_cuts(data[start:end], passage_bytes, rule)
+            borders = [start, *(start + cut.position for cut in cuts), end]
+            starts += borders[:-1]
+            ends += borders[1:]
+            seams.append([False, *(cut.seam for cut in cuts)])
+        buffers.append(TextBuffer(buffer.data, np.array(starts, np.int64), np.array(ends, np.int64)))
+    return Passages(Texts(*buffers), seams)
+
+
+def find_cuts(text: memoryview, piece_bytes: int, rule: CutRule | None) -> list[Cut]:
+    """Return where to cut a text. Without seams a piece of more than `piece_bytes` has no safe cut inside it,
+    so that its length depends on the text alone."""
+    has_seams = rule == "gpt2"
+    cuts: list[Cut] = []
+    position = 0
+    while len(text) - position > piece_bytes + (CONTEXT_BYTES if has_seams else 0):
+        target = position + piece_bytes
+        # Where there are seams, one near the target is better than a safe cut far from it.
+        low = max(position + CONTEXT_BYTES, target - _SEAM_WINDOW_BYTES) if has_seams else position
+        cut = find_cut(text, low, target, rule) or find_first_cut(text, target, rule)
+        if cut is None:
+            break
+        cuts.append(cut)
+        position = cut.position
+    return cuts

@@ -1,6 +1,7 @@
-"""Read the file that defines a tokenizer: ranks, a `tokenizer.json` or a SentencePiece model.
+"""Read the file that defines a tokenizer: ranks, a `tokenizer.json` or a SentencePiece model; and choose its
+EOT, the token that separates documents.
 
-What kind it is, its contents say: Llama 3's `tokenizer.model` holds ranks.
+Its contents say what kind it is: Llama 3's `tokenizer.model` holds ranks.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ from fineweb_shards.system.durable import output_error, write_file
 from fineweb_shards.system.own_files import is_plain_file, make_folder, read_file
 from fineweb_shards.system.standard_streams import without_errors_on_screen
 from fineweb_shards.tokenizers.base import is_failure
-from fineweb_shards.tokenizers.eot import choose_eot
-from fineweb_shards.tokenizers.known import find_known
+from fineweb_shards.tokenizers.builtin_vocabularies import find_builtin
 from fineweb_shards.tokenizers.patterns import PATTERNS, get_pattern, resolve_pattern
-from fineweb_shards.tokenizers.rank_file import MOST_IDS, format_ranks, looks_like_ranks, parse_ranks
 from fineweb_shards.tokenizers.references import require_reference
 from fineweb_shards.tokenizers.tokenizer_json import is_byte_level, pre_tokenizers
-from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, MOST_BYTES, has_definition, load_definition
+from fineweb_shards.tokenizers.vocabulary_files import (
+    FILE_NAMES,
+    MOST_BYTES,
+    MOST_IDS,
+    format_ranks,
+    has_definition,
+    load_definition,
+    looks_like_ranks,
+    parse_ranks,
+)
 from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
 
 _PICKLE = b"\x80"
@@ -97,7 +105,7 @@ def _read_ranks(data: bytes, name: str, pattern: str, eot: str) -> Definition:
     ranks = parse_ranks(data, name)
     data = format_ranks(ranks)
     sha256 = hashlib.sha256(data).hexdigest()
-    known = find_known(sha256)
+    known = find_builtin(sha256)
     if not pattern and known is None:
         raise UsageError(
             f"{name}: a rank file does not say by which pattern text is cut into pieces.",
@@ -204,3 +212,47 @@ def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:
     known = any(regex in (pattern.regex, pattern.spelling) for pattern in PATTERNS.values())
     isolated = parts[0]["behavior"] == "Isolated" and not parts[0]["invert"]
     return "words" if known and isolated and not parts[1].get("use_regex", True) else None
+
+
+# What tokenizers call the token for the end of a text. One that has exactly one of them leaves no doubt.
+_USUAL_NAMES = frozenset(
+    ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<EOT>", "<｜end▁of▁sentence｜>")
+)
+_MOST_LISTED = 12
+
+
+def choose_eot(wanted: str, special: Mapping[str, int], texts: Mapping[int, str], name: str) -> int:
+    """Return the id of EOT in the tokenizer `name`: the one that is `wanted`, by name or id, or if nothing is
+    wanted the only usual one. `special` are its special tokens, `texts` those that stand for text."""
+    if not wanted:
+        usual = [number for token, number in special.items() if token in _USUAL_NAMES and number not in texts]
+        if len(usual) == 1:
+            return usual[0]
+        raise UsageError(f"{name}: it is not obvious which token ends a document.", _list(special, texts))
+    if wanted in special and special[wanted] not in texts:
+        return special[wanted]
+    if not wanted.isdecimal():
+        raise UsageError(f"--eot {wanted}: {name} has no special token of this name.", _list(special, texts))
+    number = int(wanted)
+    if number in texts:
+        raise UsageError(
+            f"--eot {wanted}: in {name} this id stands for the text {texts[number][:40]!r}.",
+            _list(special, texts),
+        )
+    highest = max([*texts, *special.values()])
+    if number > 2 * highest + 1000:
+        raise UsageError(
+            f"--eot {wanted}: the ids of {name} end at {highest:,}.",
+            f"{highest + 1} is the next one that is free.",
+        )
+    return number
+
+
+def _list(special: Mapping[str, int], texts: Mapping[int, str]) -> str:
+    """Return a hint with the special tokens there are."""
+    if not special:
+        free = max(texts) + 1
+        return f"Name one with --eot ID. The ids of its tokens end at {free - 1}, so {free} is free."
+    listed = [f"{token} ({number})" for token, number in sorted(special.items(), key=lambda one: one[1])]
+    more = f" and {len(listed) - _MOST_LISTED:,} more" if len(listed) > _MOST_LISTED else ""
+    return f"Name one with --eot NAME or --eot ID: {', '.join(listed[:_MOST_LISTED])}{more}."

@@ -13,12 +13,16 @@ import numpy as np
 
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Engine, Ids, Reference
-from fineweb_shards.tokenizers.gpt2 import load_gpt2_merges, load_gpt2_ranks
 from fineweb_shards.tokenizers.patterns import PATTERNS
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.tokenizer_json import ranks_to_json
-from fineweb_shards.tokenizers.unsettled import Unsettled
-from fineweb_shards.tokenizers.vocabulary_files import find_engine_file, is_gpt2_text
+from fineweb_shards.tokenizers.unicode_differences import UnicodeDifferences
+from fineweb_shards.tokenizers.vocabulary_files import (
+    find_engine_file,
+    is_gpt2_text,
+    load_gpt2_merges,
+    load_gpt2_ranks,
+)
 from fineweb_shards.vocabulary import Vocabulary
 
 # With patterns that it does not know by their spelling, it takes this for white space, which it once was.
@@ -32,7 +36,7 @@ class FastokensEngine(Engine):
 
     def __init__(self, vocabulary: Vocabulary | None = None, mistaken: str = "") -> None:
         super().__init__(vocabulary, mistaken)
-        self._unsettled = Unsettled(mistaken + _MISTAKEN)
+        self._differences = UnicodeDifferences(mistaken + _MISTAKEN)
         # One thread per process: there is a worker process for each core. Rayon reads this variable once,
         # when its thread pool starts, which is after this line in every process of a run.
         os.environ["RAYON_NUM_THREADS"] = "1"
@@ -53,6 +57,6 @@ class FastokensEngine(Engine):
         tokens = [ids[start:end] for start, end in pairwise(np.frombuffer(offsets, "<i8").tolist())]
         if self._reference:
             for i, text in enumerate(texts.iter_bytes()):
-                if self._unsettled.is_in(text):
+                if self._differences.is_in(text):
                     tokens[i] = np.array(self._reference.encode_text(text.decode()), np.uint32)
         return tokens

@@ -16,12 +16,10 @@ import numpy as np
 
 from fineweb_shards.system.machine import own_memory_bytes
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Engine, Ids, Reference
-from fineweb_shards.tokenizers.gpt2 import open_gpt2_ranks
-from fineweb_shards.tokenizers.joined_ids import JoinedIds, join_ids
+from fineweb_shards.tokenizers.base import Engine, Ids, JoinedIds, Reference, join_ids
 from fineweb_shards.tokenizers.references import make_reference
-from fineweb_shards.tokenizers.unsettled import Unsettled
-from fineweb_shards.tokenizers.vocabulary_files import find_engine_file, is_gpt2_text
+from fineweb_shards.tokenizers.unicode_differences import UnicodeDifferences
+from fineweb_shards.tokenizers.vocabulary_files import find_engine_file, is_gpt2_text, open_gpt2_ranks
 from fineweb_shards.vocabulary import Vocabulary
 
 # Its cache of words grows without limit: by 13 MB in 50 MB of English, by 90 MB in 10 MB of random letters.
@@ -46,7 +44,7 @@ class GigatokenEngine(Engine):
 
     def __init__(self, vocabulary: Vocabulary | None = None, mistaken: str = "") -> None:
         super().__init__(vocabulary, mistaken)
-        self._unsettled = Unsettled(mistaken)
+        self._differences = UnicodeDifferences(mistaken)
         self._tokenizer = self._load()
         # Some vocabularies don't treat what follows a border as the beginning of a text: they have none.
         self._knows_border = self._tokenizer.encode(_BORDER_BYTES).tolist() == [self.vocabulary.size]
@@ -83,7 +81,7 @@ class GigatokenEngine(Engine):
     def _encode_together(self, texts: list[memoryview]) -> Iterator[JoinedIds]:
         """Encode texts with one call. A border in front of each has one id, where its EOT will be."""
         data = _BORDER_BYTES.join([b"", *texts])
-        if not self._unsettled.is_in(data):
+        if not self._differences.is_in(data):
             ids = self._call(data)
             borders = np.flatnonzero(ids == self.vocabulary.size)
             if len(borders) == len(texts):  # more, if a text has the border in it
@@ -92,7 +90,7 @@ class GigatokenEngine(Engine):
         yield from join_ids([self._encode_alone(bytes(text)) for text in texts])
 
     def _encode_alone(self, text: bytes) -> Ids:
-        if self._unsettled.is_in(text) or _BORDER_BYTES in text:
+        if self._differences.is_in(text) or _BORDER_BYTES in text:
             return np.array(self._reference.encode_text(text.decode()), np.uint32)
         return self._call(text)
 

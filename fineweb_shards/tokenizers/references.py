@@ -1,8 +1,13 @@
 """Find the reference of a vocabulary: the engine that its file was made for. None is the judge of another's
-file: Hugging Face's tokenizers and tiktoken differ about one document in four under the same vocabulary."""
+file: Hugging Face's tokenizers and tiktoken differ about one document in four under the same vocabulary.
+
+A manifest and a worker's settings only name the vocabulary (`fineweb_shards.vocabulary`); the bytes of its
+tokens are loaded where they are needed, once per process.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from fineweb_shards.errors import UsageError
@@ -39,3 +44,15 @@ def _make_reference(vocabulary: Vocabulary, folder: str) -> Reference:
     """`folder` is only a part of the key: vocabularies are equal wherever their files are."""
     require_reference(vocabulary.reference, vocabulary.name)
     return REFERENCES[vocabulary.reference](vocabulary)
+
+
+def load_token_bytes(vocabulary: Vocabulary) -> Vocabulary:
+    """Return the same vocabulary with the bytes of its tokens; UsageError if its file is not at hand."""
+    return vocabulary if vocabulary.token_bytes else _load(vocabulary)
+
+
+@lru_cache(maxsize=2)
+def _load(vocabulary: Vocabulary) -> Vocabulary:
+    tokens = list(make_reference(vocabulary).load_token_bytes())
+    tokens[vocabulary.eot] = b""
+    return replace(vocabulary, token_bytes=tuple(tokens))

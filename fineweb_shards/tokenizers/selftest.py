@@ -17,9 +17,8 @@ from fineweb_shards.errors import ExactnessError, UsageError
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Ids, Reference
 from fineweb_shards.tokenizers.patterns import PATTERNS
-from fineweb_shards.tokenizers.references import make_reference
-from fineweb_shards.tokenizers.unsettled import settled_characters
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.tokenizers.references import load_token_bytes, make_reference
+from fineweb_shards.tokenizers.unicode_differences import agreed_characters
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -90,7 +89,7 @@ def hostile_strings() -> list[str]:
 
 
 def own_strings(vocabulary: Vocabulary, names: Iterable[str] = ()) -> list[str]:
-    """Return texts made of a vocabulary's own tokens: alone, before and behind others, and the longest. The
+    """Return texts made of a vocabulary's own tokens: alone, before and after others, and the longest. The
     `names` of special and added tokens are all tried, in every position."""
     tokens = [token.decode("utf-8", "ignore") for token in load_token_bytes(vocabulary).token_bytes if token]
     chooser = random.Random(vocabulary.sha256)  # noqa: S311, RUF100
@@ -105,7 +104,7 @@ def own_strings(vocabulary: Vocabulary, names: Iterable[str] = ()) -> list[str]:
 def find_mistaken(encode: Encode, reference: Reference) -> str:
     """Return the characters that an engine takes for something else than the reference does: as letters,
     digits, marks or white space, or in another order."""
-    characters = settled_characters()
+    characters = agreed_characters()
     blocks = [characters[i : i + 64] for i in range(0, len(characters), 64)]
     agreed = _agree(encode, reference, blocks)
     doubtful = [block for block, same in zip(blocks, agreed, strict=True) if not same]

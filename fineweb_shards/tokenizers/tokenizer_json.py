@@ -9,9 +9,7 @@ import json
 from typing import Any
 
 from fineweb_shards.tokenizers.patterns import PATTERNS, Pattern
-from fineweb_shards.tokenizers.rank_file import Ranks, sort_ranks
-
-Merges = list[tuple[bytes, bytes]]
+from fineweb_shards.tokenizers.vocabulary_files import Merges, Ranks, sort_ranks
 
 
 def list_merges(ranks: Ranks) -> Merges:

@@ -1,22 +1,28 @@
 """Try which engine can encode with a vocabulary, before a run: the fastest that passes the self-test.
 
-In a process of its own: loading a vocabulary of 200,000 tokens into every engine leaves half a gigabyte
-behind, and some of them print when they give up. GPT-2 needs no trial.
+The trial has a process of its own: loading a vocabulary of 200,000 tokens into every engine leaves half a
+gigabyte, and some of them print when they give up. It also makes the file that fast engines load. GPT-2 needs
+no trial.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fineweb_shards.errors import ExactnessError, InputError, ShardError, UsageError, WorkerError
+from fineweb_shards.system.durable import write_file
+from fineweb_shards.system.own_files import is_plain_file
 from fineweb_shards.tokenizers import ENGINES, FAST_ENGINES, resolve_engine
 from fineweb_shards.tokenizers.base import Engine, Reference, is_failure
-from fineweb_shards.tokenizers.engine_file import prepare_engine_file
-from fineweb_shards.tokenizers.references import REFERENCES, make_reference
+from fineweb_shards.tokenizers.gigatoken_engine import BORDER
+from fineweb_shards.tokenizers.patterns import get_pattern
+from fineweb_shards.tokenizers.references import REFERENCES, load_token_bytes, make_reference
 from fineweb_shards.tokenizers.selftest import (
     GPT2_SHA256,
     check_engine_in_full,
@@ -24,9 +30,42 @@ from fineweb_shards.tokenizers.selftest import (
     expected_sha256,
     find_mistaken,
 )
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
-from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
+from fineweb_shards.tokenizers.tokenizer_json import (
+    is_byte_level,
+    list_merges,
+    ranks_to_json,
+    special_token,
+    without_special_tokens,
+)
+from fineweb_shards.tokenizers.vocabulary_files import (
+    ENGINE_FILES,
+    engine_file,
+    is_gpt2_text,
+    load_definition,
+    load_ranks,
+)
 from fineweb_shards.vocabulary import Vocabulary
+
+
+def prepare_engine_file(vocabulary: Vocabulary) -> None:
+    """Make the engine file beside the vocabulary's own, unless it is there from an earlier run."""
+    path = engine_file(vocabulary)
+    if is_plain_file(path):
+        return
+    write_file(path, _make(vocabulary).encode(), path.parent)
+    for other in path.parent.glob(ENGINE_FILES):
+        if other != path:
+            other.unlink()
+
+
+def _make(vocabulary: Vocabulary) -> str:
+    border = [special_token(BORDER, vocabulary.size)]
+    if vocabulary.reference == "tiktoken":
+        ranks = load_ranks(vocabulary)
+        return ranks_to_json(ranks, list_merges(ranks), get_pattern(vocabulary.pattern), border)
+    tokenizer: dict[str, Any] = json.loads(load_definition(vocabulary))
+    return without_special_tokens(tokenizer, border if is_byte_level(tokenizer) else [])
+
 
 _OUT_OF_MEMORY_EXIT_CODE = 112
 _MOST_MISTAKEN = 5000  # more, and another engine may be better

@@ -88,7 +88,7 @@ FORMS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
 }
 
 
-@pytest.mark.promise(5)
+@pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize("form", [*FORMS, "a.jsonl.zst"])
 @pytest.mark.parametrize("batch_bytes", [1024, 50_000])
 def test_the_same_shards_as_a_plain_loop(tmp_path: Path, form: str, batch_bytes: int) -> None:
@@ -143,7 +143,7 @@ def test_records_of_csv(tmp_path: Path, delimiter: str) -> None:
     assert skipped.totals["bad_parts"] == 1
 
 
-@pytest.mark.promise(5)
+@pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("val_ratio", [None, Fraction(1, 4)])
 def test_every_layout(tmp_path: Path, layout: str, val_ratio: Fraction | None) -> None:
@@ -172,7 +172,7 @@ LONG_DOCUMENTS = [
 LIMITS = [(0, 5999), (6002, None), (5, 9000), (9001, 10_000_000)]
 
 
-@pytest.mark.promise(5)
+@pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize(
     ("form", "layout"),
     [
@@ -248,7 +248,7 @@ def test_damage_in_a_column_of_the_filter(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.promise(1)
+@pytest.mark.promise("kill -9 loses only the unfinished shard")
 @pytest.mark.parametrize("form", ["a.parquet", "a.jsonl"])
 def test_a_kill_at_every_file_operation(tmp_path: Path, form: str) -> None:
     """With filters of both kinds: nothing is lost, and the next run has the same bytes."""
@@ -269,6 +269,7 @@ def test_a_kill_at_every_file_operation(tmp_path: Path, form: str) -> None:
     assert tries > 20
 
 
+@pytest.mark.full
 def test_real_workers(tmp_path: Path) -> None:
     """Parquet, JSON lines and both limits by the real command; documents in doubt that are larger than all
     that may be in flight don't stop it."""

@@ -43,7 +43,7 @@ PIPES = ("stdin", "stdin jsonl", "stdin csv")
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.mark.promise(5)
+@pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize(
     ("engine", "workers"),
     [
@@ -84,6 +84,7 @@ def _with_batches(source: Source, batch_bytes: int) -> Source:
     return Source(source.files, {n: type(f)(changed) for n, f in source.formats.items()}, changed)
 
 
+@pytest.mark.full
 def test_real_text(tmp_path: Path) -> None:
     """Fifty documents of each file of the corpus: three shard sizes, every file as numpy.save writes it; one
     of them by the real command, the others in this process."""
@@ -93,7 +94,7 @@ def test_real_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.promise(5)
+@pytest.mark.promise("workers, batches, engine and executor change no byte")
 def test_the_whole_corpus(tmp_path: Path) -> None:
     """The same for all of it, in larger shards, by the real command."""
     check_command(runs.run_command, corpus_files(tmp_path), tmp_path, LARGE_SHARD_SIZES)
@@ -114,7 +115,7 @@ def check_command(run: Command, files: list[Path], scratch: Path, shard_sizes: l
         assert manifest["complete"]
 
 
-@pytest.mark.promise(5)
+@pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize("form", [*FILES, *PACKED_FILES, *PIPES])
 def test_the_same_documents_in_every_form(tmp_path: Path, form: str, soak: bool) -> None:
     """Parquet, JSON lines, text, CSV, compressed and through a pipe, with the real command (every day, for
@@ -146,7 +147,7 @@ def test_the_same_documents_in_every_form(tmp_path: Path, form: str, soak: bool)
     assert runs.shards_in(out) == reference.shard_files(reference.stream(documents), 9000)
 
 
-@pytest.mark.promise(5)
+@pytest.mark.promise("workers, batches, engine and executor change no byte")
 @settings(max_examples=40)
 @given(
     st.lists(st.one_of(st.none(), st.text(max_size=200)), max_size=30),
@@ -196,7 +197,8 @@ def test_max_tokens_ends_the_stream_exactly_there(tmp_path: Path, limit: int) ->
         assert manifest.tokens == len(whole)
 
 
-@pytest.mark.promise(5)
+@pytest.mark.full
+@pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize("shard_tokens", SMALL_SHARD_SIZES)
 def test_a_build_with_processes_and_one_without_leave_the_same_folder(
     tmp_path: Path, shard_tokens: int
@@ -234,6 +236,7 @@ def small_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[st
     return folder, documents
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch_bytes", [1024, 8000, 10**6])
 def test_small_files_share_a_batch_and_a_resume_ends_with_the_same_cursors(
     tmp_path: Path, small_files: tuple[Path, list[str]], batch_bytes: int

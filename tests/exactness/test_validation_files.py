@@ -74,6 +74,7 @@ def test_a_build_is_the_reference_resumed_or_not(
     assert verify_folder(FolderStore(out)).damages == []
 
 
+@pytest.mark.full(but=["3"])
 @pytest.mark.parametrize("workers", ["1", "3"])
 def test_the_command_with_real_workers(tmp_path: Path, data: Path, workers: str) -> None:
     """The same bytes, and the plan says which files are for validation."""

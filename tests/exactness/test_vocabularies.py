@@ -20,10 +20,10 @@ from vocabularies import PECULIAR, Tokenizer
 
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.tokenizers import tokenizer_json
-from fineweb_shards.tokenizers.gpt2 import load_gpt2_merges
 from fineweb_shards.tokenizers.patterns import PATTERNS
+from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.tokenizers.selftest import hostile_strings
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.tokenizers.vocabulary_files import load_gpt2_merges
 
 DOCUMENTS = [*make_documents(150, seed=14), *PECULIAR]
 SHARD_TOKENS = "7000"
@@ -55,7 +55,8 @@ def _number(path: Path) -> str:
     return path.stem[-6:]
 
 
-@pytest.mark.promise(33)
+@pytest.mark.full(but=["nanochat"])
+@pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_shards_are_the_references(tokenizer: Tokenizer, source: Path, tmp_path: Path, soak: bool) -> None:
     """The fastest engine, for some in several processes, killed in between, and the reference: the same
     tokens, document by document, as wide as the vocabulary needs."""
@@ -87,7 +88,7 @@ def test_shards_are_the_references(tokenizer: Tokenizer, source: Path, tmp_path:
     assert runs.shards_in(tmp_path / "fast") == before
 
 
-@pytest.mark.promise(33)
+@pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_hostile_strings_and_special_tokens_are_ordinary_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Whatever a document says, it is what the reference makes of it, and never EOT."""
     specials = ["</s>", "<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "<s>", "<|padding|>"]
@@ -101,7 +102,7 @@ def test_hostile_strings_and_special_tokens_are_ordinary_text(tokenizer: Tokeniz
     assert tokens.count(tokenizer.eot) == len(documents)
 
 
-@pytest.mark.promise(33)
+@pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_tokens_have_their_bytes(tokenizer: Tokenizer, source: Path, tmp_path: Path) -> None:
     """Where nothing normalizes a text, its tokens spell it; `inspect` shows it from the folder alone."""
     done = inline.run_command(
@@ -159,7 +160,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.promise(33)
+@pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 @pytest.mark.parametrize(
     ("flags", "code", "sentence"),
     [
@@ -236,7 +237,8 @@ def with_added(folder: Path, *tokens: dict[str, object], normalizer: object = No
     return path
 
 
-@pytest.mark.promise(33)
+@pytest.mark.full(but=["NFC"])
+@pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 @pytest.mark.parametrize(
     ("tokens", "normalizer", "documents"),
     [
@@ -290,6 +292,7 @@ def test_ids_that_its_own_library_changes_are_refused(
     assert (done.returncode, sentence in done.stderr) == (3, True), done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("deaths", "code"), [(1, 0), (2, 0), (9, 9)])
 def test_a_trial_that_is_killed_is_tried_again_and_then_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, code: int
@@ -319,6 +322,7 @@ def test_a_trial_that_is_killed_is_tried_again_and_then_the_reference(
         assert tokens_in(tmp_path / "out") == [256, *vocabularies._judge(path)("a document")]
 
 
+@pytest.mark.full
 def test_nothing_in_the_current_folder_is_imported(tmp_path: Path) -> None:
     """A `tokenizers.py` there is somebody's own."""
     tokenizer = vocabularies.nanochat(tmp_path)
@@ -342,7 +346,7 @@ def test_ids_that_a_layout_can_not_hold_are_refused(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.promise(6)
+@pytest.mark.promise("a changed source or setting is refused by name")
 def test_another_tokenizer_on_resume_is_refused(tmp_path: Path) -> None:
     """Other ranks, another pattern, another EOT: each is named; the same file elsewhere is no other."""
     path = write_jsonl(tmp_path / "a.jsonl", make_documents(60))
@@ -367,6 +371,7 @@ def test_another_tokenizer_on_resume_is_refused(tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "out") == expected
 
 
+@pytest.mark.full
 def test_export_keeps_the_vocabulary(tmp_path: Path) -> None:
     """Ids of four bytes in other layouts, which `inspect` can read there, too."""
     tokenizer = vocabularies.cl100k(tmp_path)

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import FAST_ENGINES, cuts, encoder, patterns
-from fineweb_shards.tokenizers.encoder import UnencodableError
-from fineweb_shards.tokenizers.passages import find_cuts
-from fineweb_shards.tokenizers.sample_check import SAMPLE_BYTES, _comparable
+from fineweb_shards.tokenizers.cuts import find_cuts
+from fineweb_shards.tokenizers.encoder import SAMPLE_BYTES, UnencodableError, _comparable
 
 # In both spellings: as the reference is given them, and as the fast engines are.
 PATTERNS = {

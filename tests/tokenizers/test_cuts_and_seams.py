@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import FAST_ENGINES, cuts, encoder
+from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.vocabulary import GPT2
 
 ALPHABET = [*"ab'strelvmd 9!\n\r\t-=", "  ", "你", "，", "é", "\u0301", "\u3000", "\x85", "\u180e"]
@@ -138,7 +138,7 @@ def test_a_run_of_line_ends_longer_than_several_passages(monkeypatch: pytest.Mon
 
 
 @pytest.mark.soak
-@pytest.mark.promise(10)
+@pytest.mark.promise("a tokenizer's exception loses no document")
 def test_a_run_of_line_ends_longer_than_tiktoken_can_do() -> None:
     """The same, beyond a million of them."""
     check_run_of_line_ends(200_001, 1_100_000)

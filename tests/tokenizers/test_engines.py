@@ -33,7 +33,7 @@ def encode_all(name: str, texts: list[str]) -> list[list[int]]:
     return [tokens.tolist() for tokens in runs.encoder(name).encode_documents(Texts.from_strings(texts))]
 
 
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 @pytest.mark.parametrize("name", NAMES)
 def test_engine_equals_the_reference(name: str) -> None:
     """On prose, other scripts and hostile documents."""
@@ -59,7 +59,7 @@ def test_every_code_point_in_context(name: str) -> None:
     assert encode_all(name, texts) == [reference.encode(text) for text in texts]
 
 
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 @pytest.mark.parametrize("name", FAST_ENGINES)
 def test_new_characters_are_what_tiktoken_takes_them_for(name: str) -> None:
     """Engines have newer tables of Unicode than tiktoken: U+0C5C is a letter to gigatoken, and to tiktoken it
@@ -77,7 +77,7 @@ def test_new_characters_are_what_tiktoken_takes_them_for(name: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 @pytest.mark.parametrize("name", FAST_ENGINES)
 def test_every_character_alone(name: str) -> None:
     """All 1,112,064 of them."""
@@ -87,7 +87,7 @@ def test_every_character_alone(name: str) -> None:
         assert encode_all(name, texts) == [reference.encode(text) for text in texts]
 
 
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 @pytest.mark.parametrize("name", NAMES)
 def test_lone_surrogates_become_what_tiktoken_makes_of_them(name: str) -> None:
     """A str from JSON may hold half a character; tiktoken replaces it."""
@@ -95,7 +95,8 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(name: str) -> None:
     assert encode_all(name, texts) == [reference.encode(text) for text in texts]
 
 
-@pytest.mark.promise(10)
+@pytest.mark.full(but=["gigatoken"])
+@pytest.mark.promise("a tokenizer's exception loses no document")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_million_spaces_before_a_letter(name: str) -> None:
     """tiktoken panics on these (tiktoken#400); we give the tokens it would have: for this text they are
@@ -106,7 +107,7 @@ def test_a_million_spaces_before_a_letter(name: str) -> None:
     assert encode_all(name, [text]) == [[*reference.encode(" ") * 1_099_999, *reference.encode(" x")]]
 
 
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 @pytest.mark.parametrize("name", NAMES)
 def test_eot_is_never_made_from_text(name: str) -> None:
     """A literal <|endoftext|> is ordinary text."""
@@ -141,7 +142,7 @@ class Panicking(Engine):
         raise PanicException("panicked")
 
 
-@pytest.mark.promise(26)
+@pytest.mark.promise("the vocabulary is GPT-2's, token for token")
 def test_the_self_test_expects_what_tiktoken_makes() -> None:
     """The hash that the self-test compares with is that of tiktoken's own tokens."""
     tokens = [np.array(reference.encode(text), np.uint32) for text in hostile_strings()]
@@ -189,7 +190,7 @@ def test_self_test_finds_a_wrong_engine() -> None:
 
 def test_sample_finds_a_wrong_engine_and_names_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     """A difference during the run stops it, naming file and document."""
-    monkeypatch.setattr("fineweb_shards.tokenizers.sample_check.SAMPLE_ONE_IN", 1)
+    monkeypatch.setattr("fineweb_shards.tokenizers.encoder.SAMPLE_ONE_IN", 1)
     encoder = Encoder(Wrong("q"), TiktokenEngine(), eot_first=True, seed=0)
     chunk = TextChunk(Texts.from_strings(["good", "a quick one"]), Cursor(0, 7), None)
     with pytest.raises(ExactnessError, match=r"document 2 of some\.parquet.*position 7.*a quick one"):
@@ -200,7 +201,7 @@ def test_sample_covers_documents_as_often_as_it_says() -> None:
     """Over many chunks one document in SAMPLE_ONE_IN is chosen, whatever the chunk's size."""
     import random
 
-    from fineweb_shards.tokenizers.sample_check import SAMPLE_ONE_IN, choose_documents
+    from fineweb_shards.tokenizers.encoder import SAMPLE_ONE_IN, choose_documents
 
     for size in (1, 300, 5000):
         chunks = 200_000 // size
@@ -210,7 +211,7 @@ def test_sample_covers_documents_as_often_as_it_says() -> None:
 
 def test_long_documents_are_sampled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long document a passage is compared, and the right engine passes."""
-    monkeypatch.setattr("fineweb_shards.tokenizers.sample_check.SAMPLE_ONE_IN", 1)
+    monkeypatch.setattr("fineweb_shards.tokenizers.encoder.SAMPLE_ONE_IN", 1)
     text = "Some prose with q in it. " * 4000
     chunk = TextChunk(Texts.from_strings([text]), Cursor(0, 0), None)
     runs.encoder("auto").encode(chunk, "right.txt")
@@ -218,7 +219,7 @@ def test_long_documents_are_sampled_too(monkeypatch: pytest.MonkeyPatch) -> None
         Encoder(Wrong("q"), TiktokenEngine(), eot_first=True, seed=0).encode(chunk, "wrong.txt")
 
 
-@pytest.mark.promise(10)
+@pytest.mark.promise("a tokenizer's exception loses no document")
 def test_what_an_engine_raises_on_is_told_apart() -> None:
     """Anything an engine raises, even a Rust panic, is one error that names the engine."""
     encoder = Encoder(Panicking(), TiktokenEngine(), eot_first=True, seed=0)

@@ -14,14 +14,14 @@ from promises import Tries
 
 from fineweb_shards.errors import ShardError, UsageError
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers import gigatoken_engine, gpt2, resolve_engine
+from fineweb_shards.tokenizers import gigatoken_engine, resolve_engine, vocabulary_files
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.vocabulary import Vocabulary
 
 
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 def test_a_new_tokenizer_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the cache is emptied, also in the middle of a chunk, the tokens are tiktoken's."""
     monkeypatch.setattr(gigatoken_engine, "_CACHE_BYTES", -1)
@@ -37,7 +37,7 @@ def test_a_new_tokenizer_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) 
     assert len(loads) > 1
 
 
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 def test_texts_of_one_call_do_not_touch(tries: Tries) -> None:
     """Whatever a text ends or begins with, it is encoded as if it were alone; also an empty one."""
     pieces = [" ", "  ", "\n", "\r\n", "\t", "a", "The", "'", "'s", "12", "é", "中", "🙂", "\u0091", "\u0092"]
@@ -61,7 +61,7 @@ def test_texts_of_one_call_do_not_touch(tries: Tries) -> None:
         assert [tokens.tolist() for tokens in found] == [reference.encode(text) for text in texts]
 
 
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 def test_a_text_with_the_border_in_it_gets_its_tokens() -> None:
     """Alone or among others, whole or in parts."""
     border = gigatoken_engine.BORDER
@@ -72,6 +72,7 @@ def test_a_text_with_the_border_in_it_gets_its_tokens() -> None:
         assert [tokens.tolist() for tokens in found] == [reference.encode(text) for text in texts]
 
 
+@pytest.mark.full
 def test_memory_stays_bounded_on_text_of_new_words() -> None:
     """100 MB of random words, which fill the cache fastest, leave no more than its bound behind."""
     code = """
@@ -111,10 +112,10 @@ print([name for name in ("awkward", "pandas", "tiktoken") if name in sys.modules
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.promise(26)
+@pytest.mark.promise("the vocabulary is GPT-2's, token for token")
 def test_damaged_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is checked before gigatoken reads it."""
-    monkeypatch.setattr(gpt2, "RANKS_FILE", "gpt2.splits")
+    monkeypatch.setattr(vocabulary_files, "RANKS_FILE", "gpt2.splits")
     with pytest.raises(ShardError, match="damaged"):
         GigatokenEngine()
 
@@ -137,7 +138,7 @@ def test_the_engine_for_what_another_can_not_encode() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 def test_the_whole_corpus(tmp_path: Path) -> None:
     """Every document of the corpus has tiktoken's tokens."""
     texts = read_texts(corpus_files(tmp_path))

@@ -11,14 +11,14 @@ import reference
 from promises import Tries
 
 from fineweb_shards.errors import ShardError
-from fineweb_shards.tokenizers.gpt2 import (
+from fineweb_shards.tokenizers.patterns import PATTERNS
+from fineweb_shards.tokenizers.tokenizer_json import ranks_to_json
+from fineweb_shards.tokenizers.vocabulary_files import (
     check_gpt2_ranks,
     load_gpt2_merges,
     load_gpt2_ranks,
     parse_splits,
 )
-from fineweb_shards.tokenizers.patterns import PATTERNS
-from fineweb_shards.tokenizers.tokenizer_json import ranks_to_json
 
 
 def token_bytes(ranks: dict[bytes, int]) -> list[bytes]:
@@ -50,14 +50,14 @@ def merge_until_two(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes
     return parts[0], parts[1]
 
 
-@pytest.mark.promise(26)
+@pytest.mark.promise("the vocabulary is GPT-2's, token for token")
 def test_every_token_round_trips() -> None:
     """All 50,256 ids have the bytes that tiktoken gives them."""
     found = token_bytes(load_gpt2_ranks())
     assert found == [reference.encoding().decode_single_token_bytes(i) for i in range(50256)]
 
 
-@pytest.mark.promise(26)
+@pytest.mark.promise("the vocabulary is GPT-2's, token for token")
 def test_one_flipped_byte_is_refused(tries: Tries) -> None:
     """Damaged ranks are refused with both hashes, wherever the damage is."""
     good = reference.RANKS.read_bytes()

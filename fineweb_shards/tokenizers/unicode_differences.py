@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# Letters, digits and marks of Unicode 17, which gigatoken knows and tiktoken does not; and behind the last of
+# Letters, digits and marks of Unicode 17, which gigatoken knows and tiktoken does not; and after the last of
 # them what is not assigned by then.
 _UNICODE_17 = (
     "88f c5c cdc 1acf-1add 1ae0-1aeb a7ce-a7cf a7d2 a7d4 a7f1 10940-10959 10ec5-10ec7 11db0-11ddb "
@@ -35,20 +35,19 @@ _ALIKE = (
 _ONE_IN = 61
 
 
-class Unsettled:
+class UnicodeDifferences:
     """The characters that are left to the reference: those that are new, and these."""
 
     def __init__(self, characters: str = "") -> None:
-        self._is_unsettled = _new_characters().copy()
-        self._is_unsettled[[ord(character) for character in characters]] = True
+        self._differs = _new_characters().copy()
+        self._differs[[ord(character) for character in characters]] = True
         self._leads = {*_GROWING_LEADS, *(character.encode()[0] for character in characters)}
 
     def is_in(self, data: bytes) -> bool:
         """Return whether one of the characters is in a text, given as UTF-8. Quick if none of them has a
         relative there: then only their first bytes are looked for."""
         return any(
-            data.find(lead) >= 0 and bool(self._is_unsettled[_points(data, lead)].any())
-            for lead in self._leads
+            data.find(lead) >= 0 and bool(self._differs[_points(data, lead)].any()) for lead in self._leads
         )
 
 
@@ -56,10 +55,10 @@ def _points(data: bytes, lead: int) -> NDArray[np.intp]:
     """Return the code points of all characters that begin with this byte."""
     array = np.frombuffer(data, np.uint8)
     further = 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
-    places = np.flatnonzero(array[: max(0, len(array) - further)] == lead)
-    points = np.full(len(places), lead & (0x3F >> further), np.intp)
+    positions = np.flatnonzero(array[: max(0, len(array) - further)] == lead)
+    points = np.full(len(positions), lead & (0x3F >> further), np.intp)
     for i in range(1, further + 1):
-        points = points << 6 | array[places + i] & 0x3F
+        points = points << 6 | array[positions + i] & 0x3F
     return np.minimum(points, _END - 1)  # which is no character
 
 
@@ -78,7 +77,7 @@ def _new_characters() -> NDArray[np.bool_]:
     return new
 
 
-def settled_characters() -> list[str]:
+def agreed_characters() -> list[str]:
     """Return the other characters, on which engines are compared; of large scripts, whose characters are all
     of a kind and have been for long, only some."""
     chosen = ~_new_characters()

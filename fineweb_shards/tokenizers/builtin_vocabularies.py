@@ -11,7 +11,7 @@ _END = "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
-class KnownRanks:
+class BuiltinVocabulary:
     """A published rank file."""
 
     pattern: str
@@ -27,9 +27,9 @@ def _reserved(first: int, last: int, number: int) -> dict[str, int]:
     return {f"<|reserved_special_token_{number + i}|>": first + i for i in range(last - first + 1)}
 
 
-KNOWN_RANKS = {
-    "gpt2": KnownRanks("gpt2", GPT2.sha256, {_END: GPT2.eot}),
-    "cl100k_base": KnownRanks(
+BUILTINS = {
+    "gpt2": BuiltinVocabulary("gpt2", GPT2.sha256, {_END: GPT2.eot}),
+    "cl100k_base": BuiltinVocabulary(
         "cl100k",
         "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
         {
@@ -41,13 +41,13 @@ KNOWN_RANKS = {
         },
         used_by="GPT-4",
     ),
-    "o200k_base": KnownRanks(
+    "o200k_base": BuiltinVocabulary(
         "o200k",
         "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
         {_END: 199999, "<|endofprompt|>": 200018},
         used_by="GPT-4o",
     ),
-    "llama3": KnownRanks(
+    "llama3": BuiltinVocabulary(
         "llama3",
         "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
         {
@@ -63,7 +63,7 @@ KNOWN_RANKS = {
         "meta-llama/Meta-Llama-3-8B",
         "original/tokenizer.model",
     ),
-    "qwen": KnownRanks(
+    "qwen": BuiltinVocabulary(
         "qwen",
         "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186",
         {_END: 151643, "<|im_start|>": 151644, "<|im_end|>": 151645},
@@ -73,6 +73,6 @@ KNOWN_RANKS = {
 }
 
 
-def find_known(sha256: str) -> tuple[str, KnownRanks] | None:
+def find_builtin(sha256: str) -> tuple[str, BuiltinVocabulary] | None:
     """Return name and facts of a rank file by its hash; None if it is not among the known ones."""
-    return next(((name, known) for name, known in KNOWN_RANKS.items() if known.sha256 == sha256), None)
+    return next(((name, known) for name, known in BUILTINS.items() if known.sha256 == sha256), None)
