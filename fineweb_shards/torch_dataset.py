@@ -3,7 +3,7 @@
     from torch.utils.data import DataLoader
     from fineweb_shards.torch_dataset import ShardDataset
 
-    dataset = ShardDataset("edu_fineweb10B", "train", batch_size=64, length=1024, seed=0)
+    dataset = ShardDataset("edu_fineweb10B", "train", batch_size=64, seq_len=1024, seed=0)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, pin_memory=True)
     for epoch in range(3):
         dataset.set_epoch(epoch)
@@ -32,6 +32,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from fineweb_shards.loader import ShardLoader
 from fineweb_shards.loader.rows import Shuffle
 from fineweb_shards.loader.shard_cache import DEFAULT_BYTES
+from fineweb_shards.loader.shard_loader import renamed_argument
 
 
 class Batch(NamedTuple):
@@ -52,7 +53,7 @@ default_collate_fn_map[Batch] = _refuse_to_collate
 
 
 class ShardDataset(IterableDataset):
-    """The batches of one rank. `rank` and `ranks` default to those of torch.distributed or torchrun."""
+    """The batches of one rank. `rank` and `world_size` default to those of torch.distributed or torchrun."""
 
     def __init__(
         self,
@@ -60,9 +61,9 @@ class ShardDataset(IterableDataset):
         split: str = "train",
         *,
         batch_size: int,
-        length: int,
+        seq_len: int | None = None,
         rank: int | None = None,
-        ranks: int | None = None,
+        world_size: int | None = None,
         seed: int | None = None,
         shuffle: Shuffle = "rows",
         align: Literal["document"] | None = None,
@@ -72,18 +73,23 @@ class ShardDataset(IterableDataset):
         patience_seconds: float = 600.0,
         cache_dir: str | Path | None = None,
         cache_bytes: int = DEFAULT_BYTES,
+        length: int | None = None,
+        ranks: int | None = None,
     ) -> None:
-        if (rank is None) != (ranks is None):
-            raise ValueError("name both rank and ranks, or neither")
-        if rank is None or ranks is None:
-            rank, ranks = _rank_of_this_process()
+        """`length` and `ranks` are the old names of `seq_len` and `world_size`."""
+        seq_len = renamed_argument("length", length, seq_len)
+        world_size = renamed_argument("ranks", ranks, world_size)
+        if (rank is None) != (world_size is None):
+            raise ValueError("pass both rank and world_size, or neither")
+        if rank is None or world_size is None:
+            rank, world_size = _rank_of_this_process()
         self._loader = ShardLoader(
             shards,
             split,
             batch_size=batch_size,
-            length=length,
+            seq_len=seq_len,
             rank=rank,
-            ranks=ranks,
+            world_size=world_size,
             seed=seed,
             shuffle=shuffle,
             align=align,
@@ -143,7 +149,7 @@ class ShardDataset(IterableDataset):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next pass where `state` was saved; ValueError if it was saved with other shards, settings
-        or workers. Another number of ranks is accepted as by ShardLoader."""
+        or workers. Another world_size is accepted as by ShardLoader."""
         here = dict(zip(("worker", "workers"), _worker(), strict=True))
         saved = {name: state.get(name) for name in here}
         if saved != here:

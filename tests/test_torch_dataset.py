@@ -39,8 +39,10 @@ def test_two_ranks_and_two_workers_see_every_window_once(
     """No batch twice, none lost, in the order of a ShardLoader; persistent workers hear of the next epoch."""
     seen: list[int] = []
     for rank in range(2):
-        dataset = ShardDataset(folder, batch_size=2, length=16, rank=rank, ranks=2, seed=seed)
-        plain = ShardLoader(folder, batch_size=2, length=16, rank=rank, ranks=2, seed=seed, framework="numpy")
+        dataset = ShardDataset(folder, batch_size=2, seq_len=16, rank=rank, world_size=2, seed=seed)
+        plain = ShardLoader(
+            folder, batch_size=2, seq_len=16, rank=rank, world_size=2, seed=seed, framework="numpy"
+        )
         loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
         assert len(loader) == len(plain)
         for epoch in range(2):
@@ -52,7 +54,7 @@ def test_two_ranks_and_two_workers_see_every_window_once(
             if epoch == 0:
                 seen += [int(row[0]) for x in batches for row in x]
         dataset.set_epoch(1, 10)
-        follow = ShardLoader(folder, batch_size=2, length=16, rank=rank, ranks=2, seed=seed)
+        follow = ShardLoader(folder, batch_size=2, seq_len=16, rank=rank, world_size=2, seed=seed)
         assert [x.tolist() for x, _ in loader] == [x.tolist() for x, _ in follow.epoch_batches(1, 10)]
     assert len(set(seen)) == len(seen) == 2 * 2 * len(plain)
 
@@ -61,12 +63,12 @@ def test_a_rank_is_that_of_torchrun(folder: Path, monkeypatch: pytest.MonkeyPatc
     """Nobody has to remember it; half of it is refused."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    x, _ = next(iter(ShardDataset(folder, batch_size=2, length=16)))
+    x, _ = next(iter(ShardDataset(folder, batch_size=2, seq_len=16)))
     assert int(x[0, 0]) == 32
-    with pytest.raises(ValueError, match="both rank and ranks"):
-        ShardDataset(folder, batch_size=2, length=16, rank=0)
+    with pytest.raises(ValueError, match="both rank and world_size"):
+        ShardDataset(folder, batch_size=2, seq_len=16, rank=0)
     with pytest.raises(ValueError, match="an epoch has"):
-        ShardDataset(folder, batch_size=2, length=16).set_epoch(0, 10**6)
+        ShardDataset(folder, batch_size=2, seq_len=16).set_epoch(0, 10**6)
 
 
 @pytest.mark.parametrize("settings", [{"align": "document"}, {"seed": 3, "shuffle": "documents"}])
@@ -76,9 +78,9 @@ def test_documents_come_in_the_same_order_from_workers(
     """As from a ShardLoader, also when a pass begins in the middle."""
     for path in folder.iterdir():
         np.save(tmp_path / path.name, np.load(path) % 41)
-    words: dict[str, Any] = {"batch_size": 2, "length": 16, "eot": 40, **settings}
-    dataset = ShardDataset(tmp_path, rank=1, ranks=2, **words)
-    plain = ShardLoader(tmp_path, rank=1, ranks=2, **words)
+    words: dict[str, Any] = {"batch_size": 2, "seq_len": 16, "eot": 40, **settings}
+    dataset = ShardDataset(tmp_path, rank=1, world_size=2, **words)
+    plain = ShardLoader(tmp_path, rank=1, world_size=2, **words)
     loader = DataLoader(dataset, batch_size=None, num_workers=2)
     for epoch, start in [(0, 0), (1, 3)]:
         dataset.set_epoch(epoch, start)
@@ -92,9 +94,9 @@ def test_workers_follow_a_build(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", ["some words " * 300] * 30)
     runs.build_inline(tmp_path / "out", path, shard_tokens=2000)
     complete = (tmp_path / "out" / "manifest.json").read_text()
-    expected = ShardLoader(tmp_path / "out", batch_size=2, length=16, framework="numpy")
+    expected = ShardLoader(tmp_path / "out", batch_size=2, seq_len=16, framework="numpy")
     runs.forget_after(tmp_path / "out", 3)
-    dataset = ShardDataset(tmp_path / "out", batch_size=2, length=16, follow=True)
+    dataset = ShardDataset(tmp_path / "out", batch_size=2, seq_len=16, follow=True)
     with pytest.raises(TypeError, match="not known"):
         len(dataset)
     found = []
@@ -108,7 +110,7 @@ def test_workers_follow_a_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_not_stacked(folder: Path, workers: int) -> None:
     """A DataLoader with a batch_size of its own is refused, with the line that works."""
-    dataset = ShardDataset(folder, batch_size=2, length=16)
+    dataset = ShardDataset(folder, batch_size=2, seq_len=16)
     with pytest.raises(TypeError, match=r"DataLoader\(dataset, batch_size=None\)"):
         next(iter(DataLoader(dataset, batch_size=8, num_workers=workers)))
     x, _ = next(iter(DataLoader(dataset, batch_size=None, num_workers=workers)))
@@ -123,11 +125,11 @@ def test_a_stateful_data_loader_resumes(folder: Path, workers: int, taken: int) 
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
     def make() -> tuple[ShardDataset, Any]:
-        dataset = ShardDataset(folder, batch_size=2, length=16, seed=3)
+        dataset = ShardDataset(folder, batch_size=2, seq_len=16, seed=3)
         dataset.set_epoch(1)
         return dataset, stateful(dataset, batch_size=None, num_workers=workers)
 
-    plain = ShardLoader(folder, batch_size=2, length=16, seed=3, framework="numpy")
+    plain = ShardLoader(folder, batch_size=2, seq_len=16, seed=3, framework="numpy")
     expected = [[x.tolist() for x, _ in plain.epoch_batches(epoch)] for epoch in (1, 2)]
     _, loader = make()
     batches = iter(loader)
@@ -143,14 +145,14 @@ def test_a_stateful_data_loader_resumes(folder: Path, workers: int, taken: int) 
 
 def test_a_state_is_a_place_and_reads_nothing_again(folder: Path) -> None:
     """Without it torchdata would read and drop what was taken; a state of other workers is refused."""
-    first, second = (ShardDataset(folder, batch_size=2, length=16, seed=3) for _ in range(2))
+    first, second = (ShardDataset(folder, batch_size=2, seq_len=16, seed=3) for _ in range(2))
     first.set_epoch(1)
     batches = iter(first)
     taken = [next(batches)[0].tolist() for _ in range(4)]
     state = first.state_dict()
     assert (state["epoch"], state["batch"]) == (1, 4)
     second.load_state_dict(state)
-    plain = ShardLoader(folder, batch_size=2, length=16, seed=3, framework="numpy")
+    plain = ShardLoader(folder, batch_size=2, seq_len=16, seed=3, framework="numpy")
     assert len(second) == len(plain) - 4
     rest = [x.tolist() for x, _ in DataLoader(second, batch_size=None, num_workers=2)]
     assert taken + rest == [x.tolist() for x, _ in plain.epoch_batches(1)]

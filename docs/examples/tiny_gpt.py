@@ -35,7 +35,7 @@ class TinyGPT(nn.Module):
 
 
 torch.manual_seed(0)
-loader = ShardLoader("out/demo", "train", batch_size=4, length=32, seed=0)
+loader = ShardLoader("out/demo", "train", batch_size=4, seq_len=32, seed=0)
 model = TinyGPT()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 losses = []

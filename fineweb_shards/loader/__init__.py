@@ -2,7 +2,7 @@
 
     from fineweb_shards.loader import ShardLoader
 
-    loader = ShardLoader("edu_fineweb10B", "train", batch_size=64, length=1024, rank=0, ranks=8)
+    loader = ShardLoader("edu_fineweb10B", "train", batch_size=64, seq_len=1024, rank=0, world_size=8)
     x, y = loader.next_batch()            # (64, 1024) each; y is x shifted by one token
     checkpoint["loader"] = loader.state_dict()
 

@@ -16,8 +16,7 @@ from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.loader.bucket_pieces import pieces_of, token_file
 from fineweb_shards.loader.shard_cache import ShardCache
 from fineweb_shards.loader.shards import Shard, divide, with_eot
-from fineweb_shards.reading.token_file import TokenFile
-from fineweb_shards.reading.token_folder import TokenFolder
+from fineweb_shards.reading.token_file import TokenFile, TokenFolder
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import parse_manifest
 from fineweb_shards.system.retry import Clock
@@ -113,7 +112,7 @@ class FollowedShards:
         for record in manifest.shards:
             file = token_file(self._folder, shard_format, record.name, record.offset, record.tokens)
             pieces = pieces_of(self._folder, [record], self._cache) if self._folder.store.is_remote else None
-            # Documents that are chosen one by one make two streams; else training goes on from validation.
+            # Documents that are chosen one by one make two streams; else training continues validation.
             stream = record.split if by_document else ""
             if self._split in record.name:
                 before = None if eot_first else last.get(stream)
@@ -133,6 +132,6 @@ class FollowedShards:
         return InputError(
             f"{self._folder}: the build that is followed here has stopped before its end, with {finished} of "
             f"{self._split!r}, and nobody has resumed it for {waited}.",
-            f"`fineweb-shards status {shlex.quote(str(self._folder))}` says why. Run the build again and go "
-            "on from your checkpoint, or train on what is finished with follow=False.",
+            f"`fineweb-shards status {shlex.quote(str(self._folder))}` says why. Rerun the build and "
+            "resume from your checkpoint, or train on what is finished with follow=False.",
         )

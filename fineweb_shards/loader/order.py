@@ -1,12 +1,22 @@
-"""Define what an order of batches is."""
+"""Which tokens are in which batch: in the order of build-nanogpt's DataLoaderLite, where each rank goes
+through all shards as they come, or in rows, of which the ranks take a batch each in turn.
+"""
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from bisect import bisect_right
+from collections.abc import Callable, Hashable
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fineweb_shards.loader.rows import RowRule, ShardRows
+from fineweb_shards.loader.shards import Shards
+from fineweb_shards.reading.document_starts import TokenSequence
+from fineweb_shards.types import Tokens
 
 Rows = NDArray[np.int64]
 
@@ -14,12 +24,12 @@ Rows = NDArray[np.int64]
 class Order(ABC):
     """Which tokens are in which batch of which epoch, for one rank.
 
-    It is a function of the shards and the settings alone. Shards that a build adds come behind the others, so
+    It is a function of the shards and the settings alone. Shards that a build adds come after the others, so
     that all ranks, and all workers of a DataLoader, have the same order whenever they see a new one.
     """
 
-    # Whether the rows of all ranks together depend on ranks x batch_size only, not on each of the two.
-    any_ranks: ClassVar[bool] = False
+    # Whether the rows of all ranks together depend on world_size x batch_size only, not on each of the two.
+    any_world_size: ClassVar[bool] = False
 
     @abstractmethod
     def has(self, epoch: int, number: int) -> bool:
@@ -32,3 +42,171 @@ class Order(ABC):
     @abstractmethod
     def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
         """Return inputs and targets of a batch, for which `has` was true."""
+
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Latest(Generic[Key, Value]):
+    """The last two values that `make` has made: a batch is rarely from more shards. A pickle has none."""
+
+    def __init__(self, make: Callable[[Key], Value]) -> None:
+        self._make = make
+        self._kept: dict[Key, Value] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_make": self._make, "_kept": {}}  # a mapped shard would be pickled with all its tokens
+
+    def __getitem__(self, key: Key) -> Value:
+        if key not in self._kept:
+            if len(self._kept) > 1:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = self._make(key)
+        return self._kept[key]
+
+
+class SequentialOrder(Order):
+    """Batches of `size` tokens that follow each other, the ranks side by side; the same in every epoch."""
+
+    def __init__(self, shards: Shards, size: int, rank: int, world_size: int) -> None:
+        self._shards = shards
+        self._size, self._rank, self._world_size = size, rank, world_size
+        self._ends: list[int] = []  # of this rank's batches in each shard, as far as they were counted
+        # The last rank has the fewest. All stop there: with different numbers, ranks would wait for each
+        # other for ever.
+        self._batches = 0
+        self._tokens = Latest(self._map)
+
+    def has(self, epoch: int, number: int) -> bool:
+        while number >= self._batches and self._shards.has(len(self._ends)):
+            tokens = self._shards.known[len(self._ends)].tokens
+            before = self._ends[-1] if self._ends else 0
+            self._ends.append(before + self._count_batches(tokens, self._rank))
+            self._batches += self._count_batches(tokens, self._world_size - 1)
+        return number < self._batches
+
+    def count(self, epoch: int) -> int:
+        self.has(epoch, sys.maxsize)
+        return self._batches
+
+    def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
+        shard = bisect_right(self._ends, number)
+        step = number - (self._ends[shard - 1] if shard else 0)
+        begin = self._size * (step * self._world_size + self._rank)
+        tokens = self._tokens[shard][begin : begin + self._size + 1].astype(np.int64)
+        return tokens[:-1], tokens[1:].copy()  # a copy: changing the targets must not change the inputs
+
+    def _count_batches(self, tokens: int, rank: int) -> int:
+        """Count the batches that DataLoaderLite takes from a shard: one without a check, and more as long as
+        another step of all ranks fits after the last."""
+        if tokens < self._size * (rank + 1) + 1:
+            return 0
+        return max(1, (tokens - 1 - self._size * rank) // (self._size * self._world_size))
+
+    def _map(self, shard: int) -> TokenSequence:
+        known = self._shards.known
+        tokens = known[shard].map()
+        if shard + 1 < len(known):
+            known[shard + 1].fetch_ahead()
+        return tokens
+
+
+class RowOrder(Order):
+    """All rows of all shards. With a seed, shards and what is in them are shuffled for every epoch.
+
+    `grows` says that a build may add shards in the first epoch: it then takes them as they come, and also if
+    they are all there, because the order must not depend on the time.
+    """
+
+    any_world_size = True
+
+    def __init__(
+        self,
+        shards: Shards,
+        rule: RowRule,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        *,
+        seed: int | None,
+        grows: bool,
+    ) -> None:
+        self._shards = shards
+        self._rule = rule
+        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
+        self._seed, self._grows = seed, grows
+        self._rows = Latest(self._cut)
+        self._start(0)
+
+    def has(self, epoch: int, number: int) -> bool:
+        if epoch != self._epoch:
+            self._start(epoch)
+        needed = (number + 1) * self._world_size * self._batch_size
+        while needed > self._counted and self._has_turn(len(self._ends)):
+            self._ends.append(self._counted + self._count_rows(len(self._ends)))
+        return needed <= self._counted
+
+    def count(self, epoch: int) -> int:
+        self.has(epoch, sys.maxsize)
+        return self._counted // (self._world_size * self._batch_size)
+
+    def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
+        first = (number * self._world_size + self._rank) * self._batch_size
+        rows = [self._row(place) for place in range(first, first + self._batch_size)]
+        tokens = np.stack(rows).astype(np.int64)
+        return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+    @property
+    def _counted(self) -> int:
+        """The number of rows in the shards that were counted."""
+        return self._ends[-1] if self._ends else 0
+
+    def _start(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._ends: list[int] = []  # of the rows of each shard, in the order of the epoch
+        self._turns: list[int] | None = None  # the shards in that order; None: as they come
+
+    def _has_turn(self, turn: int) -> bool:
+        """Return whether the epoch has another shard."""
+        if self._epoch == 0 and self._grows:
+            return self._shards.has(turn)
+        if self._turns is None:
+            self._turns = self._shuffle_shards()
+        return turn < len(self._turns)
+
+    def _shuffle_shards(self) -> list[int]:
+        while self._shards.has(len(self._shards.known)):  # a build must be complete before the second epoch
+            pass
+        shards = len(self._shards.known)
+        if self._seed is None:
+            return [*range(shards)]
+        order: list[int] = np.random.default_rng([self._seed, self._epoch]).permutation(shards).tolist()
+        return order
+
+    def _count_rows(self, turn: int) -> int:
+        shard = self._shard(turn)
+        if self._rule.aligned:
+            return len(self._rows[self._epoch, shard])
+        return self._rule.count_unaligned(self._shards.known[shard].tokens)
+
+    def _row(self, place: int) -> Tokens:
+        """Return the row at this place of the epoch."""
+        turn = bisect_right(self._ends, place)
+        return self._rows[self._epoch, self._shard(turn)][place - (self._ends[turn - 1] if turn else 0)]
+
+    def _shard(self, turn: int) -> int:
+        return turn if self._turns is None else self._turns[turn]
+
+    def _cut(self, key: tuple[int, int]) -> ShardRows:
+        epoch, shard = key
+        self._fetch_after(shard)
+        generator = np.random.default_rng([self._seed or 0, epoch, shard])
+        return self._rule.cut(self._shards.known[shard], generator)
+
+    def _fetch_after(self, shard: int) -> None:
+        """Begin to fetch the shard that comes after this one in the epoch."""
+        turn = 1 + (shard if self._turns is None else self._turns.index(shard))
+        known = self._shards.known
+        if turn < (len(known) if self._turns is None else len(self._turns)):
+            known[self._shard(turn)].fetch_ahead()

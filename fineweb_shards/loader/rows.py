@@ -1,10 +1,10 @@
 """Cut a shard into rows: where each begins, and which tokens are in it.
 
-A row is `length` tokens and the one that follows them, the last target. Rows come from one shard; what is
+A row is `seq_len` tokens and the one that follows them, the last target. Rows come from one shard; what is
 left at its end is too short for one.
 
 Aligned rows begin at a document and are filled with those that follow. The next row begins at the first
-document behind it: what is left of a document that was cut is skipped, as in modded-nanogpt, because no row
+document after it: what is left of a document that was cut is skipped, as in modded-nanogpt, because no row
 could begin with it.
 """
 
@@ -26,24 +26,24 @@ Shuffle = Literal["rows", "documents"]
 class RowRule:
     """How a shard is cut into rows, and what of it is shuffled."""
 
-    length: int
+    seq_len: int
     aligned: bool
     shuffle: Shuffle | None  # None: nothing
 
     def count_unaligned(self, tokens: int) -> int:
         """Return how many rows that many tokens have, which no shuffling changes unless rows are aligned."""
-        return max(0, tokens - 1) // self.length
+        return max(0, tokens - 1) // self.seq_len
 
     def cut(self, shard: Shard, generator: np.random.Generator) -> ShardRows:
         """Cut a shard; `generator` decides about the order."""
         stream, borders = self._arrange(shard, generator)
         if self.aligned:
-            begins = align_rows(borders, len(stream), self.length)
+            begins = align_rows(borders, len(stream), self.seq_len)
         else:
-            begins = np.arange(self.count_unaligned(len(stream)), dtype=np.int64) * self.length
+            begins = np.arange(self.count_unaligned(len(stream)), dtype=np.int64) * self.seq_len
         if self.shuffle == "rows":
             begins = begins[generator.permutation(len(begins))]
-        return ShardRows(stream, begins, self.length)
+        return ShardRows(stream, begins, self.seq_len)
 
     def _arrange(self, shard: Shard, generator: np.random.Generator) -> tuple[Stream, Places]:
         """Return the shard's tokens in the order in which they are cut, and where documents begin in it."""
@@ -86,23 +86,23 @@ class Stream:
 class ShardRows:
     """The rows of one shard, in the order of one epoch."""
 
-    def __init__(self, stream: Stream, begins: Places, length: int) -> None:
-        self._stream, self._begins, self._length = stream, begins, length
+    def __init__(self, stream: Stream, begins: Places, seq_len: int) -> None:
+        self._stream, self._begins, self._seq_len = stream, begins, seq_len
 
     def __len__(self) -> int:
         return len(self._begins)
 
     def __getitem__(self, number: int) -> Tokens:
         begin = int(self._begins[number])
-        return self._stream.read(begin, begin + self._length + 1)
+        return self._stream.read(begin, begin + self._seq_len + 1)
 
 
-def align_rows(borders: Places, tokens: int, length: int) -> Places:
+def align_rows(borders: Places, tokens: int, seq_len: int) -> Places:
     """Return where aligned rows begin, given where documents do."""
-    following = borders.searchsorted(borders + length)  # for each document, the first one behind its row
+    following = borders.searchsorted(borders + seq_len)  # for each document, the first one after its row
     begins = []
     place = 0
-    while place < len(borders) and (begin := int(borders[place])) + length < tokens:
+    while place < len(borders) and (begin := int(borders[place])) + seq_len < tokens:
         begins.append(begin)
         place = int(following[place])
     return np.array(begins, np.int64)

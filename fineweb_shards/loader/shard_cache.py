@@ -40,7 +40,7 @@ _PART_SUFFIX = ".part"
 # What `_path` and `_download` name, and nothing else: the folder is the user's, and may hold other files.
 _PIECE_NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
 _PART_NAME = re.compile(rf"[0-9a-f]{{64}}\.[0-9a-f]{{8}}{re.escape(_PART_SUFFIX)}")
-_LOCKS = 64  # a lock is for all pieces with the same remainder: so that no piece leaves a lock file behind
+_LOCKS = 64  # a lock is for all pieces with the same remainder: so that no piece leaves a lock file
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,8 @@ class ShardCache:
 
     def _make_room(self, left_bytes: int) -> None:
         """Delete pieces that nobody reads, those that were used longest ago first, until the rest has at most
-        so many bytes; and what was left of downloads that were interrupted. Files of others are left alone,
-        and do not count."""
+        `left_bytes` bytes; and what is left of interrupted downloads. Files of others are left alone, and do
+        not count."""
         found = []
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another process deletes, too

@@ -4,7 +4,7 @@ What the order is:
 
 - without a seed, that of build-nanogpt's DataLoaderLite, on every rank; a shard that is too short for it,
   where DataLoaderLite crashes, is skipped;
-- with `align="document"`, rows (of `length` tokens) that begin at a document, in the order of the files;
+- with `align="document"`, rows (of `seq_len` tokens) that begin at a document, in the order of the files;
 - with a seed, shards are shuffled, and the rows of each of them; with `shuffle="documents"` the documents of
   each shard, which are then cut into rows.
 
@@ -24,23 +24,23 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.loader.followed_shards import FollowedShards
-from fineweb_shards.loader.order import Order
-from fineweb_shards.loader.row_order import RowOrder
+from fineweb_shards.loader.order import Order, RowOrder, SequentialOrder
 from fineweb_shards.loader.rows import RowRule, Shuffle
-from fineweb_shards.loader.sequential_order import SequentialOrder
 from fineweb_shards.loader.shard_cache import DEFAULT_BYTES, ShardCache
 from fineweb_shards.loader.shards import Shards, open_folder, open_shards
-from fineweb_shards.reading.token_file import DTYPES
-from fineweb_shards.reading.token_folder import split_location
+from fineweb_shards.reading.token_file import DTYPES, split_location
 
 # What a state that was saved before there were these settings has for them.
 _DEFAULTS: dict[str, Any] = {"align": None, "shuffle": "rows", "follow": False, "eot": None}
+# What settings were called in earlier versions, whose states are still read.
+_OLD_NAMES = {"length": "seq_len", "ranks": "world_size"}
 
 
 class ShardLoader:
@@ -52,9 +52,9 @@ class ShardLoader:
         split: str = "train",
         *,
         batch_size: int,
-        length: int,
+        seq_len: int | None = None,
         rank: int = 0,
-        ranks: int = 1,
+        world_size: int | None = None,
         seed: int | None = None,
         shuffle: Shuffle = "rows",
         align: Literal["document"] | None = None,
@@ -65,6 +65,8 @@ class ShardLoader:
         cache_dir: str | Path | None = None,
         cache_bytes: int = DEFAULT_BYTES,
         framework: Literal["auto", "numpy", "torch"] = "auto",
+        length: int | None = None,
+        ranks: int | None = None,
     ) -> None:
         """Open the shards: all files with `split` in their name if `shards` is a folder, else these files.
 
@@ -81,9 +83,18 @@ class ShardLoader:
         `cache_dir` (by default in the user's cache folder) when its turn comes, the next one ahead of time,
         and checked. Of what is not being read, up to `cache_bytes` in all are kept there. Processes may share
         it. All of a shard that is shuffled has to fit.
+
+        `length` and `ranks` are the old names of `seq_len` and `world_size`.
         """
-        if min(batch_size, length, ranks) < 1 or not 0 <= rank < ranks:
-            raise ValueError("batch_size, length and ranks must be at least 1, and rank below ranks")
+        seq_len = renamed_argument("length", length, seq_len)
+        world_size = renamed_argument("ranks", ranks, world_size)
+        world_size = 1 if world_size is None else world_size
+        if seq_len is None:
+            raise TypeError("seq_len is missing: how many tokens a row has")
+        if min(batch_size, seq_len, world_size) < 1 or not 0 <= rank < world_size:
+            raise ValueError(
+                "batch_size, seq_len and world_size must be at least 1, and rank below world_size"
+            )
         if align not in (None, "document") or shuffle not in ("rows", "documents"):
             raise ValueError('align must be None or "document", and shuffle "rows" or "documents"')
         if dtype is not None and dtype not in DTYPES:
@@ -92,15 +103,15 @@ class ShardLoader:
             raise ValueError('shuffle="documents" needs a seed')
         self._settings: dict[str, Any] = {
             "batch_size": batch_size,
-            "length": length,
-            "ranks": ranks,
+            "seq_len": seq_len,
+            "world_size": world_size,
             "seed": seed,
             "shuffle": shuffle,
             "align": align,
             "eot": eot,
             "follow": follow,
         }
-        self._shape = (batch_size, length)
+        self._shape = (batch_size, seq_len)
         self._torch = framework == "torch" or (
             framework == "auto" and bool(importlib.util.find_spec("torch"))
         )
@@ -130,10 +141,10 @@ class ShardLoader:
             self._check_fits(cache_bytes)
         self._order: Order
         if align is None and seed is None:
-            self._order = SequentialOrder(self._shards, batch_size * length, rank, ranks)
+            self._order = SequentialOrder(self._shards, batch_size * seq_len, rank, world_size)
         else:
-            rule = RowRule(length, align is not None, None if seed is None else shuffle)
-            self._order = RowOrder(self._shards, rule, batch_size, rank, ranks, seed=seed, grows=follow)
+            rule = RowRule(seq_len, align is not None, None if seed is None else shuffle)
+            self._order = RowOrder(self._shards, rule, batch_size, rank, world_size, seed=seed, grows=follow)
         self._epoch, self._number = 0, 0  # of the next batch
         if not follow:
             self._check_not_empty(0)
@@ -166,7 +177,7 @@ class ShardLoader:
             yield self.next_batch()
 
     def next_batch(self) -> tuple[Any, Any]:
-        """Return the next inputs and targets, int64, `batch_size` x `length` each.
+        """Return the next inputs and targets, int64, `batch_size` x `seq_len` each.
 
         After the last batch of an epoch comes the first of the next. In several workers of a torch DataLoader
         this is an error, because each would give the same batches: `ShardDataset` divides them.
@@ -209,7 +220,7 @@ class ShardLoader:
         return torch.from_numpy(x), torch.from_numpy(y)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, for a checkpoint. All ranks can go on from it after equally many steps."""
+        """Return the position, for a checkpoint. All ranks can resume from it after equally many steps."""
         shards = len(self._shards.known)
         return {
             "epoch": self._epoch,
@@ -222,17 +233,18 @@ class ShardLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved position; ValueError if it was saved with other shards or settings.
 
-        With a seed or `align`, another number of ranks is accepted if ranks x batch_size is the same: a step
+        With a seed or `align`, another world_size is accepted if world_size x batch_size is the same: a step
         of all ranks then has the same rows.
         """
+        state = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
         known = len(self._shards.known)
         # A build that is followed may have made more shards since, or this rank has not looked yet.
         shards = int(state.get("shard_count", known)) if self._settings["follow"] else known
         there = not shards or self._shards.has(shards - 1)
         here = {**self._settings, "shards": self._digest(shards) if there else "fewer"}
-        total = int(state.get("ranks", 0)) * int(state.get("batch_size", 0))
-        if self._order.any_ranks and total == here["ranks"] * here["batch_size"]:
-            del here["ranks"], here["batch_size"]
+        total = int(state.get("world_size", 0)) * int(state.get("batch_size", 0))
+        if self._order.any_world_size and total == here["world_size"] * here["batch_size"]:
+            del here["world_size"], here["batch_size"]
         for name, value in here.items():
             saved = state.get(name, _DEFAULTS.get(name))
             if saved != value:
@@ -261,12 +273,23 @@ class ShardLoader:
     def _check_not_empty(self, epoch: int) -> None:
         """Raise InputError for an epoch without any batch, instead of looking for one for ever."""
         if not self._order.has(epoch, 0):
-            batch_size, length = self._shape
+            batch_size, seq_len = self._shape
             raise InputError(
-                f"{self._name}: no shard holds a batch of {batch_size} x {length} tokens for each of "
-                f"{self._settings['ranks']} ranks.",
-                "Choose a smaller batch_size or length.",
+                f"{self._name}: no shard holds a batch of {batch_size} x {seq_len} tokens for each of "
+                f"{self._settings['world_size']} ranks.",
+                "Choose a smaller batch_size or seq_len.",
             )
+
+
+def renamed_argument(old_name: str, old: int | None, new: int | None) -> int | None:
+    """Return an argument of the caller that has a new name; with a warning if it came by the old one."""
+    if old is None:
+        return new
+    new_name = _OLD_NAMES[old_name]
+    if new is not None:
+        raise TypeError(f"{old_name} is the old name of {new_name}: pass {new_name} alone")
+    warnings.warn(f"{old_name} is deprecated: pass {new_name}", DeprecationWarning, stacklevel=3)
+    return old
 
 
 def _torch_worker() -> tuple[int, int]:

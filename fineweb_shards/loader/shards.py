@@ -19,12 +19,14 @@ from fineweb_shards.reading.document_starts import (
 )
 from fineweb_shards.reading.token_file import (
     TokenFile,
+    TokenFolder,
     has_eot_first,
+    is_address,
     open_files_in,
+    split_location,
     token_names,
     vocabulary_beside,
 )
-from fineweb_shards.reading.token_folder import TokenFolder, is_address, split_location
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.types import Dtype, Places
 from fineweb_shards.vocabulary import GPT2, Vocabulary
@@ -74,7 +76,7 @@ class Shard:
         )
 
     def parts(self, most_tokens: int) -> Iterator[Shard]:
-        """Yield the shard in parts of at most so many tokens."""
+        """Yield the shard in parts of at most `most_tokens` tokens."""
         before, width_bytes = self.before, self.file.dtype.itemsize
         for begin in range(0, max(1, self.tokens), most_tokens):
             part = replace(

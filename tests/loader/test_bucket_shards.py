@@ -56,9 +56,9 @@ def loader_of(shards: Any, cache_dir: Path, rank: int = 0, ranks: int = 1, **set
     return ShardLoader(
         shards,
         batch_size=BATCH,
-        length=LENGTH,
+        seq_len=LENGTH,
         rank=rank,
-        ranks=ranks,
+        world_size=ranks,
         framework="numpy",
         cache_dir=cache_dir,
         **settings,
@@ -239,7 +239,7 @@ from fineweb_shards.loader import ShardLoader
 url, cache = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()
-loader = ShardLoader(url, batch_size=2, length=80, framework="numpy", cache_dir=cache, cache_bytes=8000)
+loader = ShardLoader(url, batch_size=2, seq_len=80, framework="numpy", cache_dir=cache, cache_bytes=8000)
 for x, y in loader.epoch_batches(0):
     print(int(x.sum()), int(y.sum()), flush=True)
 """

@@ -39,9 +39,9 @@ class Case:
     shards: list[Ids]
     eot_first: bool
     width_bytes: int
-    length: int
+    seq_len: int
     batch_size: int
-    ranks: int
+    world_size: int
     most_tokens: int  # larger files count as several shards
 
     def parts(self) -> list[Ids]:
@@ -55,7 +55,7 @@ class Case:
     def rows(self, settings: dict[str, Any], epoch: int) -> list[Ids]:
         return loader_reference.epoch_rows(
             self.parts(),
-            self.length,
+            self.seq_len,
             eot=EOT,
             eot_first=self.eot_first,
             aligned="align" in settings,
@@ -79,9 +79,9 @@ def cases(draw: st.DrawFn) -> Case:
         shards=[piece for piece in pieces if piece],
         eot_first=eot_first,
         width_bytes=draw(st.sampled_from([2, 4])) if eot_first else 2,
-        length=draw(st.integers(1, 12)),
+        seq_len=draw(st.integers(1, 12)),
         batch_size=draw(st.integers(1, 3)),
-        ranks=draw(st.integers(1, 3)),
+        world_size=draw(st.integers(1, 3)),
         most_tokens=draw(st.sampled_from([40, 10**6])),
     )
 
@@ -104,9 +104,9 @@ def loader_of(folder: Path, case: Case, rank: int, **settings: Any) -> ShardLoad
     return ShardLoader(
         folder,
         batch_size=case.batch_size,
-        length=case.length,
+        seq_len=case.seq_len,
         rank=rank,
-        ranks=case.ranks,
+        world_size=case.world_size,
         eot=EOT,
         framework="numpy",
         **settings,
@@ -132,12 +132,12 @@ def test_batches_are_those_of_plain_lists(settings: dict[str, Any], case: Case) 
             batch
             for epoch in range(3)
             for batch in loader_reference.batches_of_rank(
-                case.rows(settings, epoch), case.batch_size, rank, case.ranks
+                case.rows(settings, epoch), case.batch_size, rank, case.world_size
             )
         ]
-        for rank in range(case.ranks)
+        for rank in range(case.world_size)
     ]
-    per_epoch = [len(case.rows(settings, epoch)) // (case.batch_size * case.ranks) for epoch in range(3)]
+    per_epoch = [len(case.rows(settings, epoch)) // (case.batch_size * case.world_size) for epoch in range(3)]
     with written(case) as folder:
         if not per_epoch[0]:
             with pytest.raises(InputError, match="no shard holds a batch"):
@@ -145,8 +145,8 @@ def test_batches_are_those_of_plain_lists(settings: dict[str, Any], case: Case) 
             return
         if not all(per_epoch):
             return  # so few documents that some orders of them make no batch
-        loaders = [loader_of(folder, case, rank, **settings) for rank in range(case.ranks)]
-        resumed = loader_of(folder, case, case.ranks - 1, **settings)
+        loaders = [loader_of(folder, case, rank, **settings) for rank in range(case.world_size)]
+        resumed = loader_of(folder, case, case.world_size - 1, **settings)
         for number, batches in enumerate(zip(*expected, strict=True)):
             resumed.load_state_dict(loaders[0].state_dict())
             assert joined(resumed.next_batch()) == batches[-1]
@@ -170,7 +170,7 @@ def test_every_row_begins_at_a_document(tmp_path: Path) -> None:
     """And a document is never in two rows; with GPT-2's EOT, which nobody has to name."""
     write_documents(tmp_path, [2 + 7 * number % 40 for number in range(500)], 100)
     for settings in SETTINGS[:3]:
-        loader = ShardLoader(tmp_path, batch_size=4, length=32, framework="numpy", **settings)
+        loader = ShardLoader(tmp_path, batch_size=4, seq_len=32, framework="numpy", **settings)
         rows = [row for x, _ in loader.epoch_batches(0) for row in x.tolist()]
         assert len(rows) > 200
         assert {row[0] for row in rows} == {GPT2_EOT}
@@ -182,7 +182,7 @@ def test_shuffled_documents_lose_no_token(tmp_path: Path) -> None:
     """Except what is too short for a row at the end of each shard, without align; long ones go on in the next
     row; and two epochs have two orders."""
     write_documents(tmp_path, [2 + 7 * number % 90 for number in range(300)], 100)
-    loader = ShardLoader(tmp_path, batch_size=1, length=32, seed=1, shuffle="documents", framework="numpy")
+    loader = ShardLoader(tmp_path, batch_size=1, seq_len=32, seed=1, shuffle="documents", framework="numpy")
     orders = []
     for epoch in range(2):
         seen = [token for x, _ in loader.epoch_batches(epoch) for token in x.ravel().tolist()]
@@ -200,7 +200,7 @@ def test_shuffled_documents_lose_no_token(tmp_path: Path) -> None:
 def test_a_loader_that_was_sent_to_workers(tmp_path: Path, settings: dict[str, Any], workers: int) -> None:
     """A pickled copy gives the same batches by their numbers, in any order, and holds no tokens."""
     write_documents(tmp_path, [2 + 7 * number % 90 for number in range(600)], 150)
-    loader = ShardLoader(tmp_path, batch_size=2, length=16, framework="numpy", **settings)
+    loader = ShardLoader(tmp_path, batch_size=2, seq_len=16, framework="numpy", **settings)
     expected = [joined(batch) for batch in loader.epoch_batches(1)]
     data = pickle.dumps(loader)
     assert len(data) < 4000
@@ -213,7 +213,7 @@ def test_a_loader_that_was_sent_to_workers(tmp_path: Path, settings: dict[str, A
 def test_a_state_is_of_its_settings(tmp_path: Path) -> None:
     """A state of another order, or of other shards, is refused; one of an earlier version goes on."""
     write_documents(tmp_path, [20] * 300, 100)
-    words: dict[str, Any] = {"batch_size": 2, "length": 16, "seed": 1, "framework": "numpy"}
+    words: dict[str, Any] = {"batch_size": 2, "seq_len": 16, "seed": 1, "framework": "numpy"}
     plain = ShardLoader(tmp_path, **words)
     aligned = ShardLoader(tmp_path, align="document", **words)
     for loader, state, name in [
@@ -228,7 +228,8 @@ def test_a_state_is_of_its_settings(tmp_path: Path) -> None:
     for _ in range(len(plain) + 3):
         plain.next_batch()
     state = plain.state_dict()
-    kept = {name: state[name] for name in ("batch_size", "length", "ranks", "seed", "shards")}
+    kept = {name: state[name] for name in ("batch_size", "seed", "shards")}
+    kept |= {"length": state["seq_len"], "ranks": state["world_size"]}  # what they were called
     old = ShardLoader(tmp_path, **words)
     old.load_state_dict({"batches": len(plain) + 3, **kept})
     assert old.state_dict() == state
@@ -237,7 +238,7 @@ def test_a_state_is_of_its_settings(tmp_path: Path) -> None:
 
 def test_an_eot_that_nobody_can_know_is_asked_for(tmp_path: Path) -> None:
     """Files without a manifest: an EOT that does not occur, or ids too wide for GPT-2's."""
-    words: dict[str, Any] = {"batch_size": 1, "length": 2, "align": "document", "framework": "numpy"}
+    words: dict[str, Any] = {"batch_size": 1, "seq_len": 2, "align": "document", "framework": "numpy"}
     np.save(tmp_path / "a_train.npy", np.arange(100, dtype=np.uint16))
     with pytest.raises(InputError, match=r"a_train.npy: it has no token 50256") as refused:
         ShardLoader(tmp_path, **words)
@@ -258,14 +259,14 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         ({"shuffle": "documents"}, "needs a seed"),
     ]:
         with pytest.raises(ValueError, match=sentence):
-            ShardLoader(tmp_path / "nowhere", batch_size=1, length=1, **settings)  # type: ignore[arg-type]
+            ShardLoader(tmp_path / "nowhere", batch_size=1, seq_len=1, **settings)  # type: ignore[arg-type]
 
 
 def test_both_splits_of_one_by_one_documents_begin_with_one(tmp_path: Path) -> None:
     """Where both splits are numbered from 0, the first training shard does not go on from validation."""
     np.array([1, 2], np.uint16).tofile(tmp_path / "val_shard_0000.bin")
     np.array([3, 4, EOT, 5, 6, 7, EOT], np.uint16).tofile(tmp_path / "train_shard_0000.bin")
-    words: dict[str, Any] = {"batch_size": 1, "length": 3, "align": "document", "framework": "numpy"}
+    words: dict[str, Any] = {"batch_size": 1, "seq_len": 3, "align": "document", "framework": "numpy"}
     assert ShardLoader(tmp_path, eot=EOT, **words).next_batch()[0].tolist() == [[3, 4, EOT]]
     (tmp_path / "val_shard_0000.bin").rename(tmp_path / "val_shard_0001.bin")
     (tmp_path / "train_shard_0000.bin").rename(tmp_path / "train_shard_0002.bin")

@@ -56,7 +56,7 @@ def take_all(loader: ShardLoader, found: list[Ids]) -> None:
 
 def loader_of(folder: Path, rank: int = 0, ranks: int = 1, **settings: Any) -> ShardLoader:
     return ShardLoader(
-        folder, batch_size=BATCH, length=LENGTH, rank=rank, ranks=ranks, framework="numpy", **settings
+        folder, batch_size=BATCH, seq_len=LENGTH, rank=rank, world_size=ranks, framework="numpy", **settings
     )
 
 
@@ -164,6 +164,7 @@ def rehearse(
     return start
 
 
+@pytest.mark.full(but=["document-build-nanogpt"])
 @pytest.mark.parametrize("layout", ["build-nanogpt", "plain", "nanogpt", "megatron"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: "-".join(map(str, one.values())))
 def test_the_order_is_that_of_the_shards(
@@ -204,6 +205,7 @@ def test_without_a_seed_the_batches_are_those_of_the_finished_folder(
     assert len(found[0]) > 10
 
 
+@pytest.mark.full
 def test_a_build_that_is_running_is_waited_for(
     rehearse: Callable[[str], Rehearsal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,11 +265,11 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path, monkeypatch: pytest.
     """A list of files, a folder that does not exist, or one in which nobody begins a build."""
     monkeypatch.setattr(followed_shards, "Clock", FakeClock)
     with pytest.raises(InputError, match="no build has begun here for 10 min"):
-        ShardLoader(tmp_path, batch_size=1, length=1, follow=True).next_batch()
+        ShardLoader(tmp_path, batch_size=1, seq_len=1, follow=True).next_batch()
     with pytest.raises(ValueError, match="needs a folder"):
-        ShardLoader([tmp_path / "a.npy"], batch_size=1, length=1, follow=True)
+        ShardLoader([tmp_path / "a.npy"], batch_size=1, seq_len=1, follow=True)
     with pytest.raises(InputError, match="no such folder"):
-        ShardLoader(tmp_path / "nothing", batch_size=1, length=1, follow=True)
+        ShardLoader(tmp_path / "nothing", batch_size=1, seq_len=1, follow=True)
 
 
 class Feeder(Clock):
@@ -312,6 +314,7 @@ TEXT = "<|endoftext|>".join(PIPED).encode()
 PIECES = [TEXT[begin : begin + 40_000] for begin in range(0, len(TEXT), 40_000)]
 
 
+@pytest.mark.full(but=["build-nanogpt"])
 @pytest.mark.parametrize("layout", ["build-nanogpt", "megatron"])
 def test_training_beside_a_real_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     """The first batches come before the build has all its input, and in the end every one is right."""
@@ -329,6 +332,7 @@ def test_training_beside_a_real_build(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found == rows[: len(rows) // BATCH * BATCH]
 
 
+@pytest.mark.full
 def test_a_real_build_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader has given every batch of the finished shards when it says so; after a resume, the rest."""
     build = Feeder(tmp_path / "out", "build-nanogpt", PIECES[:-1])

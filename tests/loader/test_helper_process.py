@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.loader.helper_process import HelperProcess
+from fineweb_shards.loader.forkable_store import HelperProcess
 
 VALUES = {f"key {number}": number for number in range(20)}
 

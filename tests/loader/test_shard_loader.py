@@ -74,7 +74,7 @@ def test_all_ranks_read_all_shards_in_order(tmp_path: Path) -> None:
                     assert np.array_equal(targets.ravel(), shard[begin + 1 : begin + size + 1])
 
 
-@pytest.mark.promise(4)
+@pytest.mark.promise("a reader never sees half a shard")
 def test_a_reader_never_sees_half_a_shard(tmp_path: Path) -> None:
     """All through a run, whatever the listing shows can be loaded and is final."""
     documents = [text for text in make_documents(2000, seed=82) if text and "<|endoftext|>" not in text]
@@ -129,7 +129,7 @@ def test_batches_are_those_of_dataloaderlite(tmp_path: Path, layout: str, ranks:
     write_shards(tmp_path / "npy", LENGTHS[:3])
     for rank in range(ranks):
         ours = ShardLoader(
-            tmp_path / "ours", batch_size=3, length=16, rank=rank, ranks=ranks, framework="numpy"
+            tmp_path / "ours", batch_size=3, seq_len=16, rank=rank, world_size=ranks, framework="numpy"
         )
         for _ in range(2):
             theirs = DataLoaderLite(tmp_path / "npy", 3, 16, rank, ranks, "train")
@@ -146,7 +146,13 @@ def test_all_ranks_have_the_same_number_of_batches(tmp_path: Path, ranks: int, s
     write_shards(tmp_path / "some", [2000, 937, 1500, 430, 300, 40, 1])
     loaders = [
         ShardLoader(
-            tmp_path / "some", batch_size=2, length=16, rank=r, ranks=ranks, seed=seed, framework="numpy"
+            tmp_path / "some",
+            batch_size=2,
+            seq_len=16,
+            rank=r,
+            world_size=ranks,
+            seed=seed,
+            framework="numpy",
         )
         for r in range(ranks)
     ]
@@ -176,7 +182,7 @@ def test_workers_share_the_batches_of_an_epoch(
     write_shards(tmp_path / "some", LENGTHS)
     for rank in range(2):
         loader = ShardLoader(
-            tmp_path / "some", batch_size=2, length=16, rank=rank, ranks=2, seed=seed, framework="numpy"
+            tmp_path / "some", batch_size=2, seq_len=16, rank=rank, world_size=2, seed=seed, framework="numpy"
         )
         expected = [x.tolist() for x, _ in loader.epoch_batches(1, start)]
         assert len(expected) == len(loader) - start
@@ -194,7 +200,7 @@ def test_several_workers_with_the_same_batches_are_refused(
 ) -> None:
     """With one worker there is nothing to refuse."""
     write_shards(tmp_path / "some", LENGTHS)
-    loader = ShardLoader(tmp_path / "some", batch_size=2, length=16, framework="numpy")
+    loader = ShardLoader(tmp_path / "some", batch_size=2, seq_len=16, framework="numpy")
     be_worker(monkeypatch, 0, 1)
     loader.next_batch()
     be_worker(monkeypatch, 0, 2)
@@ -206,7 +212,7 @@ def test_several_workers_with_the_same_batches_are_refused(
 def test_a_pickle_holds_no_tokens(tmp_path: Path, seed: int | None) -> None:
     """A loader that has mapped a shard is as small as before, and goes on where it was."""
     write_shards(tmp_path / "some", [60_000])
-    loader = ShardLoader(tmp_path / "some", batch_size=2, length=1000, seed=seed, framework="numpy")
+    loader = ShardLoader(tmp_path / "some", batch_size=2, seq_len=1000, seed=seed, framework="numpy")
     loader.next_batch()
     data = pickle.dumps(loader)
     assert len(data) < 4000
@@ -217,7 +223,7 @@ def test_a_pickle_holds_no_tokens(tmp_path: Path, seed: int | None) -> None:
 def test_targets_are_an_array_of_their_own(tmp_path: Path) -> None:
     """Masking some of them leaves the inputs as they are."""
     write_shards(tmp_path / "some", LENGTHS)
-    x, y = ShardLoader(tmp_path / "some", batch_size=2, length=16, framework="numpy").next_batch()
+    x, y = ShardLoader(tmp_path / "some", batch_size=2, seq_len=16, framework="numpy").next_batch()
     y[:] = -100
     assert x.ravel().tolist() == list(range(32))
 
@@ -227,16 +233,16 @@ def test_short_shards_do_not_crash(tmp_path: Path) -> None:
     write_shards(tmp_path / "some", LENGTHS)
     for rank in range(4):
         loader = ShardLoader(
-            tmp_path / "some", batch_size=4, length=16, rank=rank, ranks=4, framework="numpy"
+            tmp_path / "some", batch_size=4, seq_len=16, rank=rank, world_size=4, framework="numpy"
         )
         for _ in range(3 * loader.batches_per_epoch):
             x, y = loader.next_batch()
             assert np.array_equal(x.ravel()[1:], y.ravel()[:-1])
     write_shards(tmp_path / "short", [5, 9])
     with pytest.raises(InputError, match="no shard holds a batch"):
-        ShardLoader(tmp_path / "short", batch_size=4, length=16)
+        ShardLoader(tmp_path / "short", batch_size=4, seq_len=16)
     with pytest.raises(InputError, match="no file of tokens with 'val'"):
-        ShardLoader(tmp_path / "short", "val", batch_size=4, length=16)
+        ShardLoader(tmp_path / "short", "val", batch_size=4, seq_len=16)
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -245,7 +251,7 @@ def test_a_state_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, seed: int | N
     write_shards(tmp_path / "some", LENGTHS)
 
     def loader(rank: int, **more: int) -> ShardLoader:
-        words = {"batch_size": 2, "length": 16, "rank": rank, "ranks": 2, "seed": seed, **more}
+        words = {"batch_size": 2, "seq_len": 16, "rank": rank, "world_size": 2, "seed": seed, **more}
         return ShardLoader(tmp_path / "some", framework="numpy", **words)  # type: ignore[arg-type]
 
     loaders = [loader(0), loader(1)]
@@ -261,8 +267,27 @@ def test_a_state_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, seed: int | N
             follow.load_state_dict(loaders[rank].state_dict())
             for _ in range(5):
                 assert np.array_equal(other.next_batch()[0], follow.next_batch()[0])
-    with pytest.raises(ValueError, match="length"):
-        loader(0, length=8).load_state_dict(state)
+    with pytest.raises(ValueError, match="seq_len"):
+        loader(0, seq_len=8).load_state_dict(state)
+
+
+def test_the_old_names_of_settings_still_work(tmp_path: Path) -> None:
+    """`length` and `ranks` give the batches of `seq_len` and `world_size`, with a warning for each."""
+    write_shards(tmp_path / "some", LENGTHS)
+    new = ShardLoader(tmp_path / "some", batch_size=2, seq_len=16, rank=1, world_size=2, framework="numpy")
+    with pytest.warns(DeprecationWarning) as seen:  # noqa: PT030 # the two messages are below
+        old = ShardLoader(tmp_path / "some", batch_size=2, length=16, rank=1, ranks=2, framework="numpy")
+    assert [str(one.message) for one in seen] == [
+        "length is deprecated: pass seq_len",
+        "ranks is deprecated: pass world_size",
+    ]
+    assert {one.filename for one in seen} == {__file__}
+    assert old.state_dict() == new.state_dict()
+    assert np.array_equal(old.next_batch()[0], new.next_batch()[0])
+    with pytest.raises(TypeError, match="pass seq_len alone"):
+        ShardLoader(tmp_path / "some", batch_size=2, seq_len=16, length=16)
+    with pytest.raises(TypeError, match="seq_len is missing"):
+        ShardLoader(tmp_path / "some", batch_size=2)
 
 
 def test_a_shuffle_gives_every_window_once(tmp_path: Path) -> None:
@@ -273,7 +298,13 @@ def test_a_shuffle_gives_every_window_once(tmp_path: Path) -> None:
     for seed in (1, 2):
         loaders = [
             ShardLoader(
-                tmp_path / "some", batch_size=2, length=16, rank=rank, ranks=3, seed=seed, framework="numpy"
+                tmp_path / "some",
+                batch_size=2,
+                seq_len=16,
+                rank=rank,
+                world_size=3,
+                seed=seed,
+                framework="numpy",
             )
             for rank in range(3)
         ]
@@ -308,21 +339,21 @@ def test_hostile_headers_are_refused(tmp_path: Path, name: str, data: bytes) -> 
     """Sizes that the file does not have, other versions, half a header: a sentence, no allocation."""
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError, match=name):
-        ShardLoader(tmp_path, batch_size=1, length=1)
+        ShardLoader(tmp_path, batch_size=1, seq_len=1)
 
 
 def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     """An array of objects is refused by its header."""
     np.save(tmp_path / "a_train.npy", np.array([{"a": 1}], object), allow_pickle=True)
     with pytest.raises(InputError, match="not a row of uint16"):
-        ShardLoader(tmp_path, batch_size=1, length=1)
+        ShardLoader(tmp_path, batch_size=1, seq_len=1)
 
 
 def test_torch_tensors_where_torch_is(tmp_path: Path) -> None:
     """The same values, as int64 tensors."""
     torch = pytest.importorskip("torch")
     write_shards(tmp_path / "some", LENGTHS)
-    x, y = ShardLoader(tmp_path / "some", batch_size=2, length=16).next_batch()
+    x, y = ShardLoader(tmp_path / "some", batch_size=2, seq_len=16).next_batch()
     assert x.dtype == y.dtype == torch.int64
     assert x.tolist() == np.arange(32).reshape(2, 16).tolist()
 
@@ -331,15 +362,15 @@ def test_torch_tensors_where_torch_is(tmp_path: Path) -> None:
     "settings", [{"seed": 5}, {"seed": 5, "shuffle": "documents"}, {"align": "document"}, {}]
 )
 def test_a_state_goes_to_another_number_of_ranks(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """If ranks x batch_size is the same, a step of all ranks has the same rows; in DataLoaderLite's order the
-    ends of shards depend on the ranks, and it is refused."""
+    """If world_size x batch_size is the same, a step of all ranks has the same rows. In DataLoaderLite's
+    order the ends of shards depend on the ranks, and it is refused."""
     for number in range(3):
         np.save(tmp_path / f"edufineweb_train_{number:06d}.npy", np.arange(3000, dtype=np.uint16) % 41)
 
     def steps(ranks: int, state: dict[str, Any] | None, count: int) -> tuple[list[Any], dict[str, Any]]:
-        words: dict[str, Any] = {"batch_size": 8 // ranks, "length": 16, "eot": 40, "framework": "numpy"}
+        words: dict[str, Any] = {"batch_size": 8 // ranks, "seq_len": 16, "eot": 40, "framework": "numpy"}
         loaders = [
-            ShardLoader(tmp_path, rank=rank, ranks=ranks, **words, **settings) for rank in range(ranks)
+            ShardLoader(tmp_path, rank=rank, world_size=ranks, **words, **settings) for rank in range(ranks)
         ]
         for loader in loaders if state else ():
             loader.load_state_dict(state or {})
@@ -355,4 +386,4 @@ def test_a_state_goes_to_another_number_of_ranks(tmp_path: Path, settings: dict[
     for ranks in (1, 2, 8):
         assert steps(ranks, state, 5)[0] == expected
     with pytest.raises(ValueError, match="saved with"):
-        ShardLoader(tmp_path, batch_size=3, length=16, eot=40, **settings).load_state_dict(state)
+        ShardLoader(tmp_path, batch_size=3, seq_len=16, eot=40, **settings).load_state_dict(state)
