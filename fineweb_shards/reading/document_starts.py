@@ -42,7 +42,7 @@ def document_starts(
 
 
 def ends_mid_document(file: TokenFile, vocabulary: Vocabulary) -> bool:
-    """Return whether the last document of a file goes on in the next, where EOT comes after documents."""
+    """Return whether the last document of a file continues in the next, where EOT comes after documents."""
     last = file.read_last()
     return len(last) > 0 and int(last[0]) != vocabulary.eot
 
@@ -57,7 +57,7 @@ def file_before(file: TokenFile) -> TokenFile | None:
     path = PurePosixPath(file.name)
     stem = path.stem.rstrip("0123456789")
     number = path.stem[len(stem) :]
-    if number and not number.strip("0"):  # where both splits have a number 0, neither goes on from the other
+    if number and not number.strip("0"):  # where both splits have a number 0, neither continues the other
         return None
     before = f"{int(number) - 1:0{len(number)}d}" if number else ""
     # The last is torchtitan's, whose file for training is only called tokens.bin.

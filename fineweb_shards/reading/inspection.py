@@ -2,31 +2,39 @@
 
 Everything is read a block at a time, so that memory does not grow with the file or with a document. The
 documents that begin in the target are numbered from 0; the rest of one that began before it has no number.
+For a trainer that computes bits per byte it also writes how many bytes of text every id stands for.
 """
 
 from __future__ import annotations
 
 import codecs
+import io
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
 from fineweb_shards.reading.document_starts import ends_mid_document, file_before
 from fineweb_shards.reading.token_file import (
     TokenFile,
     has_eot_first,
+    is_folder,
     open_files_in,
+    open_folder,
     open_token_file,
     token_names,
     vocabulary_beside,
 )
-from fineweb_shards.reading.token_folder import is_folder, open_folder
 from fineweb_shards.reading.token_statistics import TokenStatistics, count_blocks, empty_statistics
 from fineweb_shards.store.files import list_files
+from fineweb_shards.system.durable import write_file
+from fineweb_shards.system.own_files import ForeignFileError, read_file
 from fineweb_shards.tokenizers.decoder import BORDER, decode
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
@@ -208,3 +216,29 @@ def _match(document: int, data: bytes, place: int, wanted: bytes) -> Match:
     after = data[place + len(wanted) :][:_CONTEXT_BYTES].partition(BORDER)[0]
     texts = (part.decode("utf-8", "ignore") for part in (before, wanted, after))
     return Match(document, *texts)
+
+
+def count_token_bytes(vocabulary: Vocabulary) -> NDArray[np.int32]:
+    """Return the number of bytes of every id; 0 for EOT and all others that no text has."""
+    counts = np.zeros(vocabulary.size, np.int32)
+    known = load_token_bytes(vocabulary).token_bytes
+    counts[: len(known)] = [len(token) for token in known]
+    return counts
+
+
+def write_token_bytes(path: Path, vocabulary: Vocabulary) -> None:
+    """Write them to a file for NumPy. UsageError if there is another file of that name: it may be a shard."""
+    content = io.BytesIO()
+    np.save(content, count_token_bytes(vocabulary))
+    data = content.getvalue()
+    try:
+        is_free = read_file(path, len(data)) == data
+    except FileNotFoundError:
+        is_free = True
+    except ForeignFileError:
+        is_free = False
+    if not is_free:
+        raise UsageError(
+            f"--token-bytes {path}: there is something else of this name.", "Name a file that does not exist."
+        )
+    write_file(path, data, path.parent)

@@ -1,10 +1,11 @@
-"""Open a file of tokens made by any program: a NumPy array, one with the header of a layout, or bare tokens.
+"""Open files of tokens made by any program, on this machine or in a bucket: a NumPy array, one with the
+header of a layout, or bare tokens.
 
 Nothing in the file is trusted. A header must fit the file's length before tokens are read or mapped, and no
 pickle is ever loaded. A file without a known header counts as bare tokens only if the caller says how wide
 they are, if it has the name of such a layout, or begins with tokens of the vocabulary: a header must never be
-read as tokens. Otherwise the manifest beside the file says how wide they are, or datatrove's metadata, or its
-name; a `.bin` that nothing is known of holds GPT-2's.
+read as tokens. Otherwise what is beside the file in its folder says how wide they are (our manifest, or
+datatrove's metadata), or its name; a `.bin` that nothing is known of holds GPT-2's.
 """
 
 from __future__ import annotations
@@ -14,23 +15,86 @@ import contextlib
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
+from fineweb_shards.buckets.address import is_url
 from fineweb_shards.errors import InputError
+from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS, automodel
 from fineweb_shards.layouts.automodel import Automodel
-from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.base import Layout, ShardFormat
 from fineweb_shards.layouts.datatrove import METADATA_SUFFIX, Datatrove
 from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS, LlmC
-from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.reading.token_folder import TokenFolder, open_folder, split_location
 from fineweb_shards.store.files import growing_path
+from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import FILE_NAME, is_ours, parse_manifest
+from fineweb_shards.store.opening import is_object, open_store_to_read
+from fineweb_shards.store.store import Store
 from fineweb_shards.system.background import map_in_background
 from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype
+
+
+class TokenFolder:
+    """A store whose files may be anybody's."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"store": self.store}  # a manifest may be large, and is read again where it is needed
+
+    def __str__(self) -> str:
+        return self.store.location
+
+    def address(self, name: str) -> str:
+        """Return what a user calls a file of the folder."""
+        return f"{self.store.location}/{name}" if self.store.is_remote else str(self.store.folder / name)
+
+    @cached_property
+    def manifest(self) -> Manifest | None:
+        """Our manifest; None if there is none, or another program's. A damaged one raises DamageError:
+        guessing how wide tokens are would give wrong ones."""
+        try:
+            data = self.store.read_manifest()
+        except OSError as error:
+            raise InputError(
+                f"{self.address(FILE_NAME)}: {error.strerror or error}.", "Check the folder."
+            ) from error
+        if data is None or not is_ours(self.store.folder, data):
+            return None
+        return parse_manifest(data, self.store.folder, self.store.location)
+
+
+def is_folder(location: str | Path) -> bool:
+    """Tell whether a path or an address is that of a folder. In a bucket, what is no object is a folder."""
+    return not is_object(location) if is_address(location) else Path(location).is_dir()
+
+
+def split_location(location: str | Path) -> tuple[str, str]:
+    """Divide the path or address of a file into that of its folder, and its name."""
+    if not is_address(location):
+        return str(Path(location).parent), Path(location).name
+    folder, _, name = location.rstrip("/").rpartition("/")
+    return folder, name
+
+
+def open_folder(location: str | Path) -> TokenFolder:
+    """Open a folder by its path or its address."""
+    if is_address(location):
+        return TokenFolder(open_store_to_read(location, Observer(), refusal=InputError))
+    return TokenFolder(FolderStore(Path(location)))
+
+
+def is_address(location: str | Path) -> TypeGuard[str]:
+    """Tell whether a location is an address, and not the path of something on this machine."""
+    return isinstance(location, str) and is_url(location)
+
 
 SUFFIXES = {layout.suffix for layout in LAYOUTS.values()}
 DTYPES = {unsigned_dtype(width_bytes).name: unsigned_dtype(width_bytes) for width_bytes in HEADERS}

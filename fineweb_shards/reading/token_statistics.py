@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.types import Tokens
 from fineweb_shards.vocabulary import Vocabulary
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import BinaryIO
 
 from fineweb_shards.errors import DamageError
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.lost_files import may_be_longer
 from fineweb_shards.store.manifest import Manifest

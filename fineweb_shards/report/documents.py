@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from fineweb_shards.reading.folder_statistics import SAMPLE_TOKENS
-from fineweb_shards.reading.samples import spell
+from fineweb_shards.reading.folder_statistics import SAMPLE_TOKENS, spell
 from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
 from fineweb_shards.report.charts import Chart, make_columns
 from fineweb_shards.report.facts import Facts

@@ -10,8 +10,12 @@ import time
 from dataclasses import dataclass, field
 
 from fineweb_shards.errors import ShardError
-from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
-from fineweb_shards.reading.samples import Sample, take_samples
+from fineweb_shards.reading.folder_statistics import (
+    FolderStatistics,
+    Sample,
+    complete_folder_statistics,
+    take_samples,
+)
 from fineweb_shards.store.store import Store
 from fineweb_shards.watching.history import History, load_history
 from fineweb_shards.watching.status import Status, read_status

@@ -27,7 +27,7 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error, write_quickly
 from fineweb_shards.system.own_files import claim_folder
 from fineweb_shards.system.terminal import printable
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
+from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.vocabulary import Vocabulary
 from fineweb_shards.watching.status import RUNNING
 

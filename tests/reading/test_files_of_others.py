@@ -15,8 +15,13 @@ from layout_reference import Wanted, files
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.loader import ShardLoader
-from fineweb_shards.reading.token_file import has_eot_first, open_files_in, open_token_file, token_names
-from fineweb_shards.reading.token_folder import open_folder
+from fineweb_shards.reading.token_file import (
+    has_eot_first,
+    open_files_in,
+    open_folder,
+    open_token_file,
+    token_names,
+)
 
 TOKENS = np.array([5, 70_000, 3, 50256, 9, 1], "<u4")
 NARROW, WIDE = np.dtype("<u2"), np.dtype("<u4")
@@ -91,7 +96,7 @@ def test_the_loader_takes_a_split_of_every_layout(tmp_path: Path, layout: str) -
             (out / "manifest.json").unlink()
         dtype = "uint16" if layout == "olmo-core" and not manifest else None
         for split in ("train", "val"):
-            loader = ShardLoader(out, split, batch_size=1, length=16, framework="numpy", dtype=dtype)
+            loader = ShardLoader(out, split, batch_size=1, seq_len=16, framework="numpy", dtype=dtype)
             names = [shard.file.name for shard in loader._shards.known]
             suffix = names[0].rsplit(".", 1)[1]
             tokens = [name for name in expected if name.endswith(suffix) and "offsets" not in name]
@@ -100,7 +105,7 @@ def test_the_loader_takes_a_split_of_every_layout(tmp_path: Path, layout: str) -
             data = expected[names[0]][1024 if layout == "automodel" else 0 :]
             assert x.ravel().tolist() == np.frombuffer(data, loader._shards.known[0].file.dtype)[:16].tolist()
     with pytest.raises(ValueError, match="dtype must be one of uint16, uint32"):
-        ShardLoader(out, batch_size=1, length=16, dtype="int8")
+        ShardLoader(out, batch_size=1, seq_len=16, dtype="int8")
 
 
 def test_inspect_asks_for_the_width(tmp_path: Path) -> None:

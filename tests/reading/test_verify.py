@@ -46,7 +46,7 @@ def test_good_shards_have_no_damage(out: Path) -> None:
     assert sorted(seen) == sorted(runs.shards_in(out))
 
 
-@pytest.mark.promise(21)
+@pytest.mark.promise("verify finds all damage")
 def test_every_single_flipped_bit_is_found(out: Path, tries: Tries) -> None:
     """In the header, in the first and the last token, and at random places."""
     chooser = random.Random(5)
@@ -64,7 +64,7 @@ def test_every_single_flipped_bit_is_found(out: Path, tries: Tries) -> None:
         assert damages[0].startswith(path.name)
 
 
-@pytest.mark.promise(21)
+@pytest.mark.promise("verify finds all damage")
 def test_every_truncation_is_found(out: Path, tries: Tries) -> None:
     """However little, or much, is missing."""
     path = out / "edufineweb_train_000001.npy"
@@ -77,7 +77,7 @@ def test_every_truncation_is_found(out: Path, tries: Tries) -> None:
         assert damage.startswith("edufineweb_train_000001.npy: ")
 
 
-@pytest.mark.promise(21)
+@pytest.mark.promise("verify finds all damage")
 def test_missing_extra_and_renamed_files_are_found(out: Path) -> None:
     """A loader would trip over each of them."""
     (out / "edufineweb_train_000001.npy").rename(out / "edufineweb_train_000777.npy")
@@ -115,7 +115,7 @@ def test_a_finished_build_warns_of_files_that_do_not_belong_there(out: Path, mad
     assert "would open: edufineweb_train_000777.npy" in " ".join(done.stdout.split())
 
 
-@pytest.mark.promise(21)
+@pytest.mark.promise("verify finds all damage")
 @pytest.mark.parametrize(("field", "value"), [("documents", 7), ("sha256", "0" * 64)])
 def test_a_doctored_manifest_is_found(out: Path, field: str, value: object) -> None:
     """What the records of a manifest can't tell of each other is compared with the files."""
@@ -127,7 +127,7 @@ def test_a_doctored_manifest_is_found(out: Path, field: str, value: object) -> N
     assert damage.startswith("edufineweb_train_000001.npy: ")
 
 
-@pytest.mark.promise(23)
+@pytest.mark.promise("nothing from data is executed or followed")
 def test_nothing_in_a_shard_is_executed_or_believed(out: Path) -> None:
     """A pickle in place of a shard is damage and not run; a header that claims terabytes is not believed."""
     path = out / "edufineweb_train_000001.npy"
@@ -151,7 +151,7 @@ def test_nothing_in_a_shard_is_executed_or_believed(out: Path) -> None:
         assert not flag.exists()
 
 
-@pytest.mark.promise(21)
+@pytest.mark.promise("verify finds all damage")
 def test_a_token_outside_the_vocabulary_is_found(out: Path) -> None:
     """Even where the hash is right."""
     import hashlib
@@ -187,7 +187,7 @@ def test_an_input_folder_is_told_from_an_output_folder(tmp_path: Path) -> None:
     assert refused.value.hint == "Name the folder that was the --out of a build, not its input."
 
 
-@pytest.mark.promise(21)
+@pytest.mark.promise("verify finds all damage")
 def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
     """A shard that has its name and no record yet; any other extra shard is damage still."""
     names = sorted(runs.shards_in(out))

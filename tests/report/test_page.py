@@ -22,6 +22,8 @@ from fineweb_shards.types import Quarantined
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, Mark, Point
 
+pytestmark = pytest.mark.full
+
 VIEWS = [(1280, False), (1280, True), (360, False), (360, True)]
 
 # The lowest contrast between a text and what lies behind it, as WCAG counts it, and where that is.

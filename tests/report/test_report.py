@@ -25,10 +25,14 @@ from page_payloads import PAYLOADS
 
 from fineweb_shards.events import Event
 from fineweb_shards.layouts import get_layout
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.reading import folder_statistics as shard_statistics
-from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
-from fineweb_shards.reading.samples import spell, take_samples
+from fineweb_shards.reading.folder_statistics import (
+    complete_folder_statistics,
+    load_folder_statistics,
+    spell,
+    take_samples,
+)
 from fineweb_shards.reading.token_statistics import bucket_range
 from fineweb_shards.report import facts
 from fineweb_shards.report.charts import round_steps
@@ -105,7 +109,7 @@ def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch, samples: int = 5) -> 
     return write_report(FolderStore(folder)).read_text("utf-8")
 
 
-@pytest.mark.promise(24)
+@pytest.mark.promise("untrusted text is shown safely")
 def test_nothing_of_a_document_acts(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty payloads in every place: no element, attribute or address of theirs, no control character."""
     assert len(PAYLOADS) == 40
@@ -387,6 +391,7 @@ def test_a_damaged_shard_costs_its_figures_only(finished: Path, monkeypatch: pyt
         path.write_bytes(whole)
 
 
+@pytest.mark.full
 def test_the_page_stays_small(tmp_path: Path) -> None:
     """Below 1 MB with 13,000 shards, three days of history and all the faults that are kept."""
     (tmp_path / WORK_FOLDER).mkdir()
