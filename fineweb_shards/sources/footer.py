@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError, suggest
 from fineweb_shards.sources.base import InputFile, ReadSettings, first_line
-from fineweb_shards.sources.load_filter import load_filter
+from fineweb_shards.sources.row_filter import load_filter
 from fineweb_shards.sources.rows import TOKEN_COUNT_COLUMNS, TOKEN_COUNT_VOCABULARY, is_text
 from fineweb_shards.sources.token_rows import holds_ids
 from fineweb_shards.sources.where import Where

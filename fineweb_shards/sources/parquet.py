@@ -22,8 +22,8 @@ from fineweb_shards.errors import BadFileError
 from fineweb_shards.events import Observer
 from fineweb_shards.sources.base import Format, InputFile, ReadSettings, read_error
 from fineweb_shards.sources.footer import Footer, read_footer, translated_pyarrow_errors
-from fineweb_shards.sources.load_filter import load_filter
 from fineweb_shards.sources.page_headers import DICTIONARY_PAGE, ReadAt, read_pages
+from fineweb_shards.sources.row_filter import load_filter
 from fineweb_shards.sources.rows import TOKEN_COUNT_VOCABULARY, append_chunk, split_rows, unwrap
 from fineweb_shards.sources.token_rows import split_token_rows
 from fineweb_shards.texts import NO_TEXTS

@@ -1,10 +1,28 @@
-"""Define what a `--where` condition is made of; where_parser.py makes one, row_filter.py applies it."""
+"""Parse `--where`: a condition on the columns or JSON keys of a document. No I/O, and no `eval`.
+
+    condition   alternative (or alternative)*           alternative   term (and term)*
+    term        not term | ( condition ) | comparison
+    comparison  NAME | NAME is [not] null | NAME [not] in ( VALUE, … )
+              | NAME [not] contains TEXT | NAME [not] starts with TEXT
+              | NAME OPERATOR VALUE | VALUE OPERATOR NAME          operators: = == != < <= > >=
+
+A value is a number, a text in ' or ", true or false. What a condition means is in docs/input.md;
+row_filter.py applies it to rows.
+
+Python's `ast` is no help: `=`, `is null`, `starts with`, doubled quotes, quoted names and columns that are
+called `class` or `from` would have to be translated first, and its SyntaxError names neither what is missing
+nor, after that, the place. It would replace the three functions for `or`, `and` and `not`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, NoReturn
+
+from fineweb_shards.errors import UsageError
 
 Value = int | float | str | bool
 Operator = Literal["=", "<", "<=", ">", ">=", "contains", "starts with"]
@@ -12,6 +30,23 @@ Kind = Literal["number", "text", "truth", "any"]  # of values; any: only whether
 IN_WORDS: dict[Kind, str] = {
     "number": "a number", "text": "a text", "truth": "true or false", "any": "anything"
 }  # fmt: skip
+MOST_CHARACTERS = 10_000
+MOST_NESTED = 100
+_EXAMPLE = "For example: --where 'int_score >= 4 and language_score > 0.8'"
+_SHOWN_CHARACTERS = 40
+_WORDS = {"and", "or", "not", "is", "in", "null", "contains", "starts", "with"}
+_SIGNS = ("=", "!=", "<", "<=", ">", ">=")
+_FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
+      | (?P<text>'(?:[^']|'')*'|"(?:[^"]|"")*")
+      | (?P<quoted>`(?:[^`]|``)+`)
+      | (?P<name>[^\W\d][\w.]*)
+      | (?P<sign><=|>=|==|!=|[=<>(),])
+    )""",
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True)
@@ -75,15 +110,193 @@ def kind_of(value: object) -> Kind | None:
     return "text" if isinstance(value, str) else None
 
 
-def kinds_in(condition: Condition) -> Iterator[tuple[str, Kind]]:
-    """Yield each column of a condition with the kind of value that it is compared with."""
-    match condition:
-        case Compare(column, _, value):
-            yield column, kind_of(value) or "any"
-        case IsNull(column):
-            yield column, "any"
-        case Not(inner):
-            yield from kinds_in(inner)
-        case AllOf(parts) | AnyOf(parts):
-            for part in parts:
-                yield from kinds_in(part)
+def parse_where(text: str) -> Where:
+    """Parse a condition; UsageError, with the place, if it is malformed."""
+    if len(text) > MOST_CHARACTERS:
+        raise UsageError(f"--where: {len(text):,} characters are too many; {MOST_CHARACTERS:,} are allowed.")
+    if not text.strip():
+        raise UsageError("--where: the condition is empty.", _EXAMPLE)
+    parser = _Parser(text)
+    return Where(parser.parse(), tuple(parser.kinds.items()))
+
+
+class _Token(NamedTuple):
+    """A name or value of the text and where it begins; or a keyword, a sign or the end, which is its kind."""
+
+    kind: str
+    value: Value
+    place: int
+
+
+class _Parser:
+    """Reads a condition from front to back, by the lines of the grammar."""
+
+    def __init__(self, text: str) -> None:
+        self.kinds: dict[str, Kind] = {}  # of what each column is compared with
+        self._text = text
+        self._tokens = list(self._split())
+        self._next = 0
+        self._nested = 0
+
+    def parse(self) -> Condition:
+        """Return the condition that is the whole text."""
+        condition = self._condition()
+        self._require("end", "`and`, `or` or the end")
+        return condition
+
+    def _split(self) -> Iterator[_Token]:
+        position, end = 0, len(self._text.rstrip())
+        while position < end:
+            found = _TOKEN.match(self._text, position)
+            if found is None:
+                begin = end - len(self._text[position:end].lstrip())
+                self._refuse(_explain_character(self._text[begin]), begin)
+            kind = found.lastgroup or ""
+            text, place, position = found[kind], found.start(kind), found.end()
+            word = text.lower() if kind == "name" else ""
+            if kind == "sign":
+                yield _Token("=" if text == "==" else text, text, place)
+            elif word in _WORDS:
+                yield _Token(word, text, place)
+            elif word in ("true", "false"):
+                yield _Token("value", word == "true", place)
+            elif kind == "number":
+                if math.isinf(float(text)):
+                    self._refuse("this number is too large", place)
+                yield _Token("value", int(text) if text.lstrip("+-").isdigit() else float(text), place)
+            else:
+                unquoted = text if kind == "name" else text[1:-1].replace(text[0] * 2, text[0])
+                yield _Token("value" if kind == "text" else "name", unquoted, place)
+        yield _Token("end", "", end)
+
+    def _condition(self) -> Condition:
+        return self._join("or", AnyOf, lambda: self._join("and", AllOf, self._term))
+
+    def _join(self, word: str, make: type[AllOf] | type[AnyOf], part: Callable[[], Condition]) -> Condition:
+        parts = [part()]
+        while self._take(word):
+            parts.append(part())
+        return parts[0] if len(parts) == 1 else make(tuple(parts))
+
+    def _term(self) -> Condition:
+        self._nested += 1
+        if self._nested > MOST_NESTED:
+            self._refuse(f"more than {MOST_NESTED} parentheses or `not` are nested", self._peek.place)
+        if self._take("not"):
+            term: Condition = Not(self._term())
+        elif self._take("("):
+            term = self._condition()
+            self._require(")")
+        else:
+            term = self._comparison()
+        self._nested -= 1
+        return term
+
+    def _comparison(self) -> Condition:
+        if value := self._take("value"):
+            sign = self._take(*_SIGNS) or self._expected("an operator such as = or >=")
+            column = self._column()
+            return self._compare(column, _FLIPPED.get(sign.kind, sign.kind), value)
+        column = self._column()
+        if operator := self._take(*_SIGNS):
+            if self._peek.kind == "name":
+                self._refuse("a column is compared with a value, not with another column", self._peek.place)
+            return self._compare(column, operator.kind, self._value())
+        if self._take("is"):
+            negated = self._take("not")
+            self._require("null")
+            self._note(column, "any")
+            test: Condition = IsNull(column)
+        elif self._peek.kind in ("not", "in", "contains", "starts"):
+            negated = self._take("not")
+            test = self._in_or_contains(column)
+        else:  # a column of true and false by itself
+            negated, test = None, self._test(column, "=", True)
+        return Not(test) if negated else test
+
+    def _in_or_contains(self, column: str) -> Condition:
+        if self._take("in"):
+            self._require("(")
+            values = [self._value()]
+            while self._take(","):
+                values.append(self._value())
+            self._require(")")
+            return AnyOf(tuple(self._test(column, "=", value.value) for value in values))
+        operator: Operator = "contains"
+        if self._take("starts"):
+            self._require("with")
+            operator = "starts with"
+        else:
+            self._require("contains")
+        if not isinstance(self._peek.value, str) or self._peek.kind != "value":
+            self._expected("a text in quotes")
+        return self._test(column, operator, self._value().value)
+
+    def _compare(self, column: str, sign: str, value: _Token) -> Condition:
+        if self._peek.kind in _SIGNS:
+            self._refuse("one comparison follows another; join the two with `and`", self._peek.place)
+        if isinstance(value.value, bool) and sign not in ("=", "!="):
+            self._refuse("true and false are only compared with = and !=", value.place)
+        if sign == "!=":
+            return Not(self._test(column, "=", value.value))
+        return self._test(column, sign, value.value)  # type: ignore[arg-type] # one of the signs
+
+    def _test(self, column: str, operator: Operator, value: Value) -> Condition:
+        self._note(column, kind_of(value) or "any")
+        return Compare(column, operator, value)
+
+    def _note(self, column: str, kind: Kind) -> None:
+        """Note what a column is compared with; UsageError if it was compared with another kind of value."""
+        known = self.kinds.setdefault(column, kind)
+        if known == "any":
+            self.kinds[column] = kind
+        elif kind not in ("any", known):
+            raise UsageError(
+                f"--where: {column!r} is compared with {IN_WORDS[known]} and with {IN_WORDS[kind]}; "
+                "a column holds one kind of value.",
+                _EXAMPLE,
+            )
+
+    def _column(self) -> str:
+        return str((self._take("name") or self._expected("the name of a column")).value)
+
+    def _value(self) -> _Token:
+        if self._peek.kind == "null":
+            self._refuse("nothing is equal to null; write `is null` or `is not null`", self._peek.place)
+        return self._take("value") or self._expected("a number, a text in quotes, true or false")
+
+    # The tokens
+
+    @property
+    def _peek(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _take(self, *kinds: str) -> _Token | None:
+        """Return the next token, and go to the one after it, if it is of one of these kinds."""
+        token = self._peek
+        if token.kind not in kinds:
+            return None
+        self._next += token.kind != "end"
+        return token
+
+    def _require(self, kind: str, shown: str = "") -> None:
+        if not self._take(kind):
+            self._expected(shown or f"`{kind}`")
+
+    def _expected(self, what: str) -> NoReturn:
+        self._refuse(f"{what} is missing", self._peek.place)
+
+    def _refuse(self, problem: str, place: int) -> NoReturn:
+        rest = self._text[place:].strip()
+        shown = rest if len(rest) <= _SHOWN_CHARACTERS else f"{rest[:_SHOWN_CHARACTERS]}…"
+        where = f"at character {place + 1}: {shown}" if rest else "at the end"
+        raise UsageError(f"--where: {problem}, {where}", _EXAMPLE)
+
+
+def _explain_character(character: str) -> str:
+    """Say what is wrong with a character at which no token begins."""
+    if character in "'\"`":
+        return f"the quote {character} is never closed"
+    if character.isdigit() or character in "+-.":
+        return "this is no number"
+    return f"{character!r} means nothing here"

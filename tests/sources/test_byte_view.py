@@ -51,7 +51,7 @@ def test_several_frames_in_one_zstd_file(tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "out") == EXPECTED
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst"])
 @pytest.mark.parametrize("damage", ["truncated", "garbage"])
 def test_damaged_streams_are_told(tmp_path: Path, name: str, damage: str) -> None:
@@ -99,6 +99,7 @@ def test_compressed_parquet_is_refused(tmp_path: Path) -> None:
         runs.job_of(tmp_path / "out", tmp_path / "a.parquet.gz")
 
 
+@pytest.mark.full(but=["a.jsonl.gz"])
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
 def test_what_is_kept_of_a_truncated_stream_does_not_depend_on_the_batch(tmp_path: Path, name: str) -> None:
     """With `skip`, every whole document before the damage, and not the one that is cut off."""

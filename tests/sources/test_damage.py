@@ -73,7 +73,8 @@ def stream_in(folder: Path) -> list[int]:
     return [token for shard in shards for token in np.load(shard).tolist()]
 
 
-@pytest.mark.promise(20)
+@pytest.mark.full
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("form", ["txt", "jsonl"])
 @pytest.mark.parametrize("packing", ["gz", "zst"])
 def test_a_cut_stream_leaves_its_whole_documents(tmp_path: Path, form: str, packing: str) -> None:
@@ -100,7 +101,7 @@ def test_a_cut_stream_leaves_its_whole_documents(tmp_path: Path, form: str, pack
             assert counts.bad_parts == 1
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("layout", ["build-nanogpt", "megatron"])
 def test_a_long_document_that_is_cut_off_leaves_nothing(tmp_path: Path, layout: str) -> None:
     """Where EOT stands in front of a document and where it stands behind one."""
@@ -145,7 +146,7 @@ def test_stop_then_skip_is_skip(tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "stop") == runs.shards_in(tmp_path / "skip")
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 def test_flipped_bits_in_gzip(tmp_path: Path) -> None:
     """All text in front of the flip is there, whatever the batch."""
     packed = gzip.compress("<|endoftext|>".join(DOCUMENTS).encode())
@@ -186,7 +187,7 @@ def test_zeros_behind_a_gzip_file_are_padding(tmp_path: Path, batch_bytes: int) 
     assert stream_in(tmp_path / "out") == reference.stream(["one", "two words", "three"]).tolist()
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("batch_bytes", BATCHES)
 def test_garbage_behind_a_gzip_file(tmp_path: Path, batch_bytes: int) -> None:
     """It is told as what it is; the text in front of it is whole, its last document too."""
@@ -199,7 +200,7 @@ def test_garbage_behind_a_gzip_file(tmp_path: Path, batch_bytes: int) -> None:
     assert counts.bad_parts == 1
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.jsonl.gz"])
 def test_an_empty_compressed_file_is_damaged(tmp_path: Path, name: str) -> None:
     """Nothing compressed is not nothing: somebody's disk was full."""
@@ -210,7 +211,7 @@ def test_an_empty_compressed_file_is_damaged(tmp_path: Path, name: str) -> None:
     assert manifest.totals["bad_parts"] == 1
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("packing", ["", ".gz"])
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_a_line_over_the_limit_costs_itself_only(
@@ -277,7 +278,7 @@ def _watched(forget, look):  # type: ignore[no-untyped-def]
     return wrapper
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 def test_a_first_line_that_is_an_array_costs_itself_only(tmp_path: Path) -> None:
     """An array over the whole file is another matter."""
     path = tmp_path / "a.jsonl"

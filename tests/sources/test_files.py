@@ -117,7 +117,7 @@ def test_a_csv_file_that_was_read_as_text_is_refused(tmp_path: Path) -> None:
         check_same_files(files, recorded, same_source=False)
 
 
-@pytest.mark.promise(6)
+@pytest.mark.promise("a changed source or setting is refused by name")
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -219,7 +219,7 @@ def test_folders_are_read_once_however_many_links_lead_to_them(folder: Path, pat
     assert any("leads to a folder that is read anyway: a-link, loop" in note for note in notes)
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("pattern", ["", "/**/*.txt", "/*"])
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_broken_links_are_named_or_left_out(folder: Path, pattern: str, kind: str) -> None:
@@ -243,7 +243,7 @@ def test_broken_links_are_named_or_left_out(folder: Path, pattern: str, kind: st
     ).extent.tokens
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("pattern", ["", "/**/*.txt*", "/s*/*"])
 def test_folders_that_cannot_be_read_are_named_or_left_out(
     folder: Path, pattern: str, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ from promises import Tries
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.run.plan import make_plan
 from fineweb_shards.sources import footer, parquet, rows
-from fineweb_shards.tokenizers import passages
+from fineweb_shards.tokenizers import cuts
 
 DOCUMENTS = make_documents(200, seed=3)
 
@@ -196,14 +196,14 @@ def test_an_empty_text_is_a_document_and_null_is_not(tmp_path: Path) -> None:
 def test_a_huge_cell_is_encoded_in_pieces(tmp_path: Path, long: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell longer than a chunk comes in several blocks, with exactly its tokens."""
     monkeypatch.setattr(rows, "_LONG_CELL_BYTES", 70_000 // 16)
-    monkeypatch.setattr(passages, "_SEAM_WINDOW_BYTES", 2000)
+    monkeypatch.setattr(cuts, "_SEAM_WINDOW_BYTES", 2000)
     documents = ["before", long, "between", "", long, "after"]
     path = write_parquet(tmp_path / "a.parquet", documents, 4)
     runs.build_inline(tmp_path / "out", path, shard_tokens=1000)
     assert runs.shards_in(tmp_path / "out") == shards_of(documents, 1000)
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("damage", ["empty", "garbage", "truncated", "no column", "wrong type", "missing"])
 def test_bad_files_are_named_or_skipped(tmp_path: Path, damage: str) -> None:
     """`stop` names the file; `skip` leaves it out, counts it, and takes the others."""
@@ -235,7 +235,7 @@ def test_bad_files_are_named_or_skipped(tmp_path: Path, damage: str) -> None:
     assert manifest.totals["bad_parts"] == 1
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 def test_a_damaged_row_group_is_named_or_skipped(tmp_path: Path) -> None:
     """Only that row group is left out."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS[:60], 20, compression="zstd", use_dictionary=False)
@@ -376,7 +376,7 @@ def test_damage_beside_the_text_costs_no_text(tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "out") == shards_of(DOCUMENTS[:20])
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("encoding", ["plain", "dictionary", "wrong indices"])
 def test_what_skip_leaves_depends_on_the_file_alone(tmp_path: Path, encoding: str) -> None:
     """Any batch size, resumed from every shard or not: the same bytes and the same counts."""
@@ -433,7 +433,8 @@ def mangled_footer(chooser: random.Random, good: bytes) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.promise(20)
+@pytest.mark.full
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("kind", ["string", "dictionary of large_string", "FineWeb"])
 def test_a_damaged_footer_is_told_or_harmless(tmp_path: Path, kind: str, tries: Tries) -> None:
     """Whatever is wrong with it, the file is named or read; the plan does not stumble over it either."""

@@ -96,6 +96,7 @@ def damaged(packed: bytes, chooser: random.Random) -> bytes:
     return packed + bytes(chooser.randrange(2000)) + gzip.compress(TEXT[: chooser.randrange(3000)])
 
 
+@pytest.mark.full
 @pytest.mark.skipif(decompression.isal_zlib is None, reason="there is no ISA-L for this machine")
 def test_both_libraries_read_the_same_text_of_any_file(tmp_path: Path) -> None:
     """Whole or damaged in any way: the same text, and the same error in the same place."""

@@ -189,6 +189,7 @@ def test_lone_carriage_returns_stay_in_lines(tmp_path: Path, data: bytes) -> Non
     assert found.tolist() == reference.stream(split_plainly(data.decode(), "line")).tolist()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("separator", ["\r", "\r\r", "x\r"])
 def test_a_carriage_return_in_a_separator_is_a_lone_one(tmp_path: Path, separator: str) -> None:
     """CRLF is read as LF, wherever a window ends; so that a CR of one separates nothing."""

@@ -61,7 +61,7 @@ TEXT = [
 ]
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz"])
 def test_what_is_no_text_is_refused_or_left_out(tmp_path: Path, name: str) -> None:
     """With the file's name and the next step; the others are there in full."""
@@ -126,7 +126,7 @@ def test_utf8_with_a_few_bad_bytes_is_not_called_latin_1(tmp_path: Path, data: b
     assert runs.job_of(tmp_path / "out", tmp_path / "a.txt", separator="none").notes == ()
 
 
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 def test_bad_bytes_of_a_text_are_replaced(tmp_path: Path) -> None:
     """In a text file as in parquet: invalid UTF-8, NULs and controls are encoded all the same."""
     text = GERMAN.encode("latin-1") + b"\0\x01 \xff\xfe\xed\xa0\x80 <|endoftext|> end"

@@ -29,7 +29,7 @@ from fineweb_shards.sources import parquet, token_rows
 from fineweb_shards.sources.base import ReadSettings
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.parquet import ParquetFormat
-from fineweb_shards.tokenizers.token_joiner import TokenJoiner
+from fineweb_shards.tokenizers.encoder import TokenJoiner
 from fineweb_shards.types import Batch
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -89,7 +89,7 @@ def write_lines(path: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
-@pytest.mark.promise(5)
+@pytest.mark.promise("workers, batches, engine and executor change no byte")
 def test_any_rows_in_any_batches(tmp_path: Path, tries: Tries) -> None:
     """Lists of every length, nulls, EOTs anywhere; any row groups, batches and pieces: the same ids."""
     for seed in tries(15, 1000):
@@ -204,7 +204,7 @@ def test_resume_from_every_shard(tmp_path: Path) -> None:
             assert (runs.shards_in(tmp_path / "out"), again.totals) == (expected, first.totals)
 
 
-@pytest.mark.promise(1)
+@pytest.mark.promise("kill -9 loses only the unfinished shard")
 def test_a_kill_at_a_file_operation(tmp_path: Path, soak: bool) -> None:
     """At some of them, in a soak at every one; the resume has other batches, and the same bytes."""
     rows = make_rows(30, seed=8)
@@ -234,7 +234,7 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize(("wrong", "phrase"), WRONG)
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_a_bad_row_is_named_or_skipped_alone(tmp_path: Path, wrong: Any, phrase: str, kind: str) -> None:

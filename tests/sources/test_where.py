@@ -28,8 +28,16 @@ from promises import Tries
 
 from fineweb_shards.errors import BadFileError, UsageError
 from fineweb_shards.sources.row_filter import RowFilter
-from fineweb_shards.sources.where import AllOf, AnyOf, Compare, Condition, IsNull, Not
-from fineweb_shards.sources.where_parser import MOST_CHARACTERS, parse_where
+from fineweb_shards.sources.where import (
+    MOST_CHARACTERS,
+    AllOf,
+    AnyOf,
+    Compare,
+    Condition,
+    IsNull,
+    Not,
+    parse_where,
+)
 
 A, B, C = Compare("a", "=", 1), Compare("b", "=", 2), Compare("c", "=", 3)
 
@@ -412,7 +420,7 @@ import sys
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import ReadSettings
 from fineweb_shards.sources.files import find_files
-from fineweb_shards.sources.where_parser import parse_where
+from fineweb_shards.sources.where import parse_where
 from fineweb_shards.types import Cursor
 from fineweb_shards.vocabulary import GPT2
 files = find_files(({str(tmp_path)!r},), "auto", lambda path: False, skip_bad=False, note=print)

@@ -63,7 +63,7 @@ def test_one_run_per_folder(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.promise(22)
+@pytest.mark.promise("one writer per folder")
 def test_of_many_that_start_at_once_one_wins(tmp_path: Path, tries: Tries) -> None:
     """The others are refused, whatever the race; so it is every time."""
     code = (
@@ -96,7 +96,7 @@ def test_of_many_that_start_at_once_one_wins(tmp_path: Path, tries: Tries) -> No
             racer.communicate("end\n")
 
 
-@pytest.mark.promise(22)
+@pytest.mark.promise("one writer per folder")
 def test_the_lock_of_a_killed_run_is_free_at_once(tmp_path: Path) -> None:
     """kill -9 leaves no lock behind."""
     code = (

@@ -70,7 +70,7 @@ def test_a_process_can_be_weighed() -> None:
     assert machine.process_memory_bytes(2**30) is None
 
 
-@pytest.mark.promise(18)
+@pytest.mark.promise("short memory pauses the run")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has idle input and output")
 def test_manners() -> None:
     """Lowest priority for cores, idle for the disk, first for the OOM killer: what a worker does."""

@@ -36,7 +36,7 @@ class Machine:
         return self.guard.shortage is not None
 
 
-@pytest.mark.promise(18)
+@pytest.mark.promise("short memory pauses the run")
 def test_short_memory_pauses_until_there_is_clearly_more() -> None:
     """Below the threshold the run pauses; just above it it still does, or it would go to and fro."""
     machine = Machine(4096 * MIB)
@@ -59,7 +59,7 @@ def test_a_small_place_is_short_at_a_twentieth() -> None:
     assert machine.is_short()
 
 
-@pytest.mark.promise(18)
+@pytest.mark.promise("short memory pauses the run")
 def test_stalls_count_as_shortage() -> None:
     """When everybody waits for memory, what the kernel calls available is not."""
     machine = Machine(8192 * MIB)
@@ -72,7 +72,7 @@ def test_stalls_count_as_shortage() -> None:
     assert not machine.is_short()
 
 
-@pytest.mark.promise(18)
+@pytest.mark.promise("short memory pauses the run")
 def test_when_it_stays_short_workers_go_one_at_a_time() -> None:
     """One after ten seconds, the next ten seconds later, and none when there is none left."""
     machine = Machine(100 * MIB)

@@ -36,10 +36,10 @@ ELSEWHERE = {
     "sources/hub/download.py": {"truncate"},  # of a file that is open
     "sources/pipes.py": {"open"},  # a pipe of the input, to read from
     "store/folder_store.py": {"truncate"},  # of a file that is open
-    "store/growing_file.py": {"truncate"},  # the same
+    "writing/growing_file.py": {"truncate"},  # the same
     "reading/token_file.py": {"memmap"},  # to read, as in the next one
     "loader/shard_cache.py": {"memmap"},
-    "loader/helper_process.py": {"open"},  # a pipe that is open
+    "loader/forkable_store.py": {"open"},  # a pipe that is open
 }
 
 

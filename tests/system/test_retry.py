@@ -20,7 +20,7 @@ def failing_for(seconds: float, clock: FakeClock, trouble: TransientError) -> Ca
     return action
 
 
-@pytest.mark.promise(16)
+@pytest.mark.promise("network faults are survived")
 @pytest.mark.parametrize("minutes", [5, 30, 59])
 def test_an_outage_shorter_than_the_limit_is_survived(minutes: int) -> None:
     """With growing pauses of minutes at most, told once it lasts, and told when it is over."""
@@ -36,7 +36,7 @@ def test_an_outage_shorter_than_the_limit_is_survived(minutes: int) -> None:
     assert len(clock.waits) < 60
 
 
-@pytest.mark.promise(16)
+@pytest.mark.promise("network faults are survived")
 def test_a_longer_one_ends_with_a_sentence() -> None:
     """Not before the limit, and not much after it."""
     clock = FakeClock()

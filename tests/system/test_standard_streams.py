@@ -43,6 +43,7 @@ def assert_built(out: Path) -> None:
 BUILD = ("--shard-tokens", "10", "--workers", "1", "--separator", "<|endoftext|>")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize(
     ("redirections", "flags"),
@@ -64,6 +65,7 @@ def test_a_build_goes_on_when_nobody_can_be_told(
     assert_built(out)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flags", [["--json"], []])
 def test_who_looks_on_may_leave(tmp_path: Path, source: Path, flags: list[str]) -> None:
     """`build --json | head -1`: the build goes on to its end, and its exit code is its own."""
@@ -79,6 +81,7 @@ def test_who_looks_on_may_leave(tmp_path: Path, source: Path, flags: list[str]) 
     assert "complete: " in log.splitlines()[-1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("verb", ["status", "inspect", "plan"])
 def test_verbs_that_only_print_end_with_their_reader(tmp_path: Path, source: Path, verb: str) -> None:
     """Like any other program in a pipe: silently, with exit code 141; a full disk is told."""
@@ -98,6 +101,7 @@ def test_verbs_that_only_print_end_with_their_reader(tmp_path: Path, source: Pat
         assert full.stderr.startswith(b"fineweb-shards: standard output can't be written: No space left")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "environment",
     [

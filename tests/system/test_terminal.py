@@ -15,7 +15,7 @@ from fineweb_shards.system.terminal import cells, clip, safe_text, shown_on, wra
 RESUME = "resume with: fineweb-shards build --input 'a file with spaces.txt' --out out --shard-tokens 1000000"
 
 
-@pytest.mark.promise(24)
+@pytest.mark.promise("untrusted text is shown safely")
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_no_control_character_survives(payload: str) -> None:
     """No escape, bidi override, line break or half character reaches a terminal."""
@@ -83,7 +83,7 @@ def test_only_a_terminal_gets_its_lines_broken(tmp_path: Path) -> None:
         assert shown_on(file, "word " * 100) == "word " * 100
 
 
-@pytest.mark.promise(24)
+@pytest.mark.promise("untrusted text is shown safely")
 def test_nothing_hostile_leaves_the_program(tmp_path: Path) -> None:
     """Documents, file names and columns full of payloads: what `plan`, `build`, their errors and the log
     say is printable, line by line."""

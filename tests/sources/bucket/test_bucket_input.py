@@ -105,6 +105,7 @@ def test_the_same_bytes_by_ranges(
         list(job.source.batches(runs.START))
 
 
+@pytest.mark.full(but=["jsonl.gz"])
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "jsonl.gz", "csv"])
 def test_the_real_command_with_workers(tmp_path: Path, bucket_url: str, form: str) -> None:
     """The command with two workers gives the same; so does one that is resumed."""
@@ -273,6 +274,7 @@ def test_a_copy_between_a_folder_and_a_bucket_goes_on(
         check_same_files(copy, recorded, same_source=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("begun_in", ["folder", "bucket"])
 def test_a_build_goes_on_with_a_copy_elsewhere(
@@ -338,6 +340,7 @@ def test_faults_change_nothing(
     assert not any(fault.times for fault in door.faults)
 
 
+@pytest.mark.full(but=["jsonl"])
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_bytes_damaged_on_the_way_are_fetched_again(
     tmp_path: Path, bucket_url: str, door: Door, form: str

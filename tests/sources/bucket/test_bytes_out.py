@@ -13,6 +13,8 @@ from inputs import write_jsonl, write_parquet, write_text
 
 from fineweb_shards.buckets.bucket import Bucket
 
+pytestmark = pytest.mark.full
+
 _MIB = 2**20
 
 

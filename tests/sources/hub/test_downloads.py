@@ -131,7 +131,8 @@ class StallAfter(FaultPlan):
         return Stall(0.1) if sum(sizes_in(self.folder)) >= self.size_bytes else None
 
 
-@pytest.mark.promise(1)
+@pytest.mark.full
+@pytest.mark.promise("kill -9 loses only the unfinished shard")
 def test_a_killed_download_goes_on(home: Path, tmp_path: Path, tries: Tries) -> None:
     """After kill -9 in the middle the next run fetches the rest: less than 1.2 x the file in all."""
     huge = large_parquet(HUGE_NOISE_BYTES)
@@ -163,7 +164,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
-@pytest.mark.promise(13)
+@pytest.mark.full
+@pytest.mark.promise("a full disk loses nothing")
 def test_a_full_disk_is_waited_for(large: Repository, home: Path, tmp_path: Path, small_disk: Path) -> None:
     """It fills up in the middle of a download; once there is space, the run goes on by itself."""
     screen, ballast = tmp_path / "screen.txt", small_disk / "ballast"
@@ -191,6 +193,7 @@ def fill(path: Path) -> None:
             file.write(bytes(65536))
 
 
+@pytest.mark.full
 def test_few_files_are_on_the_disk_at_once(home: Path, tmp_path: Path) -> None:
     """Those that are being read or in an unfinished shard, and two more, never all; none at the end."""
     out, screen, most = tmp_path / "out", tmp_path / "screen.txt", 0

@@ -162,6 +162,7 @@ def out(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "out"))
 
 
+@pytest.mark.full
 def test_make_shards_with_the_sample_unchanged(made: Path, repository: Repository, tmp_path: Path) -> None:
     """`make shards SAMPLE=sample-10BT` with HF_ENDPOINT at the stand-in: the bytes of the same files read
     locally, and of the reference."""
@@ -178,6 +179,7 @@ def test_make_shards_with_the_sample_unchanged(made: Path, repository: Repositor
     assert sizes == [(len(FILES[name]), 64) for name in sorted(FILES)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("other_columns", ["small", "large"])
 def test_bytes_and_requests(home: Path, tmp_path: Path, other_columns: str) -> None:
     """Over files with 700 row groups: at most a tenth more than the text is fetched, whether the other
@@ -240,7 +242,8 @@ def test_a_resume_fetches_no_finished_row_group_again(hub: StandInHub, home: Pat
                 assert start >= (chunk.dictionary_page_offset or chunk.data_page_offset)
 
 
-@pytest.mark.promise(16)
+@pytest.mark.full
+@pytest.mark.promise("network faults are survived")
 def test_faults_of_every_kind(home: Path, tmp_path: Path, tries: Tries, soak: bool) -> None:
     """At random, in one run: the same bytes."""
     names = sorted(FILES)
@@ -259,7 +262,7 @@ def test_faults_of_every_kind(home: Path, tmp_path: Path, tries: Tries, soak: bo
     assert runs.shards_in(tmp_path / "out") == EXPECTED
 
 
-@pytest.mark.promise(16)
+@pytest.mark.promise("network faults are survived")
 def test_faults_of_the_listing(repository: Repository, home: Path, tmp_path: Path) -> None:
     """An API that fails a few times is asked again."""
     plan = ScriptedFaults(script=[Status(503), Reset(), Status(429, retry_after=1)], on="api")
@@ -280,7 +283,7 @@ def test_a_redirect_to_another_host(repository: Repository, home: Path, tmp_path
     assert runs.shards_in(tmp_path / "out") == EXPECTED
 
 
-@pytest.mark.promise(16)
+@pytest.mark.promise("network faults are survived")
 def test_an_outage_longer_than_max_outage_ends_resumably(
     repository: Repository, home: Path, tmp_path: Path
 ) -> None:
@@ -337,7 +340,7 @@ def test_what_waiting_would_not_help(repository: Repository, home: Path, tmp_pat
         assert "secret" not in done.stderr
 
 
-@pytest.mark.promise(25)
+@pytest.mark.promise("the HF token appears nowhere")
 def test_a_private_dataset_with_its_token(home: Path, tmp_path: Path, tries: Tries) -> None:
     """HF_TOKEN opens it, and appears nowhere: not in what is said, nor in any file, whatever goes wrong."""
     canary, wrong = "hf_canary_4711", "hf_wrong_4712"
@@ -505,7 +508,7 @@ def test_plan_of_a_dataset(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.promise(22)
+@pytest.mark.promise("one writer per folder")
 def test_a_held_folder_is_refused_before_the_hub_is_asked(
     hub: StandInHub, home: Path, tmp_path: Path
 ) -> None:
@@ -520,6 +523,7 @@ def test_a_held_folder_is_refused_before_the_hub_is_asked(
     assert "build      a run is at work in this folder" in plan.stdout
 
 
+@pytest.mark.full
 def test_plan_counts_the_bytes_up_to_max_tokens(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """To fetch, in whole batches, and to write; what is an estimate says so; no bar of a client's, even if
     one is asked for."""
@@ -537,7 +541,8 @@ def test_plan_counts_the_bytes_up_to_max_tokens(hub: StandInHub, home: Path, tmp
     assert done.stderr == ""
 
 
-@pytest.mark.promise(16)
+@pytest.mark.full
+@pytest.mark.promise("network faults are survived")
 def test_leaving_after_a_part_is_clean(hub: StandInHub, home: Path, tmp_path: Path, tries: Tries) -> None:
     """No abort and no hang at exit with files half read (arrow#45214)."""
     for number in tries(1, 20):

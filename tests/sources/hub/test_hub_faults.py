@@ -176,7 +176,7 @@ def test_a_full_disk_is_no_trouble_of_the_network() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.promise(16)
+@pytest.mark.promise("network faults are survived")
 def test_faults_of_every_kind_by_either_way(
     repository: Repository, home: Path, tmp_path: Path, tries: Tries
 ) -> None:
@@ -305,6 +305,7 @@ def test_a_plan_gives_up_soon(monkeypatch: pytest.MonkeyPatch, words: list[str],
         cli.run_command(["plan", *SAMPLE, "--out", "nowhere", *words])
 
 
+@pytest.mark.full
 def test_a_wait_before_the_run_is_on_record(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """A build that can't reach the hub from the start: `status` and the log have the wait, its reason and
     what to check, while it lasts and after it."""
@@ -410,6 +411,7 @@ def test_counts_that_are_all_wrong_are_soon_believed(home: Path, tmp_path: Path)
     assert fetched[0] < fetched[1] < fetched[0] + 1.5  # again for every batch, with the footer, would be 7
 
 
+@pytest.mark.full
 def test_a_line_damaged_on_the_way_is_fetched_again(home: Path, tmp_path: Path) -> None:
     """JSON lines that are read by ranges, by real workers: a quote that is gone, for once."""
     documents = DOCUMENTS[0] * 6  # the hub keeps small files in git

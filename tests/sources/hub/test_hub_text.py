@@ -83,7 +83,8 @@ def hub(repository: Repository) -> Iterator[StandInHub]:
         yield hub
 
 
-@pytest.mark.promise(5)
+@pytest.mark.full
+@pytest.mark.promise("workers, batches, engine and executor change no byte")
 def test_the_same_documents_in_every_form(hub: StandInHub, home: Path, tmp_path: Path, tries: Tries) -> None:
     """Whatever the form, the batch and the number of workers: the reference's shards, and nothing is left of
     what was downloaded."""
@@ -196,7 +197,8 @@ def last_end(out: Path) -> Cursor:
     return (shards[-1]["end"]["file"], shards[-1]["end"]["position"]) if shards else (0, 0)
 
 
-@pytest.mark.promise(1, 12)
+@pytest.mark.full
+@pytest.mark.promise("kill -9 loses only the unfinished shard", "Ctrl-C and SIGTERM stop cleanly")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_resume_in_the_middle_of_a_large_file(
     hub: StandInHub, home: Path, tmp_path: Path, how: signal.Signals
@@ -212,7 +214,7 @@ def test_a_resume_in_the_middle_of_a_large_file(
     assert not [one for one in ranges if one[0] < position - 1 and one != (0, SAMPLE_BYTES - 1)]
 
 
-@pytest.mark.promise(1, 2)
+@pytest.mark.promise("kill -9 loses only the unfinished shard", "resumes can be chained")
 def test_a_resume_fetches_no_finished_file_again(
     hub: StandInHub, home: Path, tmp_path: Path, tries: Tries
 ) -> None:
@@ -232,7 +234,8 @@ def test_a_resume_fetches_no_finished_file_again(
         assert left_in_downloads(out) == []
 
 
-@pytest.mark.promise(16)
+@pytest.mark.full
+@pytest.mark.promise("network faults are survived")
 def test_faults_while_ranges_are_read(
     repository: Repository, home: Path, tmp_path: Path, tries: Tries
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import forked
 import pyarrow as pa
+import pytest
 import reference
 import runs
 from documents import make_documents
@@ -65,6 +66,7 @@ def expected_of(documents: list[str]) -> dict[str, bytes]:
     return reference.shard_files(reference.stream(documents), SHARD_TOKENS)
 
 
+@pytest.mark.full
 def test_what_is_left_to_datasets(home: Path, tmp_path: Path) -> None:
     """One array in a file, a card that says how to read, an ending that we don't know."""
     repositories = [

@@ -27,7 +27,7 @@ def tokens_in(folder: Path) -> list[int]:
     return [token for path in paths for token in np.load(path).tolist()]
 
 
-@pytest.mark.promise(33)
+@pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_a_tokenizer_of_a_model(tmp_path: Path) -> None:
     """Its `tokenizer.json`, at the commit that is recorded. A resume needs no hub and no cache; a revision
     that is another one is refused."""

@@ -22,7 +22,8 @@ ANONYMOUS_RESOLVES, REAL_ROW_GROUPS = 3000, 14 * 726
 WINDOW_SECONDS = 300.0
 
 
-@pytest.mark.promise(31)
+@pytest.mark.full
+@pytest.mark.promise("the hub's quota is kept, not hit")
 def test_the_anonymous_quota_is_no_limit(home: Path, tmp_path: Path) -> None:
     """Scaled to the size of the sample, it is neither reached nor waited for."""
     scaled = ANONYMOUS_RESOLVES * FILES * ROWS_PER_FILE // REAL_ROW_GROUPS
@@ -35,7 +36,8 @@ def test_the_anonymous_quota_is_no_limit(home: Path, tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "out") == expected_shards()
 
 
-@pytest.mark.promise(31)
+@pytest.mark.full
+@pytest.mark.promise("the hub's quota is kept, not hit")
 def test_a_quota_is_waited_for_before_it_is_hit(home: Path, tmp_path: Path) -> None:
     """Answers tell what is left: all processes together ask for no more than that."""
     with StandInHub([sample_repository()], cdn=True, resolver_quota=(6, 1.0), api_quota=(5, 1.0)) as hub:
@@ -45,7 +47,8 @@ def test_a_quota_is_waited_for_before_it_is_hit(home: Path, tmp_path: Path) -> N
     assert runs.shards_in(tmp_path / "out") == expected_shards()
 
 
-@pytest.mark.promise(31)
+@pytest.mark.full
+@pytest.mark.promise("the hub's quota is kept, not hit")
 def test_after_a_429_all_wait_together(home: Path, tmp_path: Path) -> None:
     """Nobody asks again before the time that one was told, and then no more ask than are allowed."""
     workers, seconds = 3, 2

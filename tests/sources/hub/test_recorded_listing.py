@@ -73,6 +73,7 @@ def test_a_finished_run_asks_for_nothing(
     assert not hub.requests
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", [[], ["--download"]], ids=["by ranges", "by download"])
 def test_a_resume_asks_for_bytes_only(
     hub: StandInHub, home: Path, out: Path, without_datasets: dict[str, str], how: list[str]
@@ -125,7 +126,7 @@ def test_a_file_of_the_dataset_for_validation(hub: StandInHub, home: Path, tmp_p
     assert "--val-input 400_*: no file of dataset" in unknown.stderr
 
 
-@pytest.mark.promise(23)
+@pytest.mark.promise("nothing from data is executed or followed")
 @pytest.mark.parametrize("name", ["../escape.parquet", "/etc/passwd", "a/../../b.parquet", "..", ""])
 def test_no_download_escapes_its_folder(tmp_path: Path, name: str) -> None:
     """A doctored manifest can't make us write elsewhere."""

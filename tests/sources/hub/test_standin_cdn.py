@@ -24,6 +24,8 @@ from standin_line import Pace, wait_for
 from standin_quota import Quota
 from standin_repository import FINEWEB_EDU_COMMIT, Repository, many_files
 
+pytestmark = pytest.mark.full
+
 REPO = "HuggingFaceFW/fineweb-edu"
 FILE = "sample/10BT/000_00000.parquet"
 BODY = bytes(range(256)) * 400

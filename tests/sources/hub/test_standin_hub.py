@@ -38,6 +38,8 @@ from standin_faults import (
 from standin_hub import StandInHub
 from standin_repository import FINEWEB_EDU_COMMIT, Repository
 
+pytestmark = pytest.mark.full
+
 REPO_ID = "HuggingFaceFW/fineweb-edu"
 FILE = "sample/10BT/000_00000.parquet"
 ROWS_PER_FILE = 200

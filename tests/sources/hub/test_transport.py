@@ -59,7 +59,8 @@ SIGNATURES: list[tuple[Style, int]] = [
 ]
 
 
-@pytest.mark.promise(31)
+@pytest.mark.full
+@pytest.mark.promise("the hub's quota is kept, not hit")
 def test_one_resolve_for_each_file(home: Path, tmp_path: Path, tries: Tries) -> None:
     """However many row groups a file has, each process asks once where it is; the token stays at the hub."""
     for number in tries(1, 2):
@@ -73,7 +74,8 @@ def test_one_resolve_for_each_file(home: Path, tmp_path: Path, tries: Tries) -> 
         assert runs.shards_in(tmp_path / str(number)) == expected_shards()
 
 
-@pytest.mark.promise(31)
+@pytest.mark.full
+@pytest.mark.promise("the hub's quota is kept, not hit")
 def test_addresses_that_expire_during_the_run(home: Path, tmp_path: Path, tries: Tries) -> None:
     """They are renewed, whether their expiry can be read or not and whatever their end is called, and used
     more than once until then."""
@@ -89,7 +91,7 @@ def test_addresses_that_expire_during_the_run(home: Path, tmp_path: Path, tries:
         assert runs.shards_in(tmp_path / str(number)) == expected_shards()
 
 
-@pytest.mark.promise(31)
+@pytest.mark.promise("the hub's quota is kept, not hit")
 def test_a_clock_that_is_wrong(home: Path, tmp_path: Path, tries: Tries) -> None:
     """If all addresses seem to have expired long ago, or to hold for hours, no more are asked for."""
     for number in tries(1, 2):
@@ -101,7 +103,8 @@ def test_a_clock_that_is_wrong(home: Path, tmp_path: Path, tries: Tries) -> None
         assert runs.shards_in(tmp_path / str(number)) == expected_shards()
 
 
-@pytest.mark.promise(16, 32)
+@pytest.mark.full(but=["way1"])
+@pytest.mark.promise("network faults are survived", "the HF token is sent to the hub only")
 @pytest.mark.parametrize("way", [(), ("--download",)])
 def test_faults_of_redirects_and_addresses(
     home: Path, tmp_path: Path, tries: Tries, soak: bool, way: tuple[str, ...]
@@ -133,7 +136,7 @@ def test_faults_of_redirects_and_addresses(
         assert word not in done.stdout + done.stderr
 
 
-@pytest.mark.promise(31)
+@pytest.mark.promise("the hub's quota is kept, not hit")
 def test_a_cdn_that_refuses_every_address(home: Path, tmp_path: Path, tries: Tries) -> None:
     """Ends with a sentence; until then the hub is not asked for new addresses without a pause."""
     for number in tries(1, 3):
