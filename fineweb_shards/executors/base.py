@@ -1,7 +1,8 @@
-"""Define the two interfaces of the data plane: who encodes batches, and who writes and reads files of tokens.
+"""Define the two interfaces of the data plane: who encodes batches, and who writes and seals files of tokens.
 
-The control plane (run/, stream/, store/) decides what belongs where and in which order, and handles lengths,
-borders and cursors only. The data plane holds the tokens. Where its work is done is up to the implementation:
+The control plane (run/, stream/, writing/) decides what belongs where and in which order, and handles
+lengths, boundaries and cursors only. The data plane holds the tokens; what it does to files is in store/
+(token_writer.py, seal.py, sidecars.py). Where its work is done is up to the implementation:
 `local/` uses worker processes on this machine, `ray/` tasks on a Ray cluster, in_process.py this process. The
 rules that all executors share (order, window, retries, quarantine) are in schedule.py.
 """
@@ -11,16 +12,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Self, TypeVar
 
+from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Tokens
 
 Result = TypeVar("Result")
 
 
 class DataPlane(ABC):
-    """Writes tokens into files, and does other work on files, while the caller goes on.
+    """Writes tokens into files, and finishes files, while the caller continues.
 
     A failure (a disk that stays full, an I/O error) is raised by whichever method is called next.
     """
@@ -32,17 +34,13 @@ class DataPlane(ABC):
         placed once, with all its placements, even if it has none."""
 
     @abstractmethod
-    def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        """Call a module's function, perhaps in another process, and more than once if a worker dies. Its
-        first argument is an Observer, which it tells what it waits for; `arguments` follow."""
+    def seal(self, segment: Segment) -> Future[str]:
+        """Seal a segment (store/seal.py), and return its SHA-256. The futures of all placements into it are
+        done. If a worker dies, another one does it again."""
 
-    def seal(
-        self, path: Path, end: int, function: Callable[..., Result], *arguments: object
-    ) -> Future[Result]:
-        """Call a function like `run`, but where everything can be read that was placed into the file at
-        `path` before its byte `end`. The futures of those placements are done. The function is told where the
-        file is, `path` or another one on its machine, between the Observer and `arguments`."""
-        return self.run(function, path, *arguments)
+    @abstractmethod
+    def write_sidecars(self, file: FinishedFile) -> Future[None]:
+        """Write all sidecars of a file (store/sidecars.py), again if a worker dies."""
 
     @abstractmethod
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:

@@ -12,20 +12,24 @@ from pathlib import Path
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Observer
+from fineweb_shards.executors.file_tasks import FileWork
 from fineweb_shards.executors.one_by_one import encode_one_by_one, holds_any
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.token_writer import TokenWriter
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.sources.base import Source, arrived_damaged
+from fineweb_shards.store.seal import seal_segment
+from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.sidecars import write_sidecars
+from fineweb_shards.store.store import Store
+from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.stream.borders import Span, join_spans
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.base import Engine
-from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
+from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, UnencodableError
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.selftest import GPT2_SHA256, check_engine
-from fineweb_shards.tokenizers.token_joiner import TokenJoiner
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
 from fineweb_shards.types import Batch, Counts, EncodedBlock, Quarantined, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
@@ -39,7 +43,7 @@ class WorkerSpec:
     engine: str | None  # None: the input is tokens already
     seed: int
     shard_format: ShardFormat  # of the files to write
-    folder: Path  # the output folder
+    store: Store  # of the output
     max_outage_seconds: int  # how long to wait for space on a full disk
     priority: str = "background"
     selftest_sha256: str = GPT2_SHA256  # of the reference's tokens
@@ -50,10 +54,22 @@ class WorkerSpec:
         """The vocabulary to encode with, without the bytes of its tokens: the worker loads them itself."""
         return self.shard_format.vocabulary
 
+    @property
+    def folder(self) -> Path:
+        """The folder on this machine for files that grow."""
+        return self.store.folder
+
     def make_writer(self, observer: Observer) -> TokenWriter:
         """Return the writer of a process that has tokens."""
         disk = Disk(self.folder, self.max_outage_seconds, observer)
         return TokenWriter(self.shard_format, disk)
+
+    def finish_file(self, work: FileWork, observer: Observer) -> str | None:
+        """Seal a segment, and return its SHA-256; or write the sidecars of a finished file."""
+        if isinstance(work, Segment):
+            return seal_segment(observer, work, self.shard_format, self.store, self.max_outage_seconds)
+        write_sidecars(observer, work)
+        return None
 
     def make_encoder(self) -> Encoder | TokenJoiner:
         """Return the worker's encoder after it has passed the self-test."""

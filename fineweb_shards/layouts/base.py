@@ -1,22 +1,40 @@
 """Define what a layout is: file names, a header for n tokens, the width of a token, the position of EOT.
 
-A layout is named after the program that reads it, its "reader". Nothing here writes a file.
+A layout is named after the program that reads it, its "reader". `ShardFormat` combines it with a vocabulary:
+all conversions between tokens and bytes of a file are there. Nothing here writes a file.
 """
 
 from __future__ import annotations
 
 import glob
+import io
 import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
+
+import numpy as np
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.layouts.sidecar import Sidecar
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Dtype, ShardRecord, Split
-from fineweb_shards.vocabulary import Vocabulary
+from fineweb_shards.types import Dtype, ShardRecord, Split, Tokens
+from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
+
+NPY_HEADER_BYTES = 128  # for a row of any length
+
+
+def npy_header(length: int, dtype: Dtype) -> bytes:
+    """Return what comes before the data of a row of `length` numbers."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    )
+    header = buffer.getvalue()
+    assert len(header) == NPY_HEADER_BYTES
+    return header
 
 
 class SizedFile(Protocol):
@@ -123,3 +141,52 @@ def quote_pattern(folder: str, names: str) -> str:
 def tokens_of(shards: Sequence[ShardRecord], split: Split) -> int:
     """Count the tokens of one split."""
     return sum(shard.tokens for shard in shards if shard.split == split)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFormat:
+    """How a file stores tokens. UsageError if the layout's reader can't hold the vocabulary's ids."""
+
+    layout: Layout
+    vocabulary: Vocabulary
+
+    def __post_init__(self) -> None:
+        self.layout.dtype(self.vocabulary)
+
+    @property
+    def dtype(self) -> Dtype:
+        """The dtype of the tokens in a file."""
+        return self.layout.dtype(self.vocabulary)
+
+    @property
+    def read_dtype(self) -> Dtype:
+        """The dtype with which tokens are read back: the same width, but unsigned."""
+        return unsigned_dtype(self.dtype.itemsize)
+
+    @property
+    def header_bytes(self) -> int:
+        return self.layout.header_bytes
+
+    def header(self, tokens: int) -> bytes:
+        """Return the header of a file of `tokens` tokens."""
+        return self.layout.header(tokens, self.dtype)
+
+    def size_bytes(self, tokens: int) -> int:
+        """Return how many bytes `tokens` tokens take, without the header."""
+        return tokens * self.dtype.itemsize
+
+    def offset_bytes(self, tokens: int) -> int:
+        """Return the byte in a file at which the token after the first `tokens` tokens starts."""
+        return self.layout.header_bytes + self.size_bytes(tokens)
+
+    def tokens_in(self, file_bytes: int) -> tuple[int, int]:
+        """Return how many tokens a file of this length holds, and the bytes left over, which should be 0."""
+        return divmod(file_bytes - self.layout.header_bytes, self.dtype.itemsize)
+
+    def to_bytes(self, tokens: Tokens) -> memoryview:
+        """Convert tokens to the bytes that a file has for them."""
+        return np.ascontiguousarray(tokens, self.dtype).data.cast("B")
+
+    def from_bytes(self, data: bytes) -> Tokens:
+        """Convert bytes of a file to tokens; ignore an incomplete last token, which is reported elsewhere."""
+        return np.frombuffer(data, self.read_dtype, count=len(data) // self.dtype.itemsize)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fineweb_shards.layouts.base import Layout, SizedFile, quote_string
-from fineweb_shards.layouts.npy import NPY_HEADER_BYTES, npy_header
+from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, SizedFile, npy_header, quote_string
 from fineweb_shards.layouts.reader_limits import BATCH_LENGTH, BATCH_ROWS, shortest_shard_tokens
 from fineweb_shards.types import Dtype, Split
 from fineweb_shards.units import show_number_of

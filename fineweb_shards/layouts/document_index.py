@@ -13,8 +13,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from fineweb_shards.layouts.base import Layout
-from fineweb_shards.layouts.npy import NPY_HEADER_BYTES, npy_header
+from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, npy_header
 from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
 from fineweb_shards.types import Places
 

@@ -25,7 +25,7 @@ _LINES_AT_ONCE = 2**14  # so that a file of nothing but EOTs takes no more memor
 class DocumentTable(Sidecar):
     """The `.csv.gz`: a line `start,end` for each document that ends in the file, in tokens.
 
-    So OLMo-core's own `write_document_indices` has it: a document that goes on in the next file is not
+    So OLMo-core's own `write_document_indices` has it: a document that continues in the next file is not
     listed, as its readers do not see it either. The lines are stored, not deflated, because what deflate
     makes of them depends on the version of zlib, and a sidecar is verified byte for byte.
     """

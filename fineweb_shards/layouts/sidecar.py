@@ -31,7 +31,7 @@ class FileFacts:
 
     @property
     def ends(self) -> int:
-        """How many documents end here if EOT comes after them; what goes on in the next file is one, too."""
+        """How many documents end here if EOT comes after them; one that continues in the next file counts."""
         return self.eots + (not self.ends_with_eot)
 
 
@@ -105,7 +105,7 @@ def in_sequence(blocks: Iterable[bytes]) -> Iterator[Part]:
 
 def document_ends(file: FileFacts, eots: Iterable[Places]) -> Iterator[Places]:
     """Yield the positions at which documents end, with EOT after each. Tokens after the last EOT, of a
-    document that goes on in the next file or was cut by --max-tokens, count as one."""
+    document that continues in the next file or was cut by --max-tokens, count as one."""
     for places in eots:
         yield places + 1
     if not file.ends_with_eot:

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from fineweb_shards.layouts.base import Layout, quote_string
-from fineweb_shards.layouts.npy import NPY_HEADER_BYTES, npy_header
+from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, npy_header, quote_string
 from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Dtype, Places, Split

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fineweb_shards.layouts import get_layout
-from fineweb_shards.layouts.base import Layout, tokens_of
+from fineweb_shards.layouts.base import Layout, ShardFormat, tokens_of
 from fineweb_shards.layouts.document_index import sidecars_of
 from fineweb_shards.layouts.numbering import Numbering
-from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.layouts.sidecar import Sidecar
 from fineweb_shards.stream.packer import PackedTotals
 from fineweb_shards.stream.split import SplitRule, make_split_rule

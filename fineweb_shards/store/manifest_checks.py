@@ -15,8 +15,8 @@ from typing import Any
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.numbering import Numbering
-from fineweb_shards.layouts.shard_format import ShardFormat
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.json_values import expect, get
 from fineweb_shards.types import SPLITS, Counts, Cursor, Quarantined, ShardRecord, Split

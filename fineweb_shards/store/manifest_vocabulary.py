@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.system.json_values import get
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES
 from fineweb_shards.vocabulary import GPT2, Vocabulary

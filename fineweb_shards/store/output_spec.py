@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fineweb_shards.layouts.base import Layout
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import Layout, ShardFormat
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.vocabulary import Vocabulary

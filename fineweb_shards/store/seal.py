@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.segment import Segment, find_damage, read_contents
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.disk import Disk
@@ -18,17 +16,15 @@ from fineweb_shards.system.own_files import open_own
 
 def seal_segment(
     observer: Observer,
-    path: Path,
     segment: Segment,
     shard_format: ShardFormat,
     store: Store,
     max_wait_seconds: float,
 ) -> str:
-    """Seal a segment, all of whose tokens have been written to the file at `path`; return its SHA-256.
+    """Seal a segment, all of whose tokens are written; return its SHA-256.
 
     Any process can do it, and again if it dies. While the disk is full, it waits.
     """
-    segment = replace(segment, path=path)
     try:
         if segment.header and not segment.begin:
             disk = Disk(segment.path.parent, max_wait_seconds, observer)

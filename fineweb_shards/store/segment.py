@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.types import Split
 from fineweb_shards.units import show_number_of
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fineweb_shards.events import Observer
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, parts_of_all
 from fineweb_shards.store.files import growing_path, list_files
 from fineweb_shards.store.manifest import Manifest

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.token_writer import TokenWriter
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store import seal
+from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.system import retry
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.types import Placement, Tokens

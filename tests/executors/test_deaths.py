@@ -60,7 +60,8 @@ def batches_of(source: Source, executor: LocalExecutor, victims: list[int]) -> I
     yield last
 
 
-@pytest.mark.promise(8)
+@pytest.mark.full(but=["encoding"])
+@pytest.mark.promise("a worker's death never hangs the run")
 @pytest.mark.parametrize(
     ("make", "longest_pause"), [(many_small, 0.3), (many_small, 0.0), (a_few_large, 0.2), (by_value, 0.01)],
     ids=["idle", "encoding", "sending", "receiving"],
@@ -92,7 +93,7 @@ def test_a_killed_worker_is_replaced(
             assert np.array_equal(np.concatenate(parts), expected)
 
 
-@pytest.mark.promise(11)
+@pytest.mark.promise("no orphans, nothing left in /dev/shm")
 def test_no_orphans(tmp_path: Path, tries: Tries, within: Measure) -> None:
     """After kill -9 of the parent every worker ends, and nothing is left in /dev/shm."""
     path = write_parquet(tmp_path / "a.parquet", make_documents(200, seed=64), 10)

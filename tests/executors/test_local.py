@@ -76,6 +76,7 @@ def test_every_worker_killed_in_turn(source: Source) -> None:
     assert all("killed by signal 9; replaced" in line for line in listener.texts("worker"))
 
 
+@pytest.mark.full
 def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
     """Before they are ready and in the middle of the work."""
     blocks = []
@@ -89,6 +90,7 @@ def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
     assert tokens_of(blocks) == EXPECTED
 
 
+@pytest.mark.full
 def test_workers_that_die_before_they_know_thousands_of_files(source: Source) -> None:
     """A listing that fits into no pipe is on its way to them: one is replaced, and the others read it."""
     more = tuple(replace(source.files[0], index=number, name=f"{number:0100d}") for number in range(1, 5000))
@@ -100,7 +102,7 @@ def test_workers_that_die_before_they_know_thousands_of_files(source: Source) ->
     assert tokens_of(blocks) == EXPECTED
 
 
-@pytest.mark.promise(12)
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_an_interruption_in_the_middle_of_a_message(source: Source, tmp_path: Path) -> None:
     """What is placed is still written: by another worker, because nobody understands this one any more."""
 
@@ -149,6 +151,7 @@ class Raising(ParquetFormat):
         return super().chunks(file, batch)
 
 
+@pytest.mark.full
 def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Source) -> None:
     """After three deaths and three more in careful mode, and everything in front of it has come out."""
     deadly = Source(source.files, {**source.formats, "parquet": Deadly(source.settings)}, source.settings)
@@ -200,7 +203,7 @@ def test_what_is_in_flight_is_bounded_in_bytes(source: Source) -> None:
                 time.sleep(0.2)  # give workers every chance to run ahead
 
 
-@pytest.mark.promise(18)
+@pytest.mark.promise("short memory pauses the run")
 def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +243,7 @@ def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
     assert len(after) == 2
 
 
-@pytest.mark.promise(18)
+@pytest.mark.promise("short memory pauses the run")
 def test_a_worker_beyond_its_share_is_renewed_between_batches(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:

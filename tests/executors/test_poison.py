@@ -70,7 +70,8 @@ def stream_of(blocks: list[EncodedBlock]) -> list[int]:
     ).tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.promise(9)
+@pytest.mark.full
+@pytest.mark.promise("poison is isolated, quarantined and counted")
 @pytest.mark.parametrize("text", [poison.DEADLY, poison.OUT_OF_MEMORY, poison.RAISING])
 def test_poison_is_narrowed_down_to_its_document(tmp_path: Path, text: str) -> None:
     """Whatever it does to its worker: only it is missing, it is named by its row, and counted."""
@@ -85,7 +86,8 @@ def test_poison_is_narrowed_down_to_its_document(tmp_path: Path, text: str) -> N
     assert lost.cause
 
 
-@pytest.mark.promise(10)
+@pytest.mark.full
+@pytest.mark.promise("a tokenizer's exception loses no document")
 @pytest.mark.parametrize("text", [poison.DEADLY_FOR_FIRST, poison.RAISING_FIRST])
 def test_what_one_engine_cannot_do_the_other_does(tmp_path: Path, text: str) -> None:
     """A document that ends, or makes raise, only one of the engines is not lost."""
@@ -96,6 +98,7 @@ def test_what_one_engine_cannot_do_the_other_does(tmp_path: Path, text: str) -> 
     assert not any(block.quarantined for block in blocks)
 
 
+@pytest.mark.full
 def test_a_build_of_nothing_but_poison_says_what_happened(tmp_path: Path) -> None:
     """Not that there was nothing to do; a second start says the same."""
     path = write_jsonl(tmp_path / "a.jsonl", [poison.RAISING])
@@ -110,7 +113,8 @@ def test_a_build_of_nothing_but_poison_says_what_happened(tmp_path: Path) -> Non
         assert done.stdout.splitlines()[0] == "No shard was made."
 
 
-@pytest.mark.promise(8, 9)
+@pytest.mark.full
+@pytest.mark.promise("a worker's death never hangs the run", "poison is isolated, quarantined and counted")
 def test_kills_from_outside_never_cost_a_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool
 ) -> None:
@@ -127,6 +131,7 @@ def test_kills_from_outside_never_cost_a_document(
     assert sum("killed by signal 9" in text for text in listener.texts("worker")) == kills
 
 
+@pytest.mark.full
 def test_endless_kills_from_outside_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says who was hit and what to do, and no document is lost: the same command goes on."""
     hunt(tmp_path, monkeypatch, 100)
@@ -136,7 +141,8 @@ def test_endless_kills_from_outside_stop_the_run(tmp_path: Path, monkeypatch: py
         encode(runs.job_of(tmp_path / "out", path, batch_bytes=5000).source, workers=1)
 
 
-@pytest.mark.promise(9)
+@pytest.mark.full
+@pytest.mark.promise("poison is isolated, quarantined and counted")
 @pytest.mark.parametrize("kills", [5, 100])
 def test_the_kernels_kills_for_want_of_memory_count_only_alone(
     tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
@@ -165,7 +171,8 @@ def test_the_kernels_kills_for_want_of_memory_count_only_alone(
     assert stream_of(blocks) == reference.stream([d for d in documents if d != poison.KILLED]).tolist()
 
 
-@pytest.mark.promise(9)
+@pytest.mark.full
+@pytest.mark.promise("poison is isolated, quarantined and counted")
 def test_several_poisons_and_copies_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool
 ) -> None:
@@ -181,7 +188,8 @@ def test_several_poisons_and_copies_of_one(
     assert len(listener.texts("worker")) >= task.MAXIMUM_DEATHS + 2
 
 
-@pytest.mark.promise(9)
+@pytest.mark.full
+@pytest.mark.promise("poison is isolated, quarantined and counted")
 @pytest.mark.parametrize("filler", ["Plain words and more of them. " * 10_000, "没有空格的文字" * 15_000])
 def test_a_poisoned_piece_of_a_long_document(
     tmp_path: Path, filler: str, monkeypatch: pytest.MonkeyPatch
@@ -201,6 +209,7 @@ def test_a_poisoned_piece_of_a_long_document(
         check_batch_bytes([lost], 8192)
 
 
+@pytest.mark.full
 def test_too_many_deaths_are_not_the_documents_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which everything dies must not end in an empty result that says it is complete."""
     monkeypatch.setattr(left_out, "MAXIMUM_QUARANTINED", 2)
@@ -210,7 +219,7 @@ def test_too_many_deaths_are_not_the_documents_fault(tmp_path: Path, monkeypatch
         encode(runs.job_of(tmp_path / "out", path).source, workers=1)
 
 
-@pytest.mark.promise(9)
+@pytest.mark.promise("poison is isolated, quarantined and counted")
 def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None:
     """The file names file, row, id and cause; a resume, and a second start, come to the same end."""
     documents = with_poison(poison.DEADLY)
@@ -247,6 +256,7 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
     assert runs.shards_in(out) == expected
 
 
+@pytest.mark.full
 def test_poison_among_small_files_is_found_in_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

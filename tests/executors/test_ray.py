@@ -42,6 +42,8 @@ from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
 
+pytestmark = pytest.mark.full
+
 DOCUMENTS = make_documents(90, seed=91)
 WANTED = [
     *(Wanted(layout, 1500, val_ratio=Fraction(3, 10), val_seed=4, index=True) for layout in LAYOUTS),
@@ -134,7 +136,7 @@ def finished(out: Path) -> int:
         return 0
 
 
-@pytest.mark.promise(34)
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_every_layout_is_the_reference(
     tmp_path: Path, driver: RayDriver, cluster: RayCluster, soak: bool
 ) -> None:
@@ -153,7 +155,7 @@ def test_every_layout_is_the_reference(
     assert wait_until(lambda: driver.used_store_bytes() == 0)
 
 
-@pytest.mark.promise(34)
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 @pytest.mark.parametrize("form", ["text", "gzip", pytest.param("jsonl", marks=pytest.mark.soak)])
 def test_other_inputs_are_the_reference(
     tmp_path: Path, driver: RayDriver, cluster: RayCluster, form: str
@@ -175,7 +177,7 @@ def test_other_inputs_are_the_reference(
     assert runs.outputs_in(out) == layout_reference.files(TEXTS, wanted)
 
 
-@pytest.mark.promise(34)
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_another_tokenizer_is_its_own_reference(
     tmp_path: Path, driver: RayDriver, cluster: RayCluster
 ) -> None:
@@ -193,7 +195,7 @@ def test_another_tokenizer_is_its_own_reference(
     assert wait_until(lambda: not list(node_files.glob("fineweb-shards-*")))  # one may still be loading
 
 
-@pytest.mark.promise(34)
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_a_dataset_of_the_hub_is_the_reference(tmp_path: Path, cluster: RayCluster) -> None:
     """Nodes fetch for themselves; they are told where the hub is, because only the driver's process knows."""
     with StandInHub([fourteen_files.sample_repository()]) as hub:
@@ -206,7 +208,7 @@ def test_a_dataset_of_the_hub_is_the_reference(tmp_path: Path, cluster: RayClust
     assert runs.shards_in(tmp_path / "out") == fourteen_files.expected_shards()
 
 
-@pytest.mark.promise(34)
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_a_node_that_is_lost_costs_only_time(
     tmp_path: Path,
     driver: RayDriver,
@@ -229,7 +231,7 @@ def test_a_node_that_is_lost_costs_only_time(
         assert wait_until(lambda: driver.used_store_bytes() == 0)
 
 
-@pytest.mark.promise(34)
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_workers_that_are_killed_cost_only_time(
     tmp_path: Path,
     driver: RayDriver,
@@ -252,7 +254,7 @@ def test_workers_that_are_killed_cost_only_time(
         assert runs.shards_in(out) == expected
 
 
-@pytest.mark.promise(34)
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_a_driver_that_is_killed_is_run_again(
     tmp_path: Path, cluster: RayCluster, many: Path, expected: dict[str, bytes], tries: Tries
 ) -> None:
@@ -272,7 +274,7 @@ def test_a_driver_that_is_killed_is_run_again(
         assert runs.shards_in(out) == expected
 
 
-@pytest.mark.promise(34)
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_poison_is_narrowed_down_to_its_document(
     tmp_path: Path, cluster: RayCluster, kills_left: Path
 ) -> None:
@@ -300,7 +302,7 @@ def test_poison_is_narrowed_down_to_its_document(
     assert not list(kills_left.iterdir())
 
 
-@pytest.mark.promise(34)
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_cluster_of_its_own_goes_with_the_run(
     tmp_path: Path,
@@ -408,7 +410,7 @@ def cluster_with_token(token: Path) -> Iterator[str]:
             held.communicate("\n")
 
 
-@pytest.mark.promise(34)
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_shards_in_a_bucket(
     cluster: RayCluster, bucket_environment: str, bucket_url: str, tmp_path: Path
 ) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -21,15 +22,17 @@ from inputs import write_jsonl
 
 import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError
-from fineweb_shards.events import Observer
 from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
+from fineweb_shards.executors.file_tasks import FileOrder, FileResult, StoredTokens
 from fineweb_shards.executors.ray import one_by_one_process, worker
 from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
-from fineweb_shards.executors.ray.messages import EncodedBatch, Errand, Piece, Returned
+from fineweb_shards.executors.ray.messages import EncodedBatch
 from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpacked
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.store import leftovers
+from fineweb_shards.store import leftovers, seal
 from fineweb_shards.store.bucket_store import BucketStore
+from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.store.segment import Contents, Segment
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.texts import Texts
@@ -160,7 +163,7 @@ def test_the_files_of_a_vocabulary_travel(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_process_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first errands come in several threads at once."""
+    """Its first orders come in several threads at once."""
     board = SimpleNamespace(get_shipment=SimpleNamespace(remote=lambda: None))
     shipment = fineweb_shards.__version__, pickle.dumps(None)
     ray = SimpleNamespace(get_actor=lambda run: board, get=lambda reference: shipment)
@@ -239,16 +242,16 @@ def test_a_scratch_file_is_new_and_goes(tmp_path: Path) -> None:
 
 
 def process_on(folder: Path) -> worker.RunProcess:
-    """A node's process with no cluster: the objects that its errands are given are the arrays themselves."""
+    """A node's process with no cluster: the objects that its orders refer to are the arrays themselves."""
     process = worker.RunProcess.__new__(worker.RunProcess)
     source = runs.job_of(folder / "out", write_jsonl(folder / "a.jsonl", ["one"])).source
-    process._spec = replace(runs.spec_of(source), folder=folder)
+    process._spec = replace(runs.spec_of(source), store=FolderStore(folder))
     process._run = RUN
     process._board = SimpleNamespace(tell=SimpleNamespace(remote=lambda news: None))
     return process
 
 
-def test_two_attempts_of_an_errand_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_attempts_to_seal_a_file_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first may still be running, because only its line broke, when the second begins and ends on the
     same node: both see their own tokens, and nothing is left."""
     exceptions = SimpleNamespace(ObjectLostError=ZeroDivisionError)
@@ -260,19 +263,23 @@ def test_two_attempts_of_an_errand_share_no_file(tmp_path: Path, monkeypatch: py
     tokens = np.array([5, 6, 7], np.uint16)
     results = []
 
-    def seal(observer: Observer, path: Path, name: str, *, again: bool) -> tuple[str, bytes]:
-        if again:
-            results.append(do(again=False))
-        return name, path.read_bytes()
+    def read_back(file: BinaryIO, *arguments: object) -> Contents:
+        if not results:
+            results.append(FileResult(0))
+            results[0] = do()
+        return read_contents(file, *arguments)
 
-    def do(*, again: bool) -> Returned:
-        piece = Piece(0, 0, Placement(str(path), 0, np.array([[0, 3]])))
-        errand = Errand((piece,), partial(seal, again=again), (path, "name"), str(path))
-        return process.do(1, [[tokens]], errand)
+    def do() -> FileResult:
+        placement = Placement(str(path), 0, np.array([[0, 3]]))
+        segment = Segment(path, 0, "shard.npy", "train", 0, 6, 3, 0, whole=False)
+        order = FileOrder(1, segment, (StoredTokens(0, 0, placement),), on_own_disk=True)
+        return process.do([[tokens]], order)
 
-    results.append(do(again=True))
+    read_contents = seal.read_contents
+    monkeypatch.setattr(seal, "read_contents", read_back)
+    results.append(do())
     assert [one.error for one in results] == [None, None]
-    assert [one.result for one in results] == [("name", tokens.tobytes())] * 2
+    assert [one.sha256 for one in results] == [hashlib.sha256(tokens).hexdigest()] * 2
     assert not list(path.parent.iterdir())
 
 

@@ -18,13 +18,14 @@ from doubles import Listener
 from inputs import write_jsonl
 
 from fineweb_shards.errors import UsageError, WorkerError
-from fineweb_shards.executors.ray import cluster, jobs
+from fineweb_shards.executors.ray import cluster, file_tasks
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.cluster import find_address
 from fineweb_shards.executors.ray.deaths import LOST
 from fineweb_shards.executors.ray.members import Members
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
 from fineweb_shards.executors.ray.waits import Waits
+from fineweb_shards.store.segment import Segment
 from fineweb_shards.system.install_command import install_command
 from fineweb_shards.types import Placement
 
@@ -35,6 +36,7 @@ def placement(path: str, offset: int) -> Placement:
     return Placement(path, offset, np.array([[0, 1]]))
 
 
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_a_file_gets_what_belongs_before_its_end() -> None:
     """What belongs behind the end of a segment waits for the next one, and a block that is in two files is
     kept until both are written."""
@@ -59,6 +61,7 @@ def test_a_file_gets_what_belongs_before_its_end() -> None:
     assert (attempt.keys, unwritten.unplaced_bytes, unwritten.placed_bytes) == (set(), 0, 0)
 
 
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_lost_tokens_are_waited_for() -> None:
     """A block that was placed waits for another attempt; one that was not is received as a new one. It may be
     placed while its tokens are lost."""
@@ -79,18 +82,19 @@ def test_lost_tokens_are_waited_for() -> None:
     assert (unwritten.unplaced_bytes, unwritten.placed_bytes) == (0, 200)
 
 
-def test_an_errand_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its node may be gone without Ray knowing it: no other errand is started there while there is another
+def test_a_file_task_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node may be gone without Ray knowing it: no other task is started there while there is another
     node, and one line on the screen says so for all that the node took along."""
-    monkeypatch.setattr(jobs, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(jobs, "explain_failure", lambda error: LOST)
+    monkeypatch.setattr(file_tasks, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(file_tasks, "explain_failure", lambda error: LOST)
     exceptions = SimpleNamespace(RayError=ZeroDivisionError)
-    monkeypatch.setattr(jobs, "load_ray", lambda: SimpleNamespace(exceptions=exceptions))
+    monkeypatch.setattr(file_tasks, "load_ray", lambda: SimpleNamespace(exceptions=exceptions))
     do = SimpleNamespace(remote=lambda *arguments: None)
-    monkeypatch.setattr(jobs.ErrandPool, "_start_process", lambda pool, node: SimpleNamespace(do=do))
+    processes = file_tasks.FileProcesses
+    monkeypatch.setattr(processes, "_start_process", lambda pool, node: SimpleNamespace(do=do))
     ends: list[Callable[[Future[bytes]], None]] = []
     listener = Listener()
-    errands = jobs.Jobs(
+    tasks = file_tasks.NodeTasks(
         RUN,
         lambda reference, end: ends.append(end),
         lambda shares: None,
@@ -99,25 +103,26 @@ def test_an_errand_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPatc
         observer=listener,
         waits=Waits(listener),
     )
-    errands.pool.set_nodes(["gone", "there"])
+    segment = Segment(Path("a.tmp"), 0, "a", "train", 0, 6, 3, 0, whole=True)
+    tasks.processes.set_nodes(["gone", "there"])
     for number in range(4):
-        errands.add(number, print)
-    assert nodes_of(errands) == {0: "gone", 1: "there", 2: "gone", 3: "there"}
+        tasks.add(number, segment)
+    assert nodes_of(tasks) == {0: "gone", 1: "there", 2: "gone", 3: "there"}
     died: Future[bytes] = Future()
     died.set_exception(ZeroDivisionError())
     ends[0](died)
     ends[2](died)
-    errands.start_all()
-    assert nodes_of(errands) == dict.fromkeys(range(4), "there")
+    tasks.start_all()
+    assert nodes_of(tasks) == dict.fromkeys(range(4), "there")
     assert [event.loud for event in listener.events] == [True, False]
-    errands.pool.set_nodes(["gone"])
-    errands.add(4, print)
-    assert nodes_of(errands)[4] == "gone"
+    tasks.processes.set_nodes(["gone"])
+    tasks.add(4, segment)
+    assert nodes_of(tasks)[4] == "gone"
 
 
-def nodes_of(errands: jobs.Jobs) -> dict[int, str]:
-    """Where each errand runs."""
-    return {number: job.node for number, job in errands._jobs.items() if job.running}
+def nodes_of(tasks: file_tasks.NodeTasks) -> dict[int, str]:
+    """Where each task runs."""
+    return {number: task.node for number, task in tasks._tasks.items() if task.running}
 
 
 def test_a_change_of_nodes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

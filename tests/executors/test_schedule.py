@@ -216,7 +216,7 @@ def test_a_batch_is_in_flight_until_it_is_written() -> None:
     assert not schedule.keeps_any("a")
 
 
-@pytest.mark.promise(27)
+@pytest.mark.promise("a worker's death with unwritten tokens costs only time")
 def test_what_was_written_is_not_written_again() -> None:
     """A worker that dies between two placements of a block: the next one writes the second only, because the
     file of the first may have its name by now."""
@@ -379,7 +379,7 @@ def test_an_error_is_raised_in_its_turn() -> None:
     assert schedule.is_empty
 
 
-@pytest.mark.promise(9)
+@pytest.mark.promise("poison is isolated, quarantined and counted")
 @pytest.mark.parametrize("death", [CRASH, STUCK])
 def test_a_document_that_ends_both_engines_goes_to_quarantine(death: Death) -> None:
     """What comes behind it starts over, without it, and so does nothing in front of it."""
@@ -449,7 +449,7 @@ def test_too_many_documents_in_quarantine_end_the_run(monkeypatch: pytest.Monkey
         end_over(schedule, 2, CRASH)
 
 
-@pytest.mark.promise(9)
+@pytest.mark.promise("poison is isolated, quarantined and counted")
 def test_what_ran_out_of_memory_is_tried_alone() -> None:
     """In its turn, with nobody else at work; only what happens then counts."""
     schedule = schedule_of(3)
@@ -481,7 +481,7 @@ def test_what_ran_out_of_memory_is_tried_alone() -> None:
     assert schedule.give_next("b") is not None
 
 
-@pytest.mark.promise(8, 9)
+@pytest.mark.promise("a worker's death never hangs the run", "poison is isolated, quarantined and counted")
 def test_kills_from_outside_never_cost_a_document() -> None:
     """A block in between, and they are forgotten; very many without any end the run."""
     schedule = schedule_of(1)
@@ -848,7 +848,11 @@ def check(simulation: Simulation) -> set[tuple[int, int]]:
     return lost
 
 
-@pytest.mark.promise(8, 9, 27)
+@pytest.mark.promise(
+    "a worker's death never hangs the run",
+    "poison is isolated, quarantined and counted",
+    "a worker's death with unwritten tokens costs only time",
+)
 @given(
     contents=st.lists(st.tuples(st.integers(1, 50), CHUNKS), max_size=12),
     of_first_file=st.integers(0, 12),

@@ -26,7 +26,7 @@ from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
 from fineweb_shards.executors.local import watchdog, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.reading import checked_segments, verify
+from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store import seal
 from fineweb_shards.store.folder_store import FolderStore
@@ -40,14 +40,14 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # Every place where the package starts threads, each with a test below or, for the monitor, in
 # tests/watching/test_monitor.py, for what is read ahead in tests/sources/test_read_ahead.py, for the loader's
 # helper in tests/loader/test_bucket_shards.py, for a bucket's lock in tests/store/test_bucket_lock.py, for
-# waits before a run in tests/watching/test_status.py. Of a worker's actions, `write_blocks` and `do_errands`
-# are in test_unwritten.py.
+# waits before a run in tests/watching/test_status.py. Of a worker's actions, `write_blocks` and
+# `finish_files` are in test_unwritten.py.
 INVENTORY = {
     "executors/producer.py": 1,
     "executors/local/watchdog.py": 1,
     "executors/local/worker.py": 1,
     "executors/ray/one_by_one_process.py": 1,  # ends the process with its parent, as in a local worker
-    "loader/helper_process.py": 1,
+    "loader/forkable_store.py": 1,
     "sources/read_ahead.py": 1,
     "store/bucket_lock.py": 1,
     "system/background.py": 2,  # both raise, where it is asked for, what a thread has raised
@@ -74,7 +74,7 @@ def test_every_action_of_a_workers_threads_is_known() -> None:
     started = re.findall(r"_start_thread\(outbox, (\w+)\)", text)
     assert started == ["die_with_parent", "action"]
     (actions,) = re.findall(r"for action in \((.*)\):\n        _start_thread", text)
-    assert actions == "worker.receive_orders, worker.write_blocks, worker.do_errands"
+    assert actions == "worker.receive_orders, worker.write_blocks, worker.finish_files"
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def encode(source: Source, batches: Iterator[Batch]) -> tuple[list[int], Listene
     return np.concatenate([block.array for block in blocks]).tolist(), listener
 
 
-@pytest.mark.promise(8)
+@pytest.mark.promise("a worker's death never hangs the run")
 def test_a_prefetch_that_fails_costs_nothing(source: Source) -> None:
     """The batch is read without it: the same tokens, and the log says what failed."""
     broken = faulty.with_format(source, faulty.FailingPrefetch)
@@ -102,7 +102,7 @@ def test_a_prefetch_that_fails_costs_nothing(source: Source) -> None:
     assert "ValueError: Retry-After: 1.5" in told[0]
 
 
-@pytest.mark.promise(8)
+@pytest.mark.promise("a worker's death never hangs the run")
 @pytest.mark.parametrize("fault", ["exit", "order"])
 def test_a_receiver_that_fails_ends_its_worker(
     source: Source, fault: str, monkeypatch: pytest.MonkeyPatch
@@ -118,7 +118,7 @@ def test_a_receiver_that_fails_ends_its_worker(
         encode(source, faulty.mined(batches) if fault == "order" else batches)
 
 
-@pytest.mark.promise(11)
+@pytest.mark.promise("no orphans, nothing left in /dev/shm")
 def test_a_worker_that_cannot_watch_its_parent_ends(source: Source) -> None:
     """It would be an orphan one day."""
     blind = faulty.with_format(source, faulty.BlindToItsParent)
@@ -126,6 +126,7 @@ def test_a_worker_that_cannot_watch_its_parent_ends(source: Source) -> None:
         encode(blind, blind.batches(runs.START))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), SystemExit(0), KeyboardInterrupt()])
 def test_a_listing_that_fails_ends_the_run(source: Source, error: BaseException) -> None:
     """With what it raised, whatever that is; not with silence, and not with exit code 0."""
@@ -193,7 +194,7 @@ def test_a_check_that_fails_ends_its_verb(tmp_path: Path, verb: str, monkeypatch
         raise ZeroDivisionError("check")
 
     monkeypatch.setattr(verify, "check_segment", fail)
-    monkeypatch.setattr(checked_segments, "check_segment", fail)
+    monkeypatch.setattr(token_stream, "check_segment", fail)
     check: Callable[[], object] = partial(verify.verify_folder, FolderStore(tmp_path / "out"))
     if verb == "export":
         check = partial(runs.export, tmp_path / "out", tmp_path / "copy", layout="llm.c", shard_tokens=4000)

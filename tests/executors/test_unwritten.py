@@ -61,7 +61,7 @@ def build(out: Path, path: Path, wanted: Wanted, workers: int = 1, **settings: o
         job.engine.name,
         job.config.seed,
         job.output.shard_format,
-        job.folder,
+        job.output.store,
         job.config.max_outage,
     )
     with (
@@ -105,7 +105,7 @@ def deaths_in(out: Path) -> int:
     return (out / ".fineweb-shards" / "log.txt").read_text().count("was killed by signal 9; replaced")
 
 
-@pytest.mark.promise(27)
+@pytest.mark.promise("a worker's death with unwritten tokens costs only time")
 @pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[wanted.layout for wanted in LAYOUTS])
 def test_a_worker_killed_between_encoding_and_the_answer(
     tmp_path: Path, path: Path, number: int, tries: Tries, soak: bool, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +126,7 @@ def test_a_worker_killed_between_encoding_and_the_answer(
         assert 1 <= deaths_in(out) <= len(kills)  # one death may be that of two threads
 
 
-@pytest.mark.promise(28)
+@pytest.mark.promise("a failing write in a worker never leaves a torn shard")
 def test_a_disk_that_is_full_for_a_while_at_every_write(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_for_a_while_at_every_write(
     assert len(list((tmp_path / "faults").glob("write@*"))) < len(faults) - 20
 
 
-@pytest.mark.promise(28)
+@pytest.mark.promise("a failing write in a worker never leaves a torn shard")
 @pytest.mark.parametrize("fault", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize(
     "number", [0, pytest.param(2, marks=pytest.mark.soak)], ids=[LAYOUTS[0].layout, LAYOUTS[2].layout]
@@ -176,7 +176,7 @@ def test_a_disk_that_fails_for_good_at_any_write(
         check(out, wanted)
 
 
-@pytest.mark.promise(28)
+@pytest.mark.promise("a failing write in a worker never leaves a torn shard")
 @pytest.mark.parametrize("point", ["hashed", pytest.param("synced", marks=pytest.mark.soak)])
 def test_a_disk_that_fails_while_a_file_is_sealed(
     tmp_path: Path, path: Path, point: str, monkeypatch: pytest.MonkeyPatch
@@ -191,12 +191,14 @@ def test_a_disk_that_fails_while_a_file_is_sealed(
     check(out, LAYOUTS[0])
 
 
-@pytest.mark.promise(8, 27)
+@pytest.mark.promise(
+    "a worker's death never hangs the run", "a worker's death with unwritten tokens costs only time"
+)
 @pytest.mark.parametrize("point", ["encoded", "seal"])
 def test_a_bug_in_a_thread_ends_the_run(
     tmp_path: Path, path: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the writer, or of the one for errands: with its traceback, and no document is blamed for it."""
+    """Of the writer, or of what finishes files: with its traceback, and no document is blamed for it."""
     faults = hostile.plan(tmp_path / "faults", f"{point}@0=lasting-bug")
     monkeypatch.setenv(hostile.FAULTS, str(faults))
     sentence = {"encoded": "could not write its tokens", "seal": "could not seal"}
@@ -206,14 +208,17 @@ def test_a_bug_in_a_thread_ends_the_run(
     assert check_unfinished(out, LAYOUTS[0]) == 0
 
 
-@pytest.mark.promise(8, 27)
+@pytest.mark.full
+@pytest.mark.promise(
+    "a worker's death never hangs the run", "a worker's death with unwritten tokens costs only time"
+)
 @pytest.mark.parametrize("point", ["encoded", "seal"])
 def test_a_thread_that_fails_for_good_ends_the_run(
     tmp_path: Path, path: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer, or a thread for errands, that is gone: its worker ends, and after some tries the run."""
+    """The thread that writes, or finishes files, is gone: its worker ends, and after some tries the run."""
     monkeypatch.setattr(task, "MAXIMUM_LOSSES", 2)
-    monkeypatch.setattr("fineweb_shards.executors.local.errands.MAXIMUM_DEATHS", 2)
+    monkeypatch.setattr("fineweb_shards.executors.file_tasks.MAXIMUM_DEATHS", 2)
     faults = hostile.plan(tmp_path / "faults", f"{point}@0=lasting-exit")
     monkeypatch.setenv(hostile.FAULTS, str(faults))
     sentence = {"encoded": "2 workers died before they had written", "seal": "Workers die while they seal"}
@@ -234,7 +239,9 @@ def command(path: Path, out: Path) -> list[str]:
     return [str(word) for word in words]
 
 
-@pytest.mark.promise(1, 27)
+@pytest.mark.promise(
+    "kill -9 loses only the unfinished shard", "a worker's death with unwritten tokens costs only time"
+)
 def test_a_kill_of_everything_between_the_last_write_and_the_name(
     tmp_path: Path, path: Path, tries: Tries
 ) -> None:
@@ -256,7 +263,7 @@ def test_a_kill_of_everything_between_the_last_write_and_the_name(
         check(out, LAYOUTS[0])
 
 
-@pytest.mark.promise(12)
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_ctrl_c_with_several_shards_in_flight(
     tmp_path: Path, path: Path, tries: Tries, within: Measure
 ) -> None:

@@ -115,7 +115,8 @@ def accuse_only(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     monkeypatch.setattr(watchdog, "LOOK_EVERY_SECONDS", 0.05)
 
 
-@pytest.mark.promise(8)
+@pytest.mark.full
+@pytest.mark.promise("a worker's death never hangs the run")
 def test_a_stopped_worker_is_replaced(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP to them, and nobody ever says SIGCONT: the run goes on with the same tokens."""
     accuse_only(monkeypatch, "T")
@@ -133,7 +134,7 @@ def test_a_stopped_worker_is_replaced(source: Source, monkeypatch: pytest.Monkey
     assert all("did nothing for" in text and "was killed; replaced" in text for text in told)
 
 
-@pytest.mark.promise(8)
+@pytest.mark.promise("a worker's death never hangs the run")
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_reader_that_sleeps_for_ever_ends_the_run(
     tmp_path: Path, skip: bool, monkeypatch: pytest.MonkeyPatch

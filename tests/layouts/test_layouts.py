@@ -118,6 +118,7 @@ def test_the_share_is_exact_and_a_function_of_the_number(ratio: str) -> None:
     assert not np.array_equal(SplitRule(val_ratio=exact, seed=8).chooses(numbers), chosen)
 
 
+@pytest.mark.full
 def test_a_lost_file_is_made_again(tmp_path: Path) -> None:
     """Deleted, cut short or grown: the same command makes it good, also where two splits grow together."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
@@ -136,6 +137,7 @@ def test_a_lost_file_is_made_again(tmp_path: Path) -> None:
                 assert runs.outputs_in(out) == expected
 
 
+@pytest.mark.full(but=["megatron"])
 @pytest.mark.parametrize(
     "layout", [name for name in LAYOUTS if name not in ("build-nanogpt", "llm.c", "plain")]
 )

@@ -9,13 +9,12 @@ from pathlib import Path
 import layout_reference
 import pytest
 import runs
-from doubles import InlineExecutor
+from doubles import AtOncePlane, InlineExecutor
 from inputs import write_text
 from layout_reference import Wanted
 
 from fineweb_shards.errors import OutputError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.numbering import Numbering, choose_digits
 from fineweb_shards.layouts.plain import Plain
@@ -71,9 +70,9 @@ def test_an_estimate_may_be_wrong_by_half() -> None:
 def build_with(out: Path, path: Path, digits: int) -> None:
     """A build of shards of one token whose plan has decided on so many digits."""
     job = runs.job_of(out, path, shard_tokens=1, layout="plain")
-    writer = TokenWriter(job.output.shard_format, Disk(out, 0, Observer()))
-    executor = InlineExecutor(job.source, runs.encoder(eot_first=False), writer)
-    with FolderLock(out), contextlib.closing(writer):
+    plane = AtOncePlane(job.output.store, job.output.shard_format, Disk(out, 0, Observer()))
+    executor = InlineExecutor(job.source, runs.encoder(eot_first=False), plane)
+    with FolderLock(out), contextlib.closing(plane):
         manifest = open_manifest(job, same_source=False)
         manifest = replace(manifest, digits=manifest.digits or digits)
         run(job, manifest, executor, Progress(EventLog(out)))

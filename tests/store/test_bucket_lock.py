@@ -83,7 +83,7 @@ class Race:
             self.refusals.append(error)
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 def test_of_racing_starts_one_wins(door: Door, open_store: OpenStore, tries: Tries) -> None:
     """All others are told that another run is writing here. S3 looks and writes in one step, and moto in two:
     so the door lets requests in one by one."""
@@ -96,7 +96,7 @@ def test_of_racing_starts_one_wins(door: Door, open_store: OpenStore, tries: Tri
         assert all("another run is writing here (process " in error.message for error in race.refusals)
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 def test_a_writer_that_has_slept_is_refused(
     open_store: OpenStore, view: BucketView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_writer_that_has_slept_is_refused(
     assert ".fineweb-shards/lock.json" not in view.names()
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 def test_a_run_that_has_slept_writes_nothing_more(
     open_store: OpenStore, view: BucketView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

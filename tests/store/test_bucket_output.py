@@ -98,7 +98,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_parts(monkeypatch)
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize(
     "wanted",
@@ -136,7 +136,7 @@ NANOGPT = Wanted("build-nanogpt", 6000)
 FILES = layout_reference.files(DOCUMENTS, NANOGPT)
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.parametrize("wanted", [NANOGPT, Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4))])
 def test_a_finished_output_grows_on(
     build: Callable[..., object], view: BucketView, door: Door, scratch: Path, wanted: Wanted
@@ -183,7 +183,7 @@ def test_objects_of_others_are_refused(build: Callable[..., object], view: Bucke
     assert view.names() == ["manifest.json"]
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 def test_fresh_deletes_what_is_ours_and_nothing_else(
     build: Callable[..., object], out: str, source: Path, scratch: Path, view: BucketView
 ) -> None:
@@ -318,7 +318,7 @@ def test_a_refusal_is_a_sentence(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.promise(25)
+@pytest.mark.promise("the HF token appears nowhere")
 def test_credentials_are_nowhere(out: str, source: Path, scratch: Path, view: BucketView, door: Door) -> None:
     """Neither on the screen nor in a file, here or in the bucket, whatever goes wrong."""
     door.faults = [Fault("PUT", "train", status=500, code="InternalError"), Fault("PUT", "val", resets=True)]
@@ -383,7 +383,7 @@ def test_a_full_scratch_folder_is_waited_for(
     check_finished(view, scratch, FILES)
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.soak
 def test_a_worker_that_waits_for_the_bucket_is_not_stuck(
     bucket_url: str,

@@ -22,6 +22,8 @@ from fineweb_shards.events import Observer
 from fineweb_shards.store import bucket_lock
 from fineweb_shards.store.opening import open_store
 
+pytestmark = pytest.mark.full
+
 DOCUMENTS = make_documents(36, seed=98)
 
 
@@ -44,7 +46,7 @@ def outputs(out: str) -> dict[str, bytes]:
     return {name: found[0] for name in names if (found := bucket.read(name)) is not None}
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.parametrize(
     "wanted",
     [Wanted("megatron", 6000, val_tokens=7000), Wanted("llm.c", 6000, val_ratio=Fraction(2, 5))],
@@ -73,7 +75,7 @@ def test_the_same_bytes(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not [name for name in left if "parts" in name or "lock" in name or "probe" in name]
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 def test_a_second_writer_is_refused(out: str, tmp_path: Path) -> None:
     """Whether the store knows conditions or not."""
     first, second = (open_store(out, str(tmp_path / name), 20, Observer()) for name in "ab")

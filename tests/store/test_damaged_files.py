@@ -54,10 +54,10 @@ def use_all(path: Path) -> None:
         assert 0 <= chosen < found.documents
         "".join(inspection.read_document(target, found.documents - 1))
     for seed in (None, 1):
-        ShardLoader([path], batch_size=1, length=4, seed=seed, framework="numpy").next_batch()
+        ShardLoader([path], batch_size=1, seq_len=4, seed=seed, framework="numpy").next_batch()
 
 
-@pytest.mark.promise(23)
+@pytest.mark.promise("nothing from data is executed or followed")
 @pytest.mark.parametrize(
     "name", ["a.bin", "a.npy", "train.bin", "fineweb_train_000001.bin", "edufineweb_val_000000.npy"]
 )
@@ -190,7 +190,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.promise(21)
+@pytest.mark.promise("verify finds all damage")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_verify_and_export_name_every_damaged_file(
     made: Path, tmp_path: Path, layout: str, tries: Tries

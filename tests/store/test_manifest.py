@@ -89,7 +89,7 @@ def test_a_file_that_is_saved_again_is_as_if_saved_at_once(folder: Path) -> None
         assert checksum == hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-@pytest.mark.promise(6)
+@pytest.mark.promise("a changed source or setting is refused by name")
 @pytest.mark.parametrize("field", ["layout", "shard_tokens"])
 def test_a_changed_setting_is_refused_by_name(field: str) -> None:
     """The sentence names the flag and both values."""
@@ -130,7 +130,7 @@ def test_another_format_is_refused(folder: Path) -> None:
     assert "fresh" not in refused.value.hint
 
 
-@pytest.mark.promise(23)
+@pytest.mark.promise("nothing from data is executed or followed")
 @pytest.mark.parametrize("name", ["../escape.npy", "/etc/passwd", "a/b.npy", "..", ""])
 def test_no_name_escapes_the_folder(folder: Path, name: str) -> None:
     """A doctored manifest can't make us read or delete files elsewhere, even if its checksum fits."""
@@ -165,7 +165,7 @@ def make_unfinished(folder: Path) -> Manifest:
     return manifest
 
 
-@pytest.mark.promise(6)
+@pytest.mark.promise("a changed source or setting is refused by name")
 def test_every_flipped_character_is_found(folder: Path, tries: Tries) -> None:
     """One character of an unfinished folder's manifest is another: it says the same, or it is refused."""
     manifest = make_unfinished(folder)

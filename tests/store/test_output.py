@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -24,27 +23,28 @@ from doubles import FailingCall
 
 from fineweb_shards.errors import DamageError, DiskFullError, Interrupted, OutputError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors import token_writer
 from fineweb_shards.executors.in_process import InProcessPlane
-from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts import get_layout
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
-from fineweb_shards.layouts.shard_format import ShardFormat
-from fineweb_shards.store import output as output_module
+from fineweb_shards.store import token_writer
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.growing_file import GrowingFile
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
-from fineweb_shards.store.output import Output
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.seal import seal_segment
 from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.store import Store
+from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Cursor, Placement, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
+from fineweb_shards.writing import output as output_module
+from fineweb_shards.writing.growing_file import GrowingFile
+from fineweb_shards.writing.output import Output
 
 LAYOUT = BuildNanoGPT()
 FORMAT = ShardFormat(LAYOUT, GPT2)
@@ -79,8 +79,8 @@ def output_of(
     given = {"layout": layout, "shard_tokens": shard_tokens, **({"val_ratio": 0.0} if one_file else {})}
     settings = runs.job_of(folder, __file__, format="text", **given).config.fingerprint()
     with (
-        contextlib.closing(TokenWriter(spec.shard_format, disk)) as writer,
-        Output(spec, Manifest(settings, [], {}), plane(writer), disk) as output,
+        contextlib.closing(plane(spec.store, spec.shard_format, disk)) as opened,
+        Output(spec, Manifest(settings, [], {}), opened, disk) as output,
     ):
         yield output
 
@@ -140,7 +140,7 @@ def test_without_finish_nothing_is_left(folder: Path) -> None:
 def test_the_shard_is_synced_then_named_then_the_folder_synced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of promise 3; then the same for the manifest."""
+    """A shard is durable before the manifest names it; then the same for the manifest."""
     calls: list[str] = []
     for name in ("write", "fsync", "replace"):
         real = getattr(os, name)
@@ -151,7 +151,7 @@ def test_the_shard_is_synced_then_named_then_the_folder_synced(
     assert calls[:7] == ["write", "fsync", "replace", "fsync", "fsync", "replace", "fsync"]
 
 
-@pytest.mark.promise(15)
+@pytest.mark.promise("an fsync error is fatal")
 def test_an_fsync_error_while_writing_is_fatal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is raised by the write that was to be synced, and never retried."""
     monkeypatch.setattr(token_writer, "SYNC_EVERY_BYTES", 4)
@@ -163,7 +163,7 @@ def test_an_fsync_error_while_writing_is_fatal(folder: Path, monkeypatch: pytest
     assert not (folder / NAME).exists()
 
 
-@pytest.mark.promise(15)
+@pytest.mark.promise("an fsync error is fatal")
 def test_an_fsync_error_while_sealing_is_fatal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file gets no name, and is not synced again."""
     failing = FailingCall(os.fsync, failing=1)
@@ -185,13 +185,13 @@ def test_a_full_disk_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 class LazyPlane(InProcessPlane):
     """Does nothing before somebody waits for it, so that several shards are in flight."""
 
-    def __init__(self, writer: TokenWriter) -> None:
-        super().__init__(writer)
+    def __init__(self, store: Store, shard_format: ShardFormat, disk: Disk) -> None:
+        super().__init__(store, shard_format, disk)
         self._left: dict[Future[Any], Callable[[], Any]] = {}
 
-    def run(self, function: Callable[..., Any], *arguments: object) -> Future[Any]:
+    def _start(self, call: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
-        self._left[future] = partial(function, Observer(), *arguments)
+        self._left[future] = call
         return future
 
     def wait(self, future: Future[Any], longest_seconds: float | None = None) -> Any:
@@ -233,7 +233,8 @@ def write_blocks(output: Output, tokens: np.ndarray, packer: Packer) -> None:
     output.finish()
 
 
-@pytest.mark.promise(12)
+@pytest.mark.full
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_an_interruption_at_any_line_while_a_file_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool
 ) -> None:
@@ -262,7 +263,8 @@ def test_an_interruption_at_any_line_while_a_file_grows(
     assert recorded == set(range(0, 25, 4))
 
 
-@pytest.mark.promise(12)
+@pytest.mark.full
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_an_interruption_at_any_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool) -> None:
     """With several shards in flight: the manifest names a beginning of the shards, each whole and once."""
     monkeypatch.setattr(os, "fsync", lambda file: None)  # saves half of the time
@@ -297,7 +299,7 @@ def sealed(folder: Path, data: bytes, documents: int) -> str:
     path = folder / "growing.tmp"
     path.write_bytes(data)
     segment = Segment(path, 0, NAME, "val", 0, len(data), len(data) // 2 - 64, documents, whole=True)
-    return seal_segment(Observer(), path, segment, FORMAT, FolderStore(folder), 0)
+    return seal_segment(Observer(), segment, FORMAT, FolderStore(folder), 0)
 
 
 def test_what_is_read_back_is_checked(folder: Path) -> None:
@@ -328,7 +330,7 @@ def test_a_file_that_grows_goes_on_after_the_last_recorded_token(folder: Path) -
         writer.write(TOKENS, placement)
         segment = grown.end_segment(whole=True)
     assert (segment.offset, segment.size_bytes, segment.tokens, segment.documents) == (136, 4, 2, 0)
-    sha256 = seal_segment(Observer(), path, segment, FORMAT, store, 0)
+    sha256 = seal_segment(Observer(), segment, FORMAT, store, 0)
     assert sha256 == hashlib.sha256(TOKENS[4:]).hexdigest()
     assert path.read_bytes() == numpy_bytes(TOKENS)
     grown.discard()

@@ -9,8 +9,8 @@ import pytest
 import reference
 
 from fineweb_shards.stream.stitcher import stitch
+from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
-from fineweb_shards.tokenizers.vocabularies import load_token_bytes
 from fineweb_shards.types import Counts, Cursor, EncodedBlock, KeptTokens, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 

@@ -14,17 +14,16 @@ what is decided in schedule.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing import Pipe
-from typing import Self
+from typing import Any, Self
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import Result
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.in_process import InProcessPlane
-from fineweb_shards.executors.local.errands import Errands
+from fineweb_shards.executors.file_tasks import FileResult, FileTasks, FileWork
+from fineweb_shards.executors.in_process import write_at_once
 from fineweb_shards.executors.local.messages import (
     Alive,
     Broken,
@@ -34,7 +33,6 @@ from fineweb_shards.executors.local.messages import (
     Message,
     Order,
     Ready,
-    Returned,
     Trying,
     Waiting,
     Written,
@@ -49,6 +47,8 @@ from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.unreadable_batch import replace_unreadable
+from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.types import KeptTokens, Placement, Quarantined, Tokens
 
@@ -76,10 +76,9 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         unreadable = partial(replace_unreadable, spec.source)
         self._lookahead = Lookahead(workers, is_remote=spec.source.is_remote)
         super().__init__(Schedule(window_bytes, self._lookahead.batches, unreadable, quarantined))
-        self._errands: Errands[WorkerProcess] = Errands()
+        self._files: FileTasks[WorkerProcess] = FileTasks()
         self._writes = Writes()
-        self._writer = spec.make_writer(self._observer)
-        self._here = InProcessPlane(self._writer)  # for tokens at seams, which come here
+        self._writer = spec.make_writer(self._observer)  # for tokens at seams, which come here
         self._wakeup, self._wakeup_sender = Pipe(duplex=False)  # has a byte for each batch that is listed
         self._pool.mailbox.add(self._wakeup)
 
@@ -122,22 +121,28 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
 
     def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
         if not isinstance(tokens, KeptTokens):
-            return self._here.place(tokens, placements)
+            return write_at_once(self._writer, tokens, placements)
         order, worker = self._schedule.place(tokens, placements)
         futures = self._writes.begin(tokens, len(placements))
         if worker is not None:
             self._send(worker, order)
         return futures
 
-    def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        future: Future[Result] = self._errands.add(function, arguments)
-        self._give_out_errands()
+    def seal(self, segment: Segment) -> Future[str]:
+        return self._add_file_task(segment)
+
+    def write_sidecars(self, file: FinishedFile) -> Future[None]:
+        return self._add_file_task(file)
+
+    def _add_file_task(self, work: FileWork) -> Future[Any]:
+        future = self._files.add(work)
+        self._give_out_file_tasks()
         return future
 
     def _give_out(self) -> None:
         """Replace workers that are gone, and give out what there is to do."""
         self._apply_memory_advice()
-        self._give_out_errands()
+        self._give_out_file_tasks()
         self._give_out_work()
 
     def _apply_memory_advice(self) -> None:
@@ -147,11 +152,11 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._pool.fill(1 if self._schedule.tries_alone else self._count)
 
     def _is_needed(self, worker: WorkerProcess) -> bool:
-        return self._schedule.keeps_any(worker) or self._errands.count(worker) > 0
+        return self._schedule.keeps_any(worker) or self._files.count(worker) > 0
 
-    def _give_out_errands(self) -> None:
-        for worker, errand in self._errands.give_out(worker for worker in self._workers if worker.ready):
-            self._send(worker, errand)
+    def _give_out_file_tasks(self) -> None:
+        for worker, order in self._files.give_out(worker for worker in self._workers if worker.ready):
+            self._send(worker, order)
 
     def _give_out_work(self) -> None:
         """Give batches to all workers that may have more."""
@@ -204,7 +209,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
 
     def _should_respond(self, worker: WorkerProcess) -> bool:
         """Return whether a worker has work, or is still starting, and waits for neither network nor disk."""
-        has_work = self._schedule.has_work(worker) or self._errands.count(worker) > 0
+        has_work = self._schedule.has_work(worker) or self._files.count(worker) > 0
         return (has_work or not worker.ready) and not worker.waits
 
     def _receive(self, worker: WorkerProcess) -> None:
@@ -235,8 +240,8 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
                 self._observer.add_fetched(message.fetched_bytes)
                 self._lookahead.note_batch(message.fetched_bytes, message.waited_seconds, time.monotonic())
                 self._schedule.queued_batches = self._lookahead.batches
-            case Returned():
-                self._errands.finish(message)
+            case FileResult():
+                self._files.finish(message)
             case Failed():
                 if not worker.ready:
                     raise message.error
@@ -279,7 +284,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
             self._pool.note_early_death(death)
         self._observer.tell(Event("worker", f"worker {worker.pid} {death.description}; replaced"))
         try:
-            self._errands.remove_worker(worker, death)
+            self._files.remove_worker(worker, death)
             end_all = self._schedule.note_death(worker, death)
         finally:  # even if the run ends now: what is finished is still sealed, by the other workers
             self._end(worker)
@@ -291,6 +296,6 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         """End a worker, and take back its work for other workers."""
         self._pool.remove(worker)
         self._schedule.remove_worker(worker)
-        self._errands.remove_worker(worker)
+        self._files.remove_worker(worker)
         for cause in list(worker.waits):
             self._pool.report_wait(cause)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection, reduction
-from typing import Any
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.file_tasks import FileOrder, FileResult
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.types import EncodedBlock, Quarantined
@@ -22,16 +21,7 @@ from fineweb_shards.types import EncodedBlock, Quarantined
 _ALIVE_EVERY_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Errand:
-    """An order for any worker: call a module's function with an Observer and these arguments."""
-
-    number: int
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-
-
-Order = WorkOrder | WriteOrder | Errand  # to a worker
+Order = WorkOrder | WriteOrder | FileOrder  # to a worker
 
 
 def send_order(pipe: connection.Connection, order: Order, worker_pid: int) -> None:
@@ -100,15 +90,6 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Returned:
-    """The worker has done an errand: what the function returned, or the error that it raised."""
-
-    number: int
-    result: Any = None
-    error: ShardError | None = None
-
-
-@dataclass(frozen=True)
 class Broken:
     """The worker could not write a block. The run has to stop."""
 
@@ -130,7 +111,7 @@ class Alive:
     """The worker is receiving bytes from the network, but slowly."""
 
 
-Message = Alive | Ready | Trying | Encoded | Done | Failed | Written | Returned | Broken | Waiting | Event
+Message = Alive | Ready | Trying | Encoded | Done | Failed | Written | FileResult | Broken | Waiting | Event
 
 
 class Outbox(Observer):

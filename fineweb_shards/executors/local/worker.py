@@ -1,7 +1,7 @@
 """Run one worker process: encode batches, keep their tokens, write them where the parent says.
 
-Four threads: one receives orders, the main thread encodes, one writes, one does errands (such as hashing and
-syncing a finished file). So none of them waits for another's disk or network. The process has no state except
+Four threads: one receives orders, the main thread encodes, one writes, one finishes files (hashes and syncs
+them, writes sidecars). So none of them waits for another's disk or network. The process has no state except
 caches and the tokens it has not written yet, so that killing it costs only the batches it has. A last thread
 ends the process when the parent ends, for whatever reason.
 """
@@ -21,25 +21,23 @@ from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event
 from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
 from fineweb_shards.executors.exit_cause import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
+from fineweb_shards.executors.file_tasks import FileOrder, FileResult, describe_work
 from fineweb_shards.executors.local.messages import (
     Broken,
     Encoded,
-    Errand,
     Failed,
     Outbox,
     Ready,
-    Returned,
     Trying,
     Written,
     receive_order,
 )
 from fineweb_shards.executors.prefetcher import Prefetcher
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
-from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.sources.base import Source
+from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
-from fineweb_shards.tokenizers.encoder import Encoder
-from fineweb_shards.tokenizers.token_joiner import TokenJoiner
+from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
 
 
@@ -64,7 +62,7 @@ def run_worker(pipe: connection.Connection) -> None:
         outbox.send(Failed(error))
         return
     worker = Worker(pipe, spec, source, encoder, outbox)
-    for action in (worker.receive_orders, worker.write_blocks, worker.do_errands):
+    for action in (worker.receive_orders, worker.write_blocks, worker.finish_files):
         _start_thread(outbox, action)
     outbox.send(Ready())
     worker.encode_batches()
@@ -82,6 +80,7 @@ class Worker:
         outbox: Outbox,
     ) -> None:
         self._pipe = pipe
+        self._spec = spec
         self._source = source
         self._prefetcher = Prefetcher(source, outbox)
         self._encoder = encoder
@@ -90,7 +89,7 @@ class Worker:
         self._tokens: dict[tuple[int, int], Tokens] = {}  # by batch and block: encoded, not yet written
         self._batches: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[WriteOrder] = queue.SimpleQueue()
-        self._errands: queue.SimpleQueue[Errand] = queue.SimpleQueue()
+        self._files: queue.SimpleQueue[FileOrder] = queue.SimpleQueue()
 
     def receive_orders(self) -> None:
         """Receive orders as they arrive, so that the next batch is fetched while this one is encoded."""
@@ -103,8 +102,8 @@ class Worker:
             match order:
                 case WriteOrder():
                     self._writes.put(order)
-                case Errand():
-                    self._errands.put(order)
+                case FileOrder():
+                    self._files.put(order)
                 case WorkOrder():
                     # Before it is queued: reading must not start before it.
                     self._prefetcher.prefetch(order.batch)
@@ -149,18 +148,19 @@ class Worker:
         del self._tokens[order.batch, order.block]
         self._outbox.send(Written(order.batch, order.block, placements=int(last is not None), dropped=True))
 
-    def do_errands(self) -> None:
-        """Call the functions that the parent wants called."""
+    def finish_files(self) -> None:
+        """Seal segments and write sidecars."""
         while True:
-            errand = self._errands.get()
+            order = self._files.get()
+            assert order.work is not None
             try:
-                returned = Returned(errand.number, errand.function(self._outbox, *errand.arguments))
+                result = FileResult(order.number, self._spec.finish_file(order.work, self._outbox))
             except ShardError as error:
-                returned = Returned(errand.number, error=error)
+                result = FileResult(order.number, error=error)
             except Exception as error:
-                bug = ShardError(f"A worker could not {_name_of(errand)}: {describe_error(error)}")
-                returned = Returned(errand.number, error=bug)
-            self._outbox.send(returned)
+                bug = f"A worker could not {describe_work(order.work)}: {describe_error(error)}"
+                result = FileResult(order.number, error=ShardError(bug))
+            self._outbox.send(result)
 
     def _keep(self, batch: int, index: int, block: EncodedBlock) -> EncodedBlock:
         """Keep the tokens of a block, and return it without them; at a seam, return it as it is, because the
@@ -202,7 +202,3 @@ def die_with_parent() -> None:
     assert parent is not None
     connection.wait([parent.sentinel])
     os._exit(1)
-
-
-def _name_of(errand: Errand) -> str:
-    return errand.function.__name__.replace("_", " ")

@@ -6,9 +6,10 @@ The driver, which is the parent of a run, decides everything, as at home. It see
   tokens, which stay in the object store of the node. A schedule's worker is an attempt: such a task, and
   later the object with its tokens. Several batches in one task, because a task takes the driver a
   millisecond.
-- **Writing.** `place` only notes where tokens belong. Who seals a file (jobs.py) is given references to all
-  that belongs into it, fetches them one after the other, writes the file and seals it: so what it reads back
-  is still in its node's memory, and a store that is no folder needs no file but one on that node's disk.
+- **Writing.** `place` only notes where tokens belong. Who seals a file (file_tasks.py) is given references to
+  all that belongs into it, fetches them one after the other, writes the file and seals it: so what it reads
+  back is still in its node's memory, and a store that is no folder needs no file but one on that node's
+  disk.
 - **Bounded.** What is encoded and not written may take half of what all object stores hold. So if much waits
   for the end of one file, a part of it is written early, where all nodes see the same folder. Elsewhere what
   is placed is not counted, and Ray itself moves it to the disks of the nodes when their stores are full.
@@ -35,11 +36,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import Result
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.exit_cause import Death
 from fineweb_shards.executors.in_process import completed
@@ -48,7 +47,7 @@ from fineweb_shards.executors.ray.board import start_board
 from fineweb_shards.executors.ray.cluster import Cluster
 from fineweb_shards.executors.ray.deaths import LOST, explain_failure
 from fineweb_shards.executors.ray.environment import pack_environment
-from fineweb_shards.executors.ray.jobs import Jobs
+from fineweb_shards.executors.ray.file_tasks import NodeTasks
 from fineweb_shards.executors.ray.members import Members
 from fineweb_shards.executors.ray.memory import ClusterMemory
 from fineweb_shards.executors.ray.messages import Encoded, News, Shipment, Waiting
@@ -60,6 +59,8 @@ from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.unreadable_batch import replace_unreadable
+from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
 from fineweb_shards.system.own_files import make_folder
 from fineweb_shards.system.shared_bytes import SharedBytes
@@ -118,7 +119,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._expected_bytes = 0  # the text that they encode
         self._single: set[int] = set()  # batches that were in a task that died: each gets a task of its own
         self._unwritten = Unwritten()
-        self._jobs = Jobs(
+        self._files = NodeTasks(
             self._run,
             self._expect,
             self._note_written,
@@ -154,7 +155,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             .remote(encode_batches)
             .options(num_returns=2, num_cpus=self._cores_of_task, max_retries=0, scheduling_strategy="SPREAD")
         )
-        self._jobs.pool.set_nodes(node.id for node in self._members.nodes)
+        self._files.processes.set_nodes(node.id for node in self._members.nodes)
         self._ask_for_news()
 
     def _leave_mark(self) -> str:
@@ -169,7 +170,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         if self._cluster.is_shared:  # otherwise all of it goes with the connection
             for attempt in self._running.values():
                 load_ray().cancel(attempt.tokens, force=True)
-            self._jobs.pool.close()
+            self._files.processes.close()
             if self._board is not None:
                 load_ray().kill(self._board)
         self._cluster.close()
@@ -202,9 +203,9 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     def _give_out(self) -> None:
         if self._members.look():
-            self._jobs.pool.set_nodes(node.id for node in self._members.nodes)
+            self._files.processes.set_nodes(node.id for node in self._members.nodes)
         self._write_early()
-        self._jobs.start_all()
+        self._files.start_all()
         self._give_out_work()
 
     def _give_out_work(self) -> None:
@@ -233,7 +234,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         fits = held + self._expected_bytes < self._members.capacity_bytes
         if fits and self._schedule.in_flight_bytes < self._window_bytes:
             return True
-        return not self._running and not self._jobs.is_running  # otherwise nothing would ever happen
+        return not self._running and not self._files.is_running  # otherwise nothing would ever happen
 
     def _collect(self, attempt: Attempt) -> list[WorkOrder]:
         """Give an attempt its batches: several, once all cores have work, or if they have to be fetched."""
@@ -291,7 +292,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         for number, message in news:
             if isinstance(message, Event):
                 self._observer.tell(message)
-            elif number in self._running or number in self._jobs:
+            elif number in self._running or number in self._files:
                 assert isinstance(message, Waiting)
                 self._waits.note(number, message.cause, message.reason)
 
@@ -393,21 +394,19 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _size_bytes(self, tokens: KeptTokens) -> int:
         return len(tokens) * self._spec.vocabulary.dtype.itemsize
 
-    def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        return self._jobs.add(self._next_number(), function, arguments)
+    def seal(self, segment: Segment) -> Future[str]:
+        shares = self._unwritten.take(str(segment.path), segment.end - segment.begin)
+        return self._files.add(self._next_number(), segment, shares)
 
-    def seal(
-        self, path: Path, end: int, function: Callable[..., Result], *arguments: object
-    ) -> Future[Result]:
-        shares = self._unwritten.take(str(path), end)
-        return self._jobs.add(self._next_number(), function, (path, *arguments), shares, str(path))
+    def write_sidecars(self, file: FinishedFile) -> Future[None]:
+        return self._files.add(self._next_number(), file)
 
     def _write_early(self) -> None:
         """Have the largest part of a file written, if what waits for the end of its file takes much room."""
         path, size_bytes = self._unwritten.fullest() if self._shared_folder else (None, 0)
-        is_full = self._schedule.in_flight_bytes > _MUCH * self._window_bytes and not self._jobs.is_running
+        is_full = self._schedule.in_flight_bytes > _MUCH * self._window_bytes and not self._files.is_running
         if path is not None and (is_full or size_bytes > _MUCH_OF_A_FILE * self._members.capacity_bytes):
-            self._jobs.add(self._next_number(), None, shares=self._unwritten.take(path))
+            self._files.add(self._next_number(), None, self._unwritten.take(path))
 
     def _note_written(self, shares: Iterable[Share]) -> None:
         for share in shares:

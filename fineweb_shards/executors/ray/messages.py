@@ -6,14 +6,12 @@ plain bytes; Ray's own way would take several times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
 from fineweb_shards.executors.exit_cause import Death
-from fineweb_shards.types import EncodedBlock, Placement
+from fineweb_shards.types import EncodedBlock
 
 
 @dataclass(frozen=True)
@@ -46,35 +44,6 @@ class Encoded:
     memory_bytes: int = 0  # of that process
     fetched_bytes: int = 0  # over the network
     waited_seconds: float = 0.0  # for those bytes
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Tokens to write: a placement of one of the arrays in one of the objects that a task is given."""
-
-    object: int
-    array: int
-    placement: Placement
-
-
-@dataclass(frozen=True)
-class Errand:
-    """An order for any node: write pieces, then call a module's function, if there is one."""
-
-    pieces: tuple[Piece, ...] = ()
-    function: Callable[..., Any] | None = None
-    arguments: tuple[Any, ...] = ()
-    # The file that the pieces make up and the function gets as its first argument, if nobody else needs it.
-    scratch: str | None = None
-
-
-@dataclass(frozen=True)
-class Returned:
-    """The end of an errand: what the function returned, or the error, or the objects that are lost."""
-
-    result: Any = None
-    error: ShardError | None = None
-    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Unwritten:
         self.blocks: dict[Key, Block] = {}
         self.unplaced_bytes = 0  # of blocks of which it is not known where they belong
         self.placed_bytes = 0
-        self._shares: dict[str, list[Share]] = {}  # by file, in order; no errand has them yet
+        self._shares: dict[str, list[Share]] = {}  # by file, in order; no file task has them yet
         self._waiting_bytes: dict[str, int] = {}  # of those, by file
 
     def receive(self, key: Key, attempt: Attempt, array: int, size_bytes: int) -> Block:

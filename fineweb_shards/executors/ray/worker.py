@@ -25,27 +25,25 @@ from fineweb_shards.errors import InputError, OutputError, ShardError, UsageErro
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
 from fineweb_shards.executors.exit_cause import Death, DeathKind
+from fineweb_shards.executors.file_tasks import FileOrder, FileResult, StoredTokens
 from fineweb_shards.executors.prefetcher import Prefetcher
 from fineweb_shards.executors.ray.api import load_ray
 from fineweb_shards.executors.ray.environment import apply_environment
 from fineweb_shards.executors.ray.messages import (
     Encoded,
     EncodedBatch,
-    Errand,
     News,
-    Piece,
-    Returned,
     Shipment,
     Waiting,
 )
 from fineweb_shards.executors.ray.one_by_one_process import ProcessDiedError, encode_in_process
 from fineweb_shards.executors.ray.vocabulary import unpacked
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.store.segment import Segment
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
 from fineweb_shards.system.own_files import make_folder, read_file, refuse_link
-from fineweb_shards.tokenizers.encoder import Encoder
-from fineweb_shards.tokenizers.token_joiner import TokenJoiner
+from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
 
 MARK_FILE = "ray-run"  # in the work folder; what is in it tells a node whether it sees the driver's folder
@@ -67,28 +65,29 @@ def encode_batches(run: str, task: int, orders: bytes) -> tuple[bytes, list[Toke
     return pickle.dumps(encoded), tokens
 
 
-class ErrandProcess:
-    """Does errands in threads: a Ray actor."""
+class FileProcess:
+    """Writes and finishes files, several at once in threads: a Ray actor."""
 
     def __init__(self, run: str) -> None:
         self._run = run
 
-    def do(self, task: int, objects: Sequence[Any], errand: bytes) -> bytes:
-        """Do an Errand with the tokens in these objects, and return a pickled Returned.
+    def do(self, objects: Sequence[Any], order: bytes) -> bytes:
+        """Do a pickled FileOrder with the tokens in these objects, and return a pickled FileResult.
 
         The objects come as references: they are fetched one after the other, so that few are in memory at
         once.
         """
+        file_order: FileOrder = pickle.loads(order)
         try:
-            returned = _process_of(self._run).do(task, objects, pickle.loads(errand))
+            result = _process_of(self._run).do(objects, file_order)
         except ShardError as error:
-            returned = Returned(error=error)
-        return pickle.dumps(returned)
+            result = FileResult(file_order.number, error=error)
+        return pickle.dumps(result)
 
 
 def _process_of(run: str) -> RunProcess:
     """Return what this process keeps between the tasks of a run. `run` is the name of the run's board."""
-    with _MAKING_PROCESS:  # an actor's first errands come in several threads at once
+    with _MAKING_PROCESS:  # an actor's first orders come in several threads at once
         return _make_process(run)
 
 
@@ -163,7 +162,7 @@ class RunProcess:
 
     @cached_property
     def _encoder(self) -> Encoder | TokenJoiner:
-        """Loaded with the first batch: a process may have nothing but errands."""
+        """Loaded with the first batch: a process may do nothing but finish files."""
         with unpacked(self._spec, self._vocabulary_files) as spec:
             return spec.make_encoder()
 
@@ -237,43 +236,44 @@ class RunProcess:
             f"A task on {node_name()} failed on {name} at position {batch.position}: {describe_error(error)}"
         )
 
-    def do(self, task: int, objects: Sequence[Any], errand: Errand) -> Returned:
-        """Write the pieces of an errand, and call its function."""
-        observer = TaskObserver(self._board.tell.remote, task)
+    def do(self, objects: Sequence[Any], order: FileOrder) -> FileResult:
+        """Write the tokens of an order, and finish the file."""
+        observer = TaskObserver(self._board.tell.remote, order.number)
         try:
-            if errand.scratch is None:
-                return self._do(objects, errand, observer)
-            with _scratch_file(errand.scratch, self._run) as path:
-                return self._do(objects, _moved(errand, path), observer)
+            if not order.on_own_disk:
+                return self._do(objects, order, observer)
+            assert isinstance(order.work, Segment)
+            with _scratch_file(str(order.work.path), self._run) as path:
+                return self._do(objects, _moved(order, order.work, path), observer)
         except ShardError as error:
-            return Returned(error=error)
+            return FileResult(order.number, error=error)
         except Exception as error:
             bug = f"A task on {node_name()} could not finish a file: {describe_error(error)}"
-            return Returned(error=ShardError(bug))
+            return FileResult(order.number, error=ShardError(bug))
 
-    def _do(self, objects: Sequence[Any], errand: Errand, observer: Observer) -> Returned:
-        lost = self._write(objects, errand, observer)
-        if lost or errand.function is None:
-            return Returned(lost=tuple(lost))
-        return Returned(errand.function(observer, *errand.arguments))
+    def _do(self, objects: Sequence[Any], order: FileOrder, observer: Observer) -> FileResult:
+        lost = self._write(objects, order, observer)
+        if lost or order.work is None:
+            return FileResult(order.number, lost=tuple(lost))
+        return FileResult(order.number, self._spec.finish_file(order.work, observer))
 
-    def _write(self, objects: Sequence[Any], errand: Errand, observer: Observer) -> list[int]:
-        """Write the pieces, object by object; return the objects that are lost."""
+    def _write(self, objects: Sequence[Any], order: FileOrder, observer: Observer) -> list[int]:
+        """Write the tokens, object by object; return the objects that are lost."""
         ray = load_ray()
-        by_object: dict[int, list[Piece]] = {}
-        for piece in errand.pieces:
-            by_object.setdefault(piece.object, []).append(piece)
+        by_object: dict[int, list[StoredTokens]] = {}
+        for part in order.tokens:
+            by_object.setdefault(part.object, []).append(part)
         writer, lost = self._spec.make_writer(observer), []
         try:
-            for index, pieces in by_object.items():
+            for index, parts in by_object.items():
                 try:
                     arrays = ray.get(objects[index])
                 except ray.exceptions.ObjectLostError:
                     lost.append(index)
                     continue
-                for piece in pieces:
-                    writer.write(arrays[piece.array], piece.placement)
-            if errand.function is None:
+                for part in parts:
+                    writer.write(arrays[part.array], part.placement)
+            if order.work is None:
                 writer.sync()  # the node that seals the file has to see it
         finally:
             writer.close()
@@ -284,7 +284,7 @@ class RunProcess:
 def _scratch_file(path: str, run: str) -> Iterator[Path]:
     """Make an empty file on this node, named after `path`, and remove it in the end.
 
-    Nobody else has one of the same name: when the line to a process breaks its errand is done again, and the
+    Nobody else has one of the same name: when the line to a process breaks its order is done again, and the
     first one may still be running, on this node.
     """
     folder, name = os.path.split(path)
@@ -313,10 +313,10 @@ def _remove_leftovers(folder: Path, run: str) -> None:
                 path.unlink()
 
 
-def _moved(errand: Errand, path: Path) -> Errand:
-    """Return an errand that makes its file at this path."""
-    pieces = [replace(piece, placement=replace(piece.placement, path=str(path))) for piece in errand.pieces]
-    return replace(errand, pieces=tuple(pieces), arguments=(path, *errand.arguments[1:]))
+def _moved(order: FileOrder, segment: Segment, path: Path) -> FileOrder:
+    """Return an order that makes the segment's file at this path."""
+    tokens = [replace(part, placement=replace(part.placement, path=str(path))) for part in order.tokens]
+    return replace(order, tokens=tuple(tokens), work=replace(segment, path=path))
 
 
 def _keep(batch: int, index: int, block: EncodedBlock, tokens: list[Tokens]) -> EncodedBlock:

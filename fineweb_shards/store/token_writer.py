@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import open_descriptor

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Collection
 from pathlib import Path
 
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.store import GrowingPart, Store
 from fineweb_shards.system.disk import Disk

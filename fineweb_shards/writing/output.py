@@ -26,14 +26,12 @@ from fineweb_shards.layouts.base import tokens_of
 from fineweb_shards.layouts.document_index import is_index_of
 from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.store.files import list_files
-from fineweb_shards.store.growing_file import GrowingFile
 from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import ManifestFile, save_manifest
 from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.seal import seal_segment
 from fineweb_shards.store.segment import Segment
-from fineweb_shards.store.sidecars import FinishedFile, list_finished, write_sidecars
+from fineweb_shards.store.sidecars import FinishedFile, list_finished
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error
@@ -48,6 +46,7 @@ from fineweb_shards.types import (
     Split,
     Tokens,
 )
+from fineweb_shards.writing.growing_file import GrowingFile
 
 # How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a
 # core for a tenth of a second. More would only mean more to lose in a crash.
@@ -118,7 +117,6 @@ class Output:
         self._spec = spec
         self._plane = plane
         self._disk = disk
-        self._max_wait_seconds = disk.max_wait_seconds
         self._add_totals = add_totals  # adds seconds, memory and the like to a manifest before it is saved
         self._on_record = on_record
         self._tokens = {split: tokens_of(manifest.shards, split) for split in SPLITS}  # placed so far
@@ -211,7 +209,7 @@ class Output:
             self._disk.attempt(partial(self._write_some_sidecars, files[first : first + at_once]))
 
     def _write_some_sidecars(self, files: Sequence[FinishedFile]) -> None:
-        writes = [self._plane.run(write_sidecars, file) for file in files]
+        writes = [self._plane.write_sidecars(file) for file in files]
         failures = []
         for write in writes:
             try:
@@ -283,14 +281,8 @@ class Output:
                     return  # a store that puts parts together needs those before it
                 self._spec.store.check_lock()
                 # All or none: after Ctrl-C in between, half of them would look like all.
-                seals = [self._seal(segment) for segment in checkpoint.segments]
+                seals = [self._plane.seal(segment) for segment in checkpoint.segments]
                 checkpoint.seals.extend(seals)
-
-    def _seal(self, segment: Segment) -> Future[str]:
-        spec, longest = self._spec, self._max_wait_seconds
-        end = segment.end - segment.begin
-        arguments = segment, spec.shard_format, spec.store, longest
-        return self._plane.seal(segment.path, end, seal_segment, *arguments)
 
     @property
     def _written(self) -> int:
