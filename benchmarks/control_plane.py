@@ -40,7 +40,6 @@ from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import ReadSettings
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.output import Output, begin_output
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
@@ -49,6 +48,7 @@ from fineweb_shards.system.disk import Disk
 from fineweb_shards.types import Batch, Counts, Cursor, ShardRecord
 from fineweb_shards.units import show_bytes, show_count
 from fineweb_shards.vocabulary import GPT2
+from fineweb_shards.writing.output import Output, begin_output
 
 BATCH_BYTES = 4 * 2**20
 SPLIT_RULE = SplitRule(val_tokens=SHARD_TOKENS)
@@ -210,7 +210,7 @@ def order_stream(folder: Path, workers: Workers, stream: Stream) -> Ordered:
     layout = get_layout("build-nanogpt")
     output = OutputSpec(FolderStore(folder), layout, GPT2, SHARD_TOKENS, SPLIT_RULE)
     settings = ReadSettings("text", "auto", BATCH_BYTES, False, GPT2)
-    spec = WorkerSpec(open_source((), settings), "tiktoken", 0, output.shard_format, folder, 0)
+    spec = WorkerSpec(open_source((), settings), "tiktoken", 0, output.shard_format, output.store, 0)
     fingerprint = Config(out=str(folder), input=("x",)).fingerprint()
     files, done = stream.list_files(), stream.list_done()
     manifest = Manifest(fingerprint, files, {}, shards=done, vocabulary=GPT2, digits=6)

@@ -30,7 +30,7 @@ from fineweb_shards.units import show_count
 SHARD_TOKENS = 10_000_000
 LOOK_SECONDS = 0.2
 EXECUTORS = ("local", "ray")
-WORKERS = ("ray::encode_batches", "ray::ErrandProcess", "ray::IDLE", "spawn_main")
+WORKERS = ("ray::encode_batches", "ray::FileProcess", "ray::IDLE", "spawn_main")
 
 
 @dataclass(frozen=True)

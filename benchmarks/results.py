@@ -1,4 +1,4 @@
-"""The results as a table for people, and the part of it that the README shows."""
+"""The results as a page for people, and the two ratios that the README states."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ from fineweb_shards.units import show_bytes, show_count
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.md"
 README = HERE.parent / "README.md"
-BEGIN, END = "<!-- make bench writes this table -->", "<!-- to here -->"
 HEAD = [
     "| program | M tokens/s | seconds | first token, s | ns/token | parent | workers | peak memory | text |",
     "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
 ]
 ORIGINAL = "fineweb.py's loop"
 TIKTOKEN = "fineweb-shards, --engine tiktoken"
-# What follows a ratio in the README's sentence, by the name of the ratio.
-PROMISES = {"parquet": "times the speed of `fineweb.py`'s loop", "tiktoken": r"times with \[tiktoken\]"}
-# The rows that the README shows.
-SHOWN = (
-    ORIGINAL, GIGATOKEN, LOOP_EACH_CORE, PARQUET, "fineweb-shards, JSON lines", "fineweb-shards, text",
-    "fineweb-shards, .jsonl.gz", TIKTOKEN,
-)  # fmt: skip
+# What follows a ratio in the README, by the name of the ratio.
+PROMISES = {"parquet": r"times\s+the\s+speed", "tiktoken": r"times\s+with\s+\[tiktoken\]"}
+# Below this heading results.md is written by hand.
+NOTES = "## What was compared"
 
 
 @dataclass(frozen=True)
@@ -38,10 +34,10 @@ class Row:
 
     name: str
     text_bytes: int
-    speed: float  # tokens a second
+    speed: float  # tokens/s
     seconds: float  # in all
     first_seconds: float
-    parent_ns: float  # of processor time for each token
+    parent_ns: float  # of processor time per token
     worker_ns: float
     peak_bytes: int
 
@@ -78,13 +74,16 @@ class Results:
         size = f"{show_bytes(corpus.bytes)} of text, {show_count(corpus.tokens)} tokens"
         ratios = [f"| {name} | {ratio:.2f}× |" for name, ratio in self.ratios().items()]
         lines = [
+            "# Speed and memory", "",
             f"{machine}; {size}", "",
+            "One run of `make bench`. The ratios say more than the figures, which differ between machines.",
+            "",
             *HEAD, *(row.as_line() for row in self.rows), "",
             "| ratio | |", "|---|---:|", *ratios, "",
             *(f"{name}: each further token takes {sum(ns):.1f} ns of processor time, {ns[0]:.1f} of it in "
-              "the parent. That is this run less one with a quarter of the text, so without start and end.\n"
+              "the parent.\nThat is this run less one with a quarter of the text, so without start and end.\n"
               for name, ns in self.further.items()),
-            f"The text is {corpus.source}: {corpus.documents:,} documents. Of its runs of 13 tokens, "
+            f"The text is {corpus.source}: {corpus.documents:,} documents.\nOf its 13-grams of tokens, "
             f"{corpus.repeated_ngrams:.1%} occurred before. Rounds: {self.rounds}; a figure is the median.",
         ]  # fmt: skip
         return "\n".join(lines) + "\n"
@@ -126,17 +125,15 @@ class Results:
 
 
 def write_results(results: Results) -> None:
-    RESULTS.write_text(results.as_text())
+    _, heading, notes = RESULTS.read_text().partition(NOTES)
+    RESULTS.write_text(f"{results.as_text()}\n{heading}{notes}")
 
 
 def update_readme() -> None:
-    """Put the rows that it shows between the two comments, and the ratios into the sentence above them."""
-    results = RESULTS.read_text()
-    shown = [line for name in SHOWN for line in results.splitlines() if line.startswith(f"| {name} |")]
-    before, _, rest = README.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
+    """Put the measured ratios into its sentence about speed."""
+    results, text = RESULTS.read_text(), README.read_text()
     for engine, words in PROMISES.items():
         ratio = re.search(rf"speed: {engine} / fineweb.py's loop \| ([\d.]+)×", results)
         assert ratio is not None
-        before = re.sub(rf"[\d.]+(?= {words})", f"{float(ratio[1]):.1f}", before)
-    README.write_text("\n".join([before + BEGIN, *HEAD, *shown, END]) + after)
+        text = re.sub(rf"[\d.]+(?=\s+{words})", f"{float(ratio[1]):.1f}", text)
+    README.write_text(text)

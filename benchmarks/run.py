@@ -1,7 +1,7 @@
 """`make bench`: speed, processor time and memory, ours beside others, all in one run on the same documents.
 
 Machines differ and are noisy: the programs take turns, several rounds long, a figure is the median, and the
-ratios say more than the figures. Writes benchmarks/results.md, docs/speed.svg and the table in the README
+ratios say more than the figures. Writes benchmarks/results.md, docs/speed.svg and the ratios in the README
 (results.py, picture.py). What is made is checked: every program has to make all tokens, and every form of the
 documents the same bytes.
 

@@ -19,11 +19,12 @@ from simulated_workers import SHA256, encoded_block
 
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.ray import errand_pool
+from fineweb_shards.executors.file_tasks import FileResult
 from fineweb_shards.executors.ray import executor as ray_executor
+from fineweb_shards.executors.ray import file_tasks
 from fineweb_shards.executors.ray.cluster import LOCAL, Cluster, Node
 from fineweb_shards.executors.ray.executor import RayExecutor
-from fineweb_shards.executors.ray.messages import Encoded, EncodedBatch, Returned
+from fineweb_shards.executors.ray.messages import Encoded, EncodedBatch
 
 _REAL_CORES = 2
 _REAL_STORE_BYTES = 512 * 2**20
@@ -52,7 +53,7 @@ def simulated_ray(
     here = str(Path(__file__).parent)  # Ray's processes have to find this file, too
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     ray_executor.encode_batches = encode_at_once
-    errand_pool.ErrandProcess = PromptErrandProcess
+    file_tasks.FileProcess = PromptFileProcess  # type: ignore[misc, assignment]
     with RayExecutor(
         spec, SimulatedCluster(nodes, cores), out="", shared_folder=True, window_bytes=2**30
     ) as executor:
@@ -67,11 +68,11 @@ def encode_at_once(run: str, task: int, orders: bytes) -> tuple[bytes, list[Any]
     return pickle.dumps(Encoded(batches, process="simulated")), [_TOKENS]
 
 
-class PromptErrandProcess:
-    """Answers as an ErrandProcess would that seals a file."""
+class PromptFileProcess:
+    """Answers as a FileProcess would that seals a file."""
 
     def __init__(self, run: str) -> None:
         pass
 
-    def do(self, task: int, objects: Sequence[Any], errand: bytes) -> bytes:
-        return pickle.dumps(Returned(SHA256))
+    def do(self, objects: Sequence[Any], order: bytes) -> bytes:
+        return pickle.dumps(FileResult(pickle.loads(order).number, SHA256))

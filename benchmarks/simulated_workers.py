@@ -14,10 +14,11 @@ from multiprocessing import connection
 import numpy as np
 
 from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.file_tasks import FileOrder, FileResult
 from fineweb_shards.executors.local import pool
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.mailbox import Mailbox
-from fineweb_shards.executors.local.messages import Done, Encoded, Errand, Ready, Returned, Written
+from fineweb_shards.executors.local.messages import Done, Encoded, Ready, Written
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch, Cursor, EncodedBlock, KeptTokens
@@ -94,8 +95,8 @@ def simulate(pipes: list[connection.Connection]) -> None:
                     for _ in others:
                         pipe.send(Written(order.batch, order.block, placements=1, dropped=False))
                     pipe.send(Written(order.batch, order.block, placements=1, dropped=True))
-                case Errand():
-                    pipe.send(Returned(order.number, SHA256))
+                case FileOrder():
+                    pipe.send(FileResult(order.number, SHA256))
 
 
 def encoded_block(batch: Batch, number: int) -> EncodedBlock:

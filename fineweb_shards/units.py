@@ -44,14 +44,6 @@ def parse_ratio(text: str) -> float:
     return float(number / 100 if unit else number)
 
 
-def parse_decimal(text: str) -> float:
-    """Parse a number without a unit, whole or not: `10`, `2.5`, `1e3`."""
-    number, unit = _parse_number(text, "10 or 2.5")
-    if unit:
-        raise ValueError(f"{text!r} is not a number such as 10 or 2.5")
-    return float(number)
-
-
 def _parse_whole(text: str, units: dict[str, int], more_units: dict[str, int], examples: str) -> int:
     """Multiply a number by its unit, exactly: `16.1k` is 16,100. Messages don't list `more_units`."""
     number, unit = _parse_number(text, examples)

@@ -135,18 +135,6 @@ def test_the_corpus_is_the_same_documents_in_every_form(
     assert corpus.tokens == sum(sum(table["token_count"].to_pylist()) for table in tables)
 
 
-def test_the_documentation_has_the_tables_of_the_cluster_plan() -> None:
-    """As the same function computes them that `plan` uses, and the speed of a core that they are based on."""
-    import cluster_plan
-
-    from fineweb_shards.run.cluster_plan import CORE_TOKENS_PER_SECOND
-
-    text = (BENCHMARKS.parent / "docs" / "cluster.md").read_text()
-    for part in [*cluster_plan.tables(), cluster_plan.larger_shards()]:
-        assert part in text
-    assert f"{CORE_TOKENS_PER_SECOND / 1e6:.0f}M tokens/s a core" in text
-
-
 def test_the_control_plane_orders_a_resumed_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated workers, everything else real: every token behind the shards that are done is ordered."""
     from control_plane import Stream, Workers, order_stream

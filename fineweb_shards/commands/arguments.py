@@ -15,7 +15,7 @@ from fineweb_shards.errors import UsageError, closest
 from fineweb_shards.run.config import Config, parse_value
 from fineweb_shards.run.sample_configs import bundled_configs
 from fineweb_shards.system.resume_command import PROGRAM
-from fineweb_shards.units import as_typed, parse_bytes, parse_count, parse_decimal
+from fineweb_shards.units import as_typed, parse_bytes, parse_count
 
 _LOOKS_LIKE_A_FLAG = re.compile(r"--[A-Za-z]|-h$")
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
@@ -192,12 +192,6 @@ def read_bytes(text: str) -> int:
     """Parse a flag's value that must be a size."""
     size: int = _as_argument_error(parse_bytes, text)
     return size
-
-
-def read_number(text: str) -> float:
-    """Parse a flag's value that must be a number, whole or not."""
-    number: float = _as_argument_error(parse_decimal, text)
-    return number
 
 
 def read_text(text: str) -> str:

@@ -18,8 +18,7 @@ from fineweb_shards.commands.arguments import read_count, read_text
 from fineweb_shards.errors import NoMatch
 from fineweb_shards.layouts.llm_c import HEADERS, LlmC
 from fineweb_shards.reading import inspection
-from fineweb_shards.reading.inspection import Match, Target
-from fineweb_shards.reading.token_bytes import write_token_bytes
+from fineweb_shards.reading.inspection import Match, Target, write_token_bytes
 from fineweb_shards.reading.token_file import DTYPES, TokenFile
 from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
 from fineweb_shards.system.terminal import printable, safe_text

@@ -42,10 +42,7 @@ EXAMPLES = {
         "build --dataset HuggingFaceFW/fineweb-edu --name sample-10BT --out shards",
         "build corpus.txt --separator line --out s3://bucket/shards",
     ),
-    "plan": (
-        "plan sample-10BT --out shards",
-        "plan sample-10BT --out shards --cores 64 --gbit 10  # on another machine",
-    ),
+    "plan": ("plan sample-10BT --out shards",),
     "verify": ("verify shards",),
     "status": ("status shards", "status shards --watch"),
     "report": ("report shards --open",),

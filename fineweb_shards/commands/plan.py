@@ -9,15 +9,13 @@ import tempfile
 from itertools import chain, count
 from pathlib import Path
 
-from fineweb_shards.commands.arguments import add_config_flags, read_bytes, read_count, read_number
+from fineweb_shards.commands.arguments import add_config_flags
 from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
-from fineweb_shards.run.cluster_text import forecast_rows, machine_row
 from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
-from fineweb_shards.run.planned_machines import MachineFlags, core_speed, forecast_plan
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.run.separator_preview import document_rows
 from fineweb_shards.store.manifest import Manifest
@@ -32,26 +30,8 @@ _OUTAGE_SECONDS = 20
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what to build, and those for a plan of other machines."""
+    """Add the flags that say what to build."""
     add_config_flags(parser)
-    others = parser.add_argument_group(
-        "other machines", "What a build would take there. What is not said is assumed, and shown."
-    )
-    others.add_argument(
-        "--nodes", type=read_count, metavar="N", help="nodes of Ray, with --executor ray (default: 1)"
-    )
-    others.add_argument(
-        "--cores", type=read_count, metavar="C", help="cores of a node (default: those of this machine)"
-    )
-    others.add_argument(
-        "--gbit", type=read_number, metavar="G",
-        help="Gbit/s of a node's line, in each direction (default: 10 with --executor ray, else 1)",
-    )  # fmt: skip
-    others.add_argument(
-        "--write-rate", type=read_bytes, metavar="SIZE",
-        help="bytes a second that the disk, shared folder or bucket of --out takes, such as 500MB (default: "
-        "as many as come)",
-    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> None:
@@ -62,8 +42,6 @@ def run(options: argparse.Namespace) -> None:
     has_out = bool(config.out)
     config = config if has_out else dataclasses.replace(config, out=free_folder_name())
     config.check()
-    flags = MachineFlags(options.nodes, options.cores, options.gbit, options.write_rate)
-    flags.check(config)
     observer = WaitsOnScreen(LineScreen())
     store = open_store_to_read(config.out, observer, config.max_outage)
     begun = load_manifest(store.folder)
@@ -85,11 +63,11 @@ def run(options: argparse.Namespace) -> None:
     held = store.is_locked()
     verdict = verdict_on(manifest, held=held)
     verdict += "" if has_out else f"; name the folder: --out {config.out}"
-    print_result(*plan_lines(plan, verdict, flags))
+    print_result(*plan_lines(plan, verdict))
     if refusal is not None and not held:
         raise refusal
-    if manifest is not None and not manifest.complete and not flags.are_given:
-        check_disk(plan)  # of this machine
+    if manifest is not None and not manifest.complete:
+        check_disk(plan)
 
 
 def free_folder_name() -> str:
@@ -98,17 +76,16 @@ def free_folder_name() -> str:
     return next(name for name in chain(("shards",), names) if not os.path.lexists(name))
 
 
-def plan_lines(plan: Plan, verdict: str = "", flags: MachineFlags | None = None) -> list[str]:
-    """Return the whole plan, for `plan`; the `verdict` says what a build would do in this folder, and `flags`
-    describe other machines than this one."""
+def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
+    """Return the whole plan, for `plan`; the `verdict` says what a build would do in this folder."""
     config, extent = plan.job.config, plan.extent
     rows = [*short_rows(plan)]
     before_tokens = next(number for number, (name, _) in enumerate(rows) if name == "tokens")
     documents = show_estimate(extent.documents, exact=_documents_are_exact(plan))
     rows.insert(before_tokens, ("documents", documents))
-    if flags is not None and (flags.are_given or config.executor == "ray"):
+    if config.executor == "ray":
         rows = [row for row in rows if row[0] != "machine"]  # this one
-        rows += other_machines_rows(plan, flags)
+        rows.append(("time", "depends on the cluster: docs/cluster.md has a table"))
     elif plan.tokens_per_second and plan.tokens_left:
         speed = f"{show_count(plan.tokens_per_second)} tokens/s"
         duration = show_seconds(plan.tokens_left / plan.tokens_per_second)
@@ -120,22 +97,6 @@ def plan_lines(plan: Plan, verdict: str = "", flags: MachineFlags | None = None)
     if config.input and any(file.is_pipe for file in plan.job.source.files):
         lines.append("           (standard input can only be read once: only its beginning is looked at)")
     return lines + plan_warning_lines(plan)
-
-
-def other_machines_rows(plan: Plan, flags: MachineFlags) -> list[tuple[str, str]]:
-    """Return what the build would take on the machines that the flags describe."""
-    machines = flags.machines(plan.job.config)
-    rows = [machine_row(machines, flags.assumed(machines))]
-    forecast = forecast_plan(plan, machines)
-    if forecast is None or plan.tokens_left is None:
-        nothing = plan.tokens_left == 0
-        return [
-            *rows,
-            ("time", "none: there is nothing to do" if nothing else "unknown: the number of tokens is"),
-        ]
-    origin = "measured before" if plan.trial_speed is None else "by a trial of one second here"
-    speed = f"{show_count(core_speed(plan))} a core, {origin}"
-    return rows + forecast_rows(forecast, machines, plan.tokens_left, speed)
 
 
 def verdict_on(manifest: Manifest | None, *, held: bool) -> str:

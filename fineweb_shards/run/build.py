@@ -33,7 +33,6 @@ from fineweb_shards.store.fresh import start_over
 from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
-from fineweb_shards.store.output import Output, begin_output
 from fineweb_shards.store.quarantine import describe_document, write_quarantine
 from fineweb_shards.store.untracked_files import refuse_planted_files
 from fineweb_shards.stream.length_limits import leave_out
@@ -54,6 +53,7 @@ from fineweb_shards.watching.reporter import Page
 from fineweb_shards.watching.run_record import RunRecord
 from fineweb_shards.watching.screen import Screen
 from fineweb_shards.watching.start import StartObserver
+from fineweb_shards.writing.output import Output, begin_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def build_rest(
         job.engine.name if job.engine else None,
         job.config.seed,
         job.output.shard_format,
-        job.folder,
+        job.output.store,
         job.config.max_outage,
         job.config.priority,
         job.trial.selftest_sha256 if job.trial else "",

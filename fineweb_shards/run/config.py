@@ -22,13 +22,13 @@ from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
-from fineweb_shards.sources.where_parser import parse_where
+from fineweb_shards.sources.where import parse_where
 from fineweb_shards.store.opening import open_store, scratch_folder
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
-from fineweb_shards.tokenizers.known import KNOWN_RANKS
+from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS
 from fineweb_shards.tokenizers.patterns import PATTERNS
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds, show_count
 from fineweb_shards.vocabulary import GPT2
@@ -125,7 +125,7 @@ class Config:
         r"document), or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True,
     )  # fmt: skip
     tokenizer: str = _setting(
-        GPT2.name, f"{', '.join(KNOWN_RANKS)}; a rank file (.tiktoken), a tokenizer.json or a SentencePiece "
+        GPT2.name, f"{', '.join(BUILTINS)}; a rank file (.tiktoken), a tokenizer.json or a SentencePiece "
         ".model; or a model on the hub, as in ORG/NAME@REVISION", metavar="NAME|FILE",
     )  # fmt: skip
     pattern: str = _setting(

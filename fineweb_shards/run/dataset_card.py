@@ -50,7 +50,7 @@ def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFil
             "```",
             "```python",
             "from fineweb_shards.loader import ShardLoader",
-            f'loader = ShardLoader("{name}", "train", batch_size=64, length=1024)',
+            f'loader = ShardLoader("{name}", "train", batch_size=64, seq_len=1024)',
             "x, y = loader.next_batch()",
             "```",
             "",

@@ -20,7 +20,6 @@ import fineweb_shards
 from fineweb_shards.errors import DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.in_process import InProcessPlane
-from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.token_stream import read_stream
@@ -34,7 +33,6 @@ from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import find_manifest, load_manifest, missing_manifest_error
-from fineweb_shards.store.output import Output, begin_output, shards_at_once
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.store import Store
 from fineweb_shards.store.untracked_files import refuse_planted_files
@@ -47,6 +45,7 @@ from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, TokenBlock
 from fineweb_shards.units import show_bytes
+from fineweb_shards.writing.output import Output, begin_output, shards_at_once
 
 # The settings that an export may change; all others describe the documents, and are kept.
 OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard")
@@ -211,8 +210,8 @@ def _copy(
         skip_tokens=manifest.end.skip_tokens,
         max_tokens=None if limit is None else limit - manifest.tokens,
     )
-    writer = TokenWriter(spec.shard_format, disk)
-    with contextlib.closing(writer), Output(spec, manifest, InProcessPlane(writer), disk) as output:
+    plane = InProcessPlane(spec.store, spec.shard_format, disk)
+    with contextlib.closing(plane), Output(spec, manifest, plane, disk) as output:
         for block in _blocks(source, manifest.end.position, eot_first=spec.layout.eot_first):
             slices = list(packer.pack(block))  # without tokens behind the limit
             output.add(block.tokens, slices)

@@ -27,7 +27,7 @@ from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.hub.quiet import quiet_clients
-from fineweb_shards.sources.where_parser import parse_where
+from fineweb_shards.sources.where import parse_where
 from fineweb_shards.store.earlier_outputs import EarlierOutputs
 from fineweb_shards.store.fresh import holds_shards
 from fineweb_shards.store.manifest import Manifest

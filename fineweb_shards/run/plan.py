@@ -28,12 +28,12 @@ from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.detection import given_separators
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.sources.text import TextFormat
-from fineweb_shards.store.output import shards_at_once
 from fineweb_shards.system.machine import busy_cores, free_disk_bytes
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.types import Cursor
 from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import GPT2
+from fineweb_shards.writing.output import shards_at_once
 
 _BEGINNING = Cursor(0, 0)
 _SAMPLE_BYTES = 24 * 2**20
@@ -41,7 +41,7 @@ _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 REMOTE_FOOTERS = 3
 _CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes a request for each row group
 # Measured with two workers on two cores, which they share with the parent: it packs, hashes and writes.
-PARALLEL_EFFICIENCY = 0.7
+_PARALLEL_EFFICIENCY = 0.7
 _ESTIMATE_TOLERANCE = 0.9
 _PLAIN_KINDS = ("text", "jsonl", "csv", "tsv")  # of files that hold no less than the text in them
 _MOST_TOKENS_PER_BYTE = 3  # an invalid byte becomes U+FFFD, whose three bytes may be a token each
@@ -55,15 +55,6 @@ class Extent:
     tokens: int | None  # EOT included
     exact: bool
     batches: int = 0  # that workers will be given; an estimate unless all footers were read
-    footer_bytes: int = 0  # of a file, on average; 0 if files have none
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSpeed:
-    """How long a worker that is alone takes for a token, by a trial on this machine."""
-
-    read_seconds: float  # from the disk, or from the hub over the network
-    encode_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +65,7 @@ class Plan:
     extent: Extent
     separator_preview: SeparatorPreview | None  # of the text files, if there are any
     first_documents: tuple[str, ...]
-    trial_speed: TrialSpeed | None
+    worker_tokens_per_second: float | None  # of one that is alone, by a trial on this machine
     free_bytes: int
     read_share: float = 1.0  # of the input's bytes that a run will read, which --max-tokens may end early
     done_tokens: int = 0  # in finished shards
@@ -84,10 +75,9 @@ class Plan:
     @property
     def tokens_per_second(self) -> float | None:
         """The tokens per second of all workers on this machine."""
-        if self.trial_speed is None:
+        if self.worker_tokens_per_second is None:
             return None
-        seconds = self.trial_speed.read_seconds + self.trial_speed.encode_seconds
-        return self.job.budget.workers * PARALLEL_EFFICIENCY / seconds
+        return self.job.budget.workers * _PARALLEL_EFFICIENCY * self.worker_tokens_per_second
 
     @property
     def tokens_left(self) -> int | None:
@@ -151,7 +141,7 @@ def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
         limited,
         trial.separator_preview(),
         trial.first_documents() if trial_seconds else (),
-        trial.speed() if trial_seconds else None,
+        trial.tokens_per_second() if trial_seconds else None,
         free_disk_bytes(job.folder),
         max(0.0, (limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0) - passed),
     )
@@ -185,16 +175,16 @@ class _Trial:
         engine = self._job.engine(self._job.vocabulary)
         return measure_sample(engine, sample.texts, seconds, self._job.length_limits)
 
-    def speed(self) -> TrialSpeed | None:
-        """Return how long reading and encoding take; None if it was too little to tell."""
+    def tokens_per_second(self) -> float | None:
+        """Return the speed of reading and encoding; None if it was too little to tell."""
         sample = self._large_sample
         measured = self._measure(sample, self._seconds)
         if not measured.tokens_per_second or not measured.tokens or not sample.content_bytes:
             return None
         bytes_per_token = measured.text_bytes / measured.tokens
         read_seconds = sample.read_seconds / sample.content_bytes * bytes_per_token
-        speed = TrialSpeed(read_seconds, 1 / measured.tokens_per_second)
-        return speed if speed.read_seconds + speed.encode_seconds else None
+        seconds = read_seconds + 1 / measured.tokens_per_second
+        return 1 / seconds if seconds else None
 
     def first_documents(self) -> tuple[str, ...]:
         """Return the beginnings of some documents. Of tokens they show whether the vocabulary is theirs."""
@@ -298,7 +288,7 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     if job.is_remote:
         chosen = files[start.file :][: REMOTE_FOOTERS if every_footer else 1] or files[-1:]
     limits = job.length_limits
-    rows = documents = text_bytes = counted = batches = footer_bytes = 0
+    rows = documents = text_bytes = counted = batches = 0
     all_counted = True
     for file in chosen:
         parquet = job.source.formats[file.format]
@@ -309,7 +299,6 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
             cheap = not job.is_remote or (every_footer and few)
             stated = parquet.stated_extent(file, limits.least_tokens, limits.most_tokens) if cheap else None
             batches += sum(1 for _ in parquet.batches(file, 0, False))
-            footer_bytes += parquet.open(file).metadata.serialized_size
         except BadFileError:
             if not job.source.settings.skip_bad:
                 raise
@@ -322,10 +311,10 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
             documents += stated.documents
             counted += stated.tokens
     scale = sum(file.size_bytes for file in files) / max(1, sum(file.size_bytes for file in chosen))
-    parts = round(batches * scale), footer_bytes // max(1, len(chosen))
+    parts = round(batches * scale)
     if all_counted:
         tokens = round((counted + documents) * scale)
-        return Extent(round(documents * scale), tokens, chosen == files, *parts)
+        return Extent(round(documents * scale), tokens, chosen == files, parts)
     measured = trial.measured
     per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
     if job.source.settings.where is not None:  # what is kept may be longer or shorter than the others
@@ -333,7 +322,7 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
         rows = round(rows * sample.documents / max(1, sample.seen_documents))
         text_bytes = round(rows * sample.content_bytes / max(1, sample.documents))
     tokens = round((rows + text_bytes * per_byte) * scale)
-    return _within_limits(Extent(round(rows * scale), tokens, False, *parts), measured)
+    return _within_limits(Extent(round(rows * scale), tokens, False, parts), measured)
 
 
 def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:

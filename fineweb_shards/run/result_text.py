@@ -68,7 +68,7 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
         command, folder = copy_command(BucketAddress.parse(store.location))
         lines = [
             "from fineweb_shards.loader import ShardLoader  # fetches them as they are needed",
-            f'loader = ShardLoader({quote_string(store.location)}, "train", batch_size=64, length=1024)',
+            f'loader = ShardLoader({quote_string(store.location)}, "train", batch_size=64, seq_len=1024)',
             "",
             "# for a trainer that reads files itself, copy them here:",
             command,

@@ -16,10 +16,9 @@ from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.quiet import quiet_clients
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.retry import Retrier
+from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS, BuiltinVocabulary
 from fineweb_shards.tokenizers.definition import GPT2_DEFINITION, Definition, read_definition
-from fineweb_shards.tokenizers.known import KNOWN_RANKS, KnownRanks
-from fineweb_shards.tokenizers.rank_file import format_ranks
-from fineweb_shards.tokenizers.vocabulary_files import load_definition, load_gpt2_definition
+from fineweb_shards.tokenizers.vocabulary_files import format_ranks, load_definition, load_gpt2_definition
 from fineweb_shards.vocabulary import GPT2
 
 # What a folder or a repository with a tokenizer has, the most telling first.
@@ -30,7 +29,7 @@ _LARGEST_BYTES = 2**28
 def find_definition(config: Config, begun: Manifest | None, observer: Observer) -> Definition:
     """Return the tokenizer of the settings; UsageError or InputError if there is none. `begun` is the output
     folder's manifest if this is a resume."""
-    wanted, known = config.tokenizer, KNOWN_RANKS.get(config.tokenizer)
+    wanted, known = config.tokenizer, BUILTINS.get(config.tokenizer)
     if wanted == GPT2.name and not config.eot and not config.pattern:
         return GPT2_DEFINITION
     if known is not None and config.pattern:
@@ -53,11 +52,11 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
             data, name = _fetch_model(wanted, config, observer)
     else:
         # All of them, because gpt4 is cl100k_base, and looks like gpt2.
-        names = [f"{name} ({rank.used_by})" if rank.used_by else name for name, rank in KNOWN_RANKS.items()]
+        names = [f"{name} ({rank.used_by})" if rank.used_by else name for name, rank in BUILTINS.items()]
         hint = f"Name a file, one of {', '.join(names)}, or a model on the hub as ORG/NAME."
         raise UsageError(
             f"--tokenizer {wanted}: there is no such file or name.",
-            suggest(wanted, [name for name in KNOWN_RANKS if name != GPT2.name], hint),
+            suggest(wanted, [name for name in BUILTINS if name != GPT2.name], hint),
         )
     return read_definition(data, name, pattern=config.pattern, eot=config.eot)
 
@@ -113,7 +112,7 @@ def _fetch_model(wanted: str, config: Config, observer: Observer) -> tuple[bytes
     return data, f"{repository}@{commit}"
 
 
-def _fetch_known(name: str, known: KnownRanks, config: Config, observer: Observer) -> bytes:
+def _fetch_known(name: str, known: BuiltinVocabulary, config: Config, observer: Observer) -> bytes:
     """Fetch a known rank file: from the hub, or what tiktoken has in its cache or downloads."""
     if known.repository:
         data, _ = _fetch(known.repository, "", (known.file,), config, observer)

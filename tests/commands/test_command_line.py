@@ -60,7 +60,7 @@ def test_a_start_that_fails_names_no_report(tmp_path: Path, monkeypatch: pytest.
     assert "report" not in done.stderr
 
 
-@pytest.mark.promise(7)
+@pytest.mark.promise("a finished run does nothing when rerun")
 def test_a_finished_run_does_nothing_and_says_so(finished: Path, tries: Tries, within: Measure) -> None:
     """Without starting a worker or touching a file."""
     before = {path: path.stat().st_mtime_ns for path in (finished / "out").iterdir() if path.is_file()}
@@ -76,7 +76,7 @@ def test_a_finished_run_does_nothing_and_says_so(finished: Path, tries: Tries, w
     }
 
 
-@pytest.mark.promise(6)
+@pytest.mark.promise("a changed source or setting is refused by name")
 @pytest.mark.parametrize(
     ("field", "words"),
     [
@@ -106,7 +106,7 @@ def test_every_setting_that_changes_bytes_is_in_the_fingerprint() -> None:
     assert set(Config().fingerprint()) == names - free
 
 
-@pytest.mark.promise(6)
+@pytest.mark.promise("a changed source or setting is refused by name")
 def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
     """Same name, same size, other bytes; --fresh says what it deletes and starts over."""
     path = write_text(tmp_path / "a.txt", ["one", "two"])

@@ -58,6 +58,7 @@ def expected(layout: str, **more: Any) -> dict[str, bytes]:
     return files(DOCUMENTS, Wanted(layout, SHARD_TOKENS, **more))
 
 
+@pytest.mark.full
 def test_export_out_of_a_bucket_and_into_one(made: Path, bucket_url: str, tmp_path: Path) -> None:
     """The bytes of the other layout, by the reference, from any place to any other."""
     upload_folder(made, f"{bucket_url}/a")

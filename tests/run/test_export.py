@@ -120,7 +120,8 @@ def test_an_empty_stream(tmp_path: Path) -> None:
     assert runs.outputs_in(tmp_path / "out") == {}
 
 
-@pytest.mark.promise(1)
+@pytest.mark.full
+@pytest.mark.promise("kill -9 loses only the unfinished shard")
 def test_a_kill_at_every_file_operation_of_an_export(
     made: dict[str, Path], tmp_path: Path, soak: bool
 ) -> None:

@@ -258,6 +258,7 @@ def test_an_input_of_at_most_one_shard_stops_with_the_command_that_works(
     assert "nothing to train on" in planned.stdout + planned.stderr
 
 
+@pytest.mark.full
 def test_of_a_pipe_it_is_told_at_its_end(source: Path, tmp_path: Path) -> None:
     """Before the first file has its name, and with the number of tokens that there were."""
     run, out = partial(runs.run_command, stdin=source.read_bytes()), tmp_path / "out"
