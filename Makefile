@@ -18,11 +18,11 @@ given = $(filter-out undefined default file,$(origin $(1)))
 TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(name)), $(name)=$(call quote,$(value $(name)))))
 
 .DEFAULT_GOAL := help
-TARGETS := help shards plan status report verify test test-lowest soak check bench bench-hub bench-line bench-bucket \
-  bench-tokenizers bench-control bench-ray cluster-demo clean
+TARGETS := help shards plan status report verify test test-all test-rest test-lowest soak check bench bench-hub \
+  bench-line bench-bucket bench-tokenizers bench-control bench-ray cluster-demo dist lock clean
 .PHONY: $(TARGETS)
 # Before anything runs: `make shards sample-10BT` would build the demo first.
-UNKNOWN := $(filter-out $(TARGETS) .venv/run .venv/dev,$(MAKECMDGOALS))
+UNKNOWN := $(filter-out $(TARGETS) .venv/run .venv/dev .venv/full,$(MAKECMDGOALS))
 ifneq ($(UNKNOWN),)
   $(error There is no target $(UNKNOWN). A sample is named by SAMPLE: make shards SAMPLE=$(firstword $(UNKNOWN)))
 endif
@@ -52,8 +52,16 @@ verify: .venv/run ## read every shard back and check it
 
 # One more than there are cores: tests wait for the programs that they start.
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
-test: check ## all checks and tests; a few minutes
-	@$(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
+test: check ## checks, and every promise in its quick form, without Ray or a browser; four minutes
+	@$(PYTEST) -m 'not full' $(ARGS)
+
+test-all: test ## the same, then the rest: Ray, a browser, every layout with everything, the lowest versions
+	@$(MAKE) --no-print-directory test-rest
+
+test-rest: .venv/full # what `make test` leaves out
+	@$(PYTEST) -m full $(ARGS)
+	@$(MAKE) --no-print-directory test-lowest
 
 # The lowest versions that pyproject.toml allows, in a .venv of their own: uv resolves them, pip installs it there.
 LOWEST := .venv-lowest
@@ -70,7 +78,7 @@ $(LOWEST)/ready: pyproject.toml
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python pytest pytest-xdist hypothesis psutil
 	@touch $@
 
-soak: .venv/dev ## every promise in full, then a night of MINUTES=30 with a fault a minute; hours
+soak: .venv/full ## every promise in full, then a night of MINUTES=30 with a fault a minute; hours
 	@$(BIN)/python -m pytest --soak $(ARGS)
 	@$(BIN)/python tests/night.py --minutes $(MINUTES)
 
@@ -80,38 +88,56 @@ check: .venv/dev ## lint, format, types and the order of the rooms
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo --no-cache >.venv/imports.txt || { cat .venv/imports.txt; exit 1; }
 
-bench: .venv/dev ## speed and memory beside other programs; writes benchmarks/results.md (ARGS=--quick: a minute)
+bench: .venv/full ## speed and memory beside other programs; writes benchmarks/results.md (ARGS=--quick: a minute)
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
-bench-hub: .venv/dev ## the same files from the disk and from a hub on loopback
+bench-hub: .venv/full ## the same files from the disk and from a hub on loopback
 	@$(BIN)/python benchmarks/hub.py $(ARGS)
 
-bench-line: .venv/dev ## the same files from the disk and over a line like that to a real CDN
+bench-line: .venv/full ## the same files from the disk and over a line like that to a real CDN
 	@$(BIN)/python benchmarks/line.py $(ARGS)
 
-bench-bucket: .venv/dev ## the same build into a folder and into a bucket on loopback
+bench-bucket: .venv/full ## the same build into a folder and into a bucket on loopback
 	@$(BIN)/python benchmarks/bucket.py $(ARGS)
 
-bench-tokenizers: .venv/dev ## every tokenizer: its own library, and this program with it
+bench-tokenizers: .venv/full ## every tokenizer: its own library, and this program with it
 	@$(BIN)/python benchmarks/tokenizer_speed.py $(ARGS)
 
-bench-control: .venv/dev ## how many tokens a second the parent can order, with simulated workers
+bench-control: .venv/full ## how many tokens a second the parent can order, with simulated workers
 	@$(BIN)/python benchmarks/control_plane.py $(ARGS)
 
-bench-ray: .venv/dev ## the same files with local processes and with Ray on this machine
+bench-ray: .venv/full ## the same files with local processes and with Ray on this machine
 	@$(BIN)/python benchmarks/ray_speed.py $(ARGS)
 
-cluster-demo: .venv/dev ## two nodes of Ray and an S3 server on this machine, a node killed on the way; a minute
+cluster-demo: .venv/full ## two nodes of Ray and an S3 server on this machine, a node killed on the way; a minute
 	@$(BIN)/python docs/examples/cluster_demo.py
 
-clean: ## remove .venv, .venv-lowest and caches (never any shards)
-	rm -rf .venv $(LOWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+# Tools, and after them the wheel alone, as a stranger installs it: nothing of the checkout may be needed.
+DIST := .venv-dist
+MAKE_DIST_VENV = rm -rf $(DIST) && $(PYTHON) -m venv $(DIST)
+INSTALL_DIST = $(DIST)/bin/python -m pip install --quiet --disable-pip-version-check
+dist: ## build wheel and sdist into dist/, check them, and run the demo from the wheel
+	@rm -rf dist build && $(MAKE_DIST_VENV) && $(INSTALL_DIST) build twine
+	@$(DIST)/bin/python -m build --outdir dist >.venv-dist/build.log || { cat .venv-dist/build.log; exit 1; }
+	@$(DIST)/bin/twine check --strict dist/*
+	@$(MAKE_DIST_VENV) && $(INSTALL_DIST) dist/*.whl
+	@cd $(DIST) && bin/fineweb-shards build demo --out demo --quiet && bin/fineweb-shards verify demo
+	@rm -rf $(DIST) build && ls -l dist
 
-# Two stamps, so that `make shards` does not install what only tests need. With uv where it is installed, which
-# then finds a fitting Python by itself.
+lock: ## write requirements-dev.lock: the versions of all packages of [dev], with hashes and without an index
+	@$(MAKE_DIST_VENV) && $(INSTALL_DIST) uv
+	@$(DIST)/bin/uv pip compile --quiet --universal --python-version 3.11 --extra dev --generate-hashes \
+	  --no-emit-index-url --no-annotate --custom-compile-command 'make lock' pyproject.toml -o requirements-dev.lock
+	@rm -rf $(DIST)
+
+clean: ## remove .venv, .venv-lowest, builds and caches (never any shards)
+	rm -rf .venv $(LOWEST) $(DIST) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+
+# Three stamps, so that `make shards` does not install what only tests need, nor `make test` Ray. With uv where it is
+# installed, which then finds a fitting Python by itself.
 FITS := import sys; sys.exit(sys.version_info < (3, 11))
 # The stamps of a .venv whose Python is gone say nothing.
-$(shell $(BIN)/python -c '$(FITS)' 2>/dev/null || rm -f .venv/run .venv/dev)
+$(shell $(BIN)/python -c '$(FITS)' 2>/dev/null || rm -f .venv/run .venv/dev .venv/full)
 ifneq ($(shell command -v uv 2>/dev/null),)
   MAKE_VENV = uv venv --quiet --python $(if $(call given,PYTHON),$(call quote,$(PYTHON)),'>=3.11') .venv
   HAS_INSTALLER = true
@@ -127,10 +153,17 @@ TOO_OLD = { echo "fineweb_shards needs Python 3.11 or later; $(PYTHON) is: $$($(
 # A .venv that can't be used (made by an old Python, by one that is gone, or only half) is made anew. One that only
 # has no pip (uv makes such) gets it: what else is in there may be yours.
 USABLE = $(BIN)/python -c '$(FITS)' && { $(HAS_INSTALLER) || { $(BIN)/python -m ensurepip && $(HAS_INSTALLER); }; }
-.venv/run .venv/dev: pyproject.toml
+.venv/run .venv/dev .venv/full: pyproject.toml
 	@{ $(USABLE); } >/dev/null 2>&1 || \
 	  { rm -rf .venv && $(MAKE_VENV) && { $(BIN)/python -c '$(FITS)' || $(TOO_OLD); }; } || { rm -rf .venv; exit 1; }
-	@echo "Setting up .venv ($(if $(filter %dev,$@),with test tools,what a build needs)); once, about a minute ..."
-	@$(INSTALL) --editable '.$(if $(filter %dev,$@),[dev])'
-	@touch $@
-	@case $@ in *dev) touch .venv/run ;; esac
+	@echo "Setting up .venv ($(WITH_$(@F))); once, about a minute ..."
+	@$(INSTALL) --editable '.$(EXTRAS_$(@F))'
+	@touch $@ $(patsubst %,.venv/%,$(ALSO_$(@F)))
+
+WITH_run := what a build needs
+WITH_dev := with test tools
+WITH_full := with test tools, Ray and what benchmarks compare with
+EXTRAS_dev := [dev]
+EXTRAS_full := [dev,full]
+ALSO_dev := run
+ALSO_full := dev run

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import forked
 import hypothesis
+
+from fineweb_shards.layouts import LAYOUTS
 
 pytest_plugins = ["promises", "bucket_server"]
 
@@ -96,6 +99,26 @@ def disk_path() -> Iterator[Path]:
     """A folder on the disk, always: where memory is measured, files must not be part of it."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder)
+
+
+# Outside tests/layouts these represent all of them in `make test`: shards of NumPy, a header before tokens,
+# and a file that grows, with an index beside it.
+THREE_LAYOUTS = ("build-nanogpt", "llm.c", "megatron")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Put a test into the step where it runs. `@pytest.mark.full` is for the second step, `make test-all`;
+    `@pytest.mark.full(but=[…])` leaves the parameters with these ids in the first one, `make test`."""
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return
+    kept = [name for mark in item.iter_markers("full") for name in mark.kwargs.get("but", [])]
+    if any(fnmatch(item.callspec.id, name) for name in kept):
+        item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "full"]
+    if "layouts" not in item.path.parts:
+        values = item.callspec.params.values()
+        layouts = {str(getattr(value, "layout", value)) for value in values} & LAYOUTS.keys()
+        if layouts - set(THREE_LAYOUTS):
+            item.add_marker("full")
 
 
 # Files whose tests take longest, the first ones most.

@@ -1,4 +1,4 @@
-"""The documentation keeps up with the program: verbs, flags, settings, exit codes, JSON, files, links."""
+"""The documentation keeps up with the program: subcommands, flags, settings, exit codes, JSON, files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import inline
 import pytest
 import runs
 
-from fineweb_shards import errors
+from fineweb_shards import __version__, errors
 from fineweb_shards.commands.main import VERBS, make_parsers
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run.config import Config, load_config
@@ -28,6 +28,7 @@ from fineweb_shards.tokenizers import ENGINES
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "fineweb_shards"
 README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXT = "\n".join(page.read_text() for page in PAGES)
@@ -38,14 +39,14 @@ FIXED_OTHERWISE = {
 }  # settings that are fixed in a way of their own
 
 
-def verbs() -> dict[str, argparse.ArgumentParser]:
+def subcommands() -> dict[str, argparse.ArgumentParser]:
     return dict(make_parsers(VERBS)[1])
 
 
 def flags() -> set[str]:
     return {
         option
-        for parser in [make_parsers(())[0], *verbs().values()]
+        for parser in [make_parsers(())[0], *subcommands().values()]
         for action in parser._actions
         for option in action.option_strings
         if option.startswith("--") and not option.startswith("--no-")
@@ -66,21 +67,21 @@ def setting_row(name: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 
-def rooms() -> set[str]:
+def packages() -> set[str]:
     return {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
 
 def tree_lines() -> list[str]:
-    return [line for line in section(README, "## Files").splitlines() if line.startswith("    ")]
+    return [line for line in section(CONTRIBUTING, "## Files").splitlines() if line.startswith("    ")]
 
 
 # What is in the reference.
 
 
-@pytest.mark.parametrize("verb", sorted(verbs()))
-def test_every_verb_is_documented(verb: str) -> None:
+@pytest.mark.parametrize("subcommand", sorted(subcommands()))
+def test_every_subcommand_is_documented(subcommand: str) -> None:
     """In the reference's table."""
-    assert f"| `fineweb-shards {verb} " in section(REFERENCE, "## Verbs")
+    assert f"| `fineweb-shards {subcommand} " in section(REFERENCE, "## Subcommands")
 
 
 @pytest.mark.parametrize("flag", sorted(flags()))
@@ -108,12 +109,13 @@ def test_every_setting_is_documented(field: dataclasses.Field[Any]) -> None:
 
 @pytest.mark.parametrize(("name", "known"), [("layout", LAYOUTS), ("engine", ENGINES)])
 def test_every_layout_and_engine_is_documented(name: str, known: dict[str, Any]) -> None:
-    """In the row of its setting; a layout also in the tables of the README and docs/layouts.md."""
+    """In the row of its setting; a layout also in the README, and in the table of docs/layouts.md."""
     words = re.split(r"[^\w.-]+", setting_row(name)[4])
     assert set(known) <= set(words)
     if name == "layout":
-        for text in (README, (ROOT / "docs" / "layouts.md").read_text()):
-            assert set(re.findall(r"^\| `([\w.-]+)` \| `.*(?:before|after)", text, re.M)) == set(known)
+        assert set(known) <= set(re.findall(r"`([\w.-]+)`", section(README, "## Train on it")))
+        table = (ROOT / "docs" / "layouts.md").read_text()
+        assert set(re.findall(r"^\| `([\w.-]+)` \| `.*(?:before|after)", table, re.M)) == set(known)
 
 
 @pytest.mark.parametrize("target", re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M))
@@ -126,7 +128,7 @@ def test_every_make_target_is_documented(target: str) -> None:
 def test_every_sample_is_valid_and_documented(path: Path) -> None:
     """It loads, and the reference names it."""
     load_config(path, {}).check()
-    assert f"`{path.stem}`" in section(REFERENCE, "## Verbs")
+    assert f"`{path.stem}`" in section(REFERENCE, "## Subcommands")
     assert tomllib.loads(path.read_text())
 
 
@@ -220,39 +222,30 @@ def test_every_field_and_file_of_a_folder_is_documented(built: tuple[Path, list[
     assert not missing_in(heading, iter(f".fineweb-shards/{name}" for name in files))
 
 
-# The README.
+# The README, and the tree in CONTRIBUTING.
 
 
 def test_the_readme_is_short() -> None:
-    """A stranger reads it to the end."""
-    assert len(README.splitlines()) <= 185
-
-
-def test_the_readme_says_what_was_measured() -> None:
-    """Its figures are those of the last `make bench`."""
-    results = (ROOT / "benchmarks" / "results.md").read_text().splitlines()
-    table = [line for line in section(README, "## Speed and memory").splitlines() if line.startswith("|")]
-    assert len(table) > 6
-    assert set(table) <= set(results)
+    """People read it to the end."""
+    assert 100 <= len(README.splitlines()) <= 120
 
 
 def test_the_readme_promises_what_was_measured() -> None:
     """The ratios in its sentence are those of the last `make bench` as well."""
     results = (ROOT / "benchmarks" / "results.md").read_text()
     measured = re.findall(r"speed: (?:parquet|tiktoken) / fineweb.py's loop \| ([\d.]+)×", results)
-    promise = next(line for line in README.splitlines() if line.startswith("- **Fast.**"))
-    assert re.findall(r"([\d.]+) times", promise) == [f"{float(ratio):.1f}" for ratio in measured]
+    promise = README.partition("- **Fast.**")[2].partition("\n\n")[0]
+    assert re.findall(r"([\d.]+)\s+times", promise) == [f"{float(ratio):.1f}" for ratio in measured]
 
 
 def test_the_picture_shows_what_was_measured() -> None:
-    """Every program of the last `make bench`, apart from layouts, has its bar with its speed."""
+    """Each bar has a speed of the last `make bench`, and the programs that we compare with have one."""
     results = (ROOT / "benchmarks" / "results.md").read_text()
     picture = html.unescape((ROOT / "docs" / "speed.svg").read_text())
-    rows = re.findall(r"^\| ([^|]+?) \| ([\d.]+) \| [\d.]+ \|", results, re.M)
-    assert rows
-    for name, speed in rows:
-        bar = re.search(rf">{re.escape(name)}</text>.*>{speed}</text>$", picture, re.M)
-        assert (bar is None) == ("--layout" in name), name
+    rows = dict(re.findall(r"^\| ([^|]+?) \| ([\d.]+) \| [\d.]+ \|", results, re.M))
+    bars = dict(re.findall(r">([^<>]+)</text><rect .*>([\d.]+)</text>$", picture, re.M))
+    assert bars.items() <= rows.items()
+    assert {"fineweb.py's loop", "bare loop, a process for each core", "fineweb-shards, parquet"} <= set(bars)
 
 
 def test_every_file_at_the_top_is_in_the_tree() -> None:
@@ -261,16 +254,14 @@ def test_every_file_at_the_top_is_in_the_tree() -> None:
     assert {path.name for path in PACKAGE.glob("[!_]*.py")} <= set(listed)
 
 
-def test_every_room_is_in_the_tree() -> None:
-    """The README's tree has the rooms of the package, and no others."""
+def test_every_package_is_in_the_tree() -> None:
+    """CONTRIBUTING's tree has the packages that exist, and no others."""
     found = [match[1] for line in tree_lines() if (match := re.match(r" {8}(\w+)/ ", line))]
-    assert set(found) == rooms()
-    listed = section((ROOT / "CONTRIBUTING.md").read_text(), "## Rooms").partition(". A")[0]
-    assert re.findall(r"`(\w+)`", listed) == found, "CONTRIBUTING.md has the same rooms in the same order"
+    assert set(found) == packages()
 
 
 def test_every_name_in_the_tree_exists() -> None:
-    """Folders at the top, rooms and files of the package, and what a note says is in a folder."""
+    """Folders at the top, packages and files, and what a note says is in a folder."""
     missing = []
     for line in tree_lines():
         base = PACKAGE if line.startswith(" " * 8) else ROOT
@@ -282,6 +273,20 @@ def test_every_name_in_the_tree_exists() -> None:
 
 
 # All pages.
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"], ids=lambda page: page.name
+)
+def test_prose_is_wrapped(page: Path) -> None:
+    """At 120 characters, except tables, and lines that are a single link or code span."""
+    lines = enumerate(page.read_text().splitlines(), start=1)
+    long = {
+        number: line for number, line in lines if len(line) > 120 and not line.lstrip(" >").startswith("|")
+    }
+    assert not {
+        number for number, line in long.items() if not line.startswith("    ") and " " in line.strip()
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -305,7 +310,7 @@ def anchor_of(heading: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_is_named_exists(page: Path) -> None:
-    """`room/file.py`, in a text or in a picture; from the package, the top, or beside the page."""
+    """`package/file.py`, in a text or in a picture; from the package, the top, or beside the page."""
     pattern = r"(?<![\w/.-])((?:[\w-]+/)+[\w-]+\.(?:py|md|toml))\b"
     named = {name for name in re.findall(pattern, page.read_text()) if "yours" not in name}
     bases = (ROOT, PACKAGE, page.parent)
@@ -327,8 +332,8 @@ def documented_commands() -> list[str]:
 @pytest.mark.parametrize("command", documented_commands())
 def test_every_command_can_be_parsed(command: str) -> None:
     """With the program's own parser."""
-    verb, *words = shlex.split(command, comments=True)
-    verbs()[verb].parse_args(words)
+    subcommand, *words = shlex.split(command, comments=True)
+    subcommands()[subcommand].parse_args(words)
 
 
 def test_the_wheel_holds_the_ranks_and_the_samples() -> None:
@@ -346,6 +351,38 @@ def test_the_wheel_holds_the_ranks_and_the_samples() -> None:
         for path in ROOT.glob("fineweb_shards/**/__init__.py")
     }
     assert set(data["tool"]["setuptools"]["packages"]) == packages | {"fineweb_shards.configs"}
+
+
+def test_the_changelog_has_this_version() -> None:
+    """Each release has a dated section, the newest first; only what is not released may come before it."""
+    sections = re.findall(r"^## \[(.+?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    released = [(version, date) for version, date in sections if version != "Unreleased"]
+    assert released[0][0] == __version__
+    assert all(re.fullmatch(r" - 20\d\d-\d\d-\d\d", date) for _, date in released)
+
+
+def test_the_lock_file_names_no_host() -> None:
+    """Every package has one exact version and its hashes, and none is tied to an index."""
+    lock = (ROOT / "requirements-dev.lock").read_text()
+    assert not re.search(r"://|--(?:index|extra-index|find-links|trusted-host)|\bfile:|\bgit\+", lock)
+    entries = re.findall(r"^\w\S*==.*\\$(?=\n    --hash=sha256:[0-9a-f]{64})", lock, re.M)
+    assert entries == [line for line in lock.splitlines() if not line.startswith((" ", "#"))]
+
+
+def test_the_lock_file_has_every_dependency() -> None:
+    """Of the package and of [dev], with the extras that it includes: `make lock` is up to date."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[^\w.-]", name)[0] for name in project["dependencies"]}
+    wanted = ["dev"]
+    for extra in wanted:
+        for requirement in project["optional-dependencies"][extra]:
+            name, *extras = re.split(r"[\[\],]", requirement.partition(">")[0])
+            if name == "fineweb_shards":
+                wanted += filter(None, extras)
+            else:
+                declared.add(name)
+    locked = re.findall(r"^([\w.-]+)==", (ROOT / "requirements-dev.lock").read_text(), re.M)
+    assert {name.lower().replace("_", "-") for name in declared} <= set(locked)
 
 
 def test_every_row_of_the_plan_is_documented(tmp_path: Path) -> None:

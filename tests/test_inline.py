@@ -17,6 +17,8 @@ from fourteen_files import DATASET, FLAGS, environment, expected_shards, sample_
 from inputs import write_jsonl
 from standin_hub import StandInHub
 
+pytestmark = pytest.mark.full
+
 DOCUMENTS = make_documents(60, seed=12)
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import reference
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ["one\nlittle text", "another", "", "the last one, with a tab\there"]
 
@@ -133,7 +135,7 @@ def test_a_layout(package: Path, tmp_path: Path) -> None:
     assert np.frombuffer(raw, "<u2").tolist() == [*stream[1:].tolist(), reference.EOT]
     loader = f"""
 from fineweb_shards.loader import ShardLoader
-loader = ShardLoader({str(out)!r}, "train", batch_size=1, length=4, framework="numpy")
+loader = ShardLoader({str(out)!r}, "train", batch_size=1, seq_len=4, framework="numpy")
 print(loader.next_batch()[0].tolist())
 """
     done = subprocess.run(

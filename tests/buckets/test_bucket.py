@@ -237,7 +237,7 @@ def test_an_upload_that_fails_leaves_nothing(bucket: Bucket, bucket_url: str, tm
     assert unfinished_uploads(bucket_url) == []
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.parametrize("there", [0, 1000, 20_000_000])
 def test_a_file_that_becomes_shorter_is_not_published(
     bucket: Bucket, bucket_url: str, tmp_path: Path, there: int

@@ -74,7 +74,7 @@ def three_shards(
     return path, expected, operations
 
 
-@pytest.mark.promise(1)
+@pytest.mark.promise("kill -9 loses only the unfinished shard")
 def test_a_kill_before_and_after_every_file_operation(
     tmp_path: Path, three_shards: tuple[Path, dict[str, bytes], int], driver: Driver, tries: Tries, soak: bool
 ) -> None:
@@ -91,7 +91,7 @@ def test_a_kill_before_and_after_every_file_operation(
         assert runs.shards_in(out) == expected
 
 
-@pytest.mark.promise(2)
+@pytest.mark.promise("resumes can be chained")
 def test_crash_after_crash_after_crash(
     tmp_path: Path, three_shards: tuple[Path, dict[str, bytes], int], driver: Driver, tries: Tries
 ) -> None:
@@ -112,7 +112,7 @@ def test_crash_after_crash_after_crash(
         assert runs.shards_in(out) == expected
 
 
-@pytest.mark.promise(1)
+@pytest.mark.promise("kill -9 loses only the unfinished shard")
 def test_kills_of_the_whole_group_at_random_moments(tmp_path: Path, tries: Tries) -> None:
     """Resumed each time: the same SHA-256 for every file, and no finished shard is ever lost."""
     documents = make_documents(6000, seed=32)
@@ -151,7 +151,7 @@ def pause_until_busy(out: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.promise(12)
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_signals_stop_cleanly_and_say_how_to_go_on(tmp_path: Path, tries: Tries, within: Measure) -> None:
     """Ctrl-C or SIGTERM at any moment: own exit code, no traceback, how to resume, the same bytes."""
     documents = [text for text in make_documents(2000, seed=33) if text]
@@ -189,7 +189,7 @@ def test_signals_stop_cleanly_and_say_how_to_go_on(tmp_path: Path, tries: Tries,
         assert runs.shards_in(out) == expected
 
 
-@pytest.mark.promise(12)
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     """Even while a command of the user's is still running at the end."""
     path = write_text(tmp_path / "a.txt", [text for text in make_documents(2000, seed=34) if text])

@@ -16,7 +16,8 @@ from layout_reference import Wanted
 DOCUMENTS = make_documents(36, seed=95)
 
 
-@pytest.mark.promise(1)
+@pytest.mark.full(but=["build-nanogpt"])
+@pytest.mark.promise("kill -9 loses only the unfinished shard")
 @pytest.mark.parametrize(
     "wanted",
     [

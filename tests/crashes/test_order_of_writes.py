@@ -17,7 +17,7 @@ from fineweb_shards.store.files import growing_path
 DOCUMENTS = make_documents(40, seed=35)
 
 
-@pytest.mark.promise(3)
+@pytest.mark.promise("a shard is durable before the manifest names it")
 def test_a_shard_is_durable_before_the_ledger_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +61,7 @@ def test_a_shard_is_durable_before_the_ledger_names_it(
         assert trace[manifest - 1] == ("sync", "manifest.json.tmp")
 
 
-@pytest.mark.promise(3)
+@pytest.mark.promise("a shard is durable before the manifest names it")
 def test_a_shard_that_the_ledger_does_not_know_is_made_again(tmp_path: Path) -> None:
     """Whatever is in it: a crash may have left anything between its name and its record."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)

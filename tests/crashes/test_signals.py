@@ -169,7 +169,7 @@ def terminals() -> Iterator[list[Terminal]]:
             os.killpg(terminal.process.pid, signal.SIGKILL)
 
 
-@pytest.mark.promise(12)
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_a_terminal_that_closes_ends_the_run_cleanly(
     tmp_path: Path, source: Path, terminals: list[Terminal]
 ) -> None:
@@ -194,7 +194,7 @@ def test_a_terminal_that_closes_ends_the_run_cleanly(
     assert runs.shards_in(out) == expected_shards(source)
 
 
-@pytest.mark.promise(12)
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_hangups_come_in_numbers(tmp_path: Path, source: Path) -> None:
     """From the kernel, the shell and a session that ends: SIGHUP, SIGHUP and SIGTERM are one wish."""
     out = tmp_path / "out"
@@ -227,7 +227,8 @@ def test_nohup_goes_on(tmp_path: Path, source: Path) -> None:
     assert "killed by signal" not in log
 
 
-@pytest.mark.promise(12)
+@pytest.mark.full
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 @pytest.mark.parametrize(
     "moment",
     [
@@ -249,7 +250,7 @@ def test_ctrl_c_when_all_is_done_changes_nothing(tmp_path: Path, source: Path, m
     assert runs.shards_in(out) == expected_shards(source)
 
 
-@pytest.mark.promise(12)
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_after_ctrl_c_it_says_at_once_that_it_stops(
     tmp_path: Path, source: Path, terminals: list[Terminal]
 ) -> None:
@@ -270,7 +271,7 @@ def test_after_ctrl_c_it_says_at_once_that_it_stops(
     assert "Interrupted. Everything finished is kept." in rest
 
 
-@pytest.mark.promise(12)
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 @pytest.mark.parametrize("entry", ["-m", "script"])
 @pytest.mark.parametrize("module", ["argparse", "fineweb_shards.commands.build", "numpy", "pyarrow", "tqdm"])
 def test_ctrl_c_in_the_first_seconds_is_silent(tmp_path: Path, source: Path, entry: str, module: str) -> None:
@@ -285,7 +286,8 @@ def test_ctrl_c_in_the_first_seconds_is_silent(tmp_path: Path, source: Path, ent
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.promise(12)
+@pytest.mark.full
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 @pytest.mark.parametrize("number", range(1, 7))
 def test_a_signal_during_the_start_of_a_thread_is_an_interruption(
     tmp_path: Path, source: Path, number: int
@@ -307,7 +309,7 @@ def test_a_signal_during_the_start_of_a_thread_is_an_interruption(
     assert runs.shards_in(out) == expected_shards(source)
 
 
-@pytest.mark.promise(12)
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_an_impatient_ctrl_c_leaves_a_clean_terminal(
     tmp_path: Path, source: Path, terminals: list[Terminal], tries: Tries
 ) -> None:

@@ -46,8 +46,9 @@ def start(words: list[str]) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.promise(12)
-@pytest.mark.promise(35)
+@pytest.mark.full(but=["an upload"])
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.parametrize("step", ["an upload", "the manifest", "the check in the end"])
 def test_ctrl_c_while_the_bucket_is_silent(
     bucket_url: str,
@@ -85,7 +86,7 @@ def test_ctrl_c_while_the_bucket_is_silent(
     check_finished(BucketView(door.endpoint, out), scratch, expected)
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 def test_kills_of_the_whole_group(
     bucket_url: str, door: Door, tmp_path: Path, source: Path, expected: dict[str, bytes], tries: Tries
 ) -> None:

@@ -34,7 +34,7 @@ def malformed(chooser: random.Random) -> bytes:
     )
 
 
-@pytest.mark.promise(19)
+@pytest.mark.promise("bad text can't stop a run")
 def test_malformed_texts_are_encoded_all_the_same(tmp_path: Path, tries: Tries) -> None:
     """Invalid UTF-8 as U+FFFD, half characters as tiktoken does it, nulls left out and counted, and a
     literal <|endoftext|> never as 50256: in parquet and JSON lines alike."""
@@ -74,7 +74,7 @@ def damaged(chooser: random.Random, good: bytes) -> bytes:
     return good[:place] + bytes([good[place] ^ (1 << chooser.randrange(8))]) + good[place + 1 :]
 
 
-@pytest.mark.promise(20)
+@pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".jsonl.gz", ".txt.gz"])
 def test_damaged_files_are_named_or_left_out(tmp_path: Path, ending: str, tries: Tries) -> None:
     """Whatever has happened to one of three files: `stop` names it (or the damage made another readable

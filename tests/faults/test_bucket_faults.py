@@ -77,7 +77,7 @@ def faults() -> list[tuple[str, Fault]]:
     return pairs
 
 
-@pytest.mark.promise(35)
+@pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 def test_a_fault_costs_time_only(
     bucket_environment: str, door: Door, impatient: None, tmp_path: Path, tries: Tries
 ) -> None:

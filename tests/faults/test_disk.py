@@ -25,9 +25,10 @@ from layout_reference import Wanted
 
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.run.plan import check_disk, make_plan
-from fineweb_shards.store import growing_file, sidecars
+from fineweb_shards.store import sidecars
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.units import show_bytes
+from fineweb_shards.writing import growing_file
 
 DOCUMENTS = make_documents(40, seed=41)
 
@@ -79,7 +80,7 @@ def build_now(out: Path, path: Path) -> Manifest:
     return runs.build_inline(out, path, shard_tokens=2000, batch_bytes=2048, max_outage=0)
 
 
-@pytest.mark.promise(13)
+@pytest.mark.promise("a full disk loses nothing")
 def test_a_disk_that_is_full_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it fills up, finished shards stay, and the next run with space completes."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
@@ -100,7 +101,7 @@ def test_a_disk_that_is_full_at_every_write(tmp_path: Path, monkeypatch: pytest.
     assert runs.shards_in(out) == expected
 
 
-@pytest.mark.promise(13)
+@pytest.mark.promise("a full disk loses nothing")
 @pytest.mark.parametrize("layout", ["nanogpt", "llm.c", "megatron", "datatrove"])
 def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     """Two splits side by side: each try keeps what the manifest names and goes on from there."""
@@ -122,7 +123,7 @@ def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.Monkey
     assert runs.outputs_in(out) == expected
 
 
-@pytest.mark.promise(15)
+@pytest.mark.promise("an fsync error is fatal")
 @pytest.mark.parametrize("failing", range(1, 12))
 def test_an_fsync_error_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     """Never retried as if nothing had happened; a new run makes it good."""
@@ -138,7 +139,7 @@ def test_an_fsync_error_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert runs.shards_in(out) == reference.shard_files(reference.stream(DOCUMENTS), 2000)
 
 
-@pytest.mark.promise(14)
+@pytest.mark.promise("no start when the disk can't hold the result")
 def test_what_the_disk_cannot_hold_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says how much is missing."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS)

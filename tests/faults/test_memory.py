@@ -84,7 +84,7 @@ def run_limited(words: list[str], procs: Path) -> tuple[int, str, int]:
         return process.returncode, errors, memory.peak_bytes
 
 
-@pytest.mark.promise(17)
+@pytest.mark.promise("memory stays within the budget")
 @pytest.mark.parametrize(
     ("megabytes", "ending", "more"),
     [
@@ -112,7 +112,8 @@ def test_a_giant_text_inside_a_hard_limit(
     assert 100 * MIB < peak < BUDGET
 
 
-@pytest.mark.promise(17)
+@pytest.mark.full
+@pytest.mark.promise("memory stays within the budget")
 def test_a_slow_disk_does_not_fill_the_memory(disk_path: Path) -> None:
     """Workers wait for the writer; what is in flight stays in its window."""
     path = write_giant(disk_path / "giant.txt", 60 * 10**6, b"\n\n")

@@ -240,7 +240,7 @@ READ = {
 }
 
 
-@pytest.mark.promise(23)
+@pytest.mark.promise("nothing from data is executed or followed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_written_through_what_was_planted(
     scenes: dict[str, Scene], tmp_path: Path, kind: str, soak: bool
@@ -267,7 +267,8 @@ def test_nothing_is_written_through_what_was_planted(
             shutil.rmtree(root)
 
 
-@pytest.mark.promise(23)
+@pytest.mark.full
+@pytest.mark.promise("nothing from data is executed or followed")
 @pytest.mark.parametrize("command", ["build", "export"])
 def test_nothing_is_written_through_what_appears_meanwhile(
     scenes: dict[str, Scene], tmp_path: Path, command: str, soak: bool
@@ -307,7 +308,8 @@ def test_nothing_is_written_through_what_appears_meanwhile(
             shutil.rmtree(elsewhere, ignore_errors=True)
 
 
-@pytest.mark.promise(23)
+@pytest.mark.full
+@pytest.mark.promise("nothing from data is executed or followed")
 def test_the_scratch_folder_of_a_bucket(bucket_url: str, tmp_path: Path, soak: bool) -> None:
     """What is made for a bucket, and the small files that are copied into it: the same rules, and nothing
     that a link leads to is uploaded."""
@@ -334,7 +336,7 @@ def test_the_scratch_folder_of_a_bucket(bucket_url: str, tmp_path: Path, soak: b
             shutil.rmtree(root)
 
 
-@pytest.mark.promise(23)
+@pytest.mark.promise("nothing from data is executed or followed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cache_of_a_loader(bucket_url: str, scenes: dict[str, Scene], tmp_path: Path, kind: str) -> None:
     """A piece that is no plain file is fetched again, into a file of its own; another lock is refused."""
@@ -343,7 +345,7 @@ def test_the_cache_of_a_loader(bucket_url: str, scenes: dict[str, Scene], tmp_pa
 
     def read(folder: Path) -> list[list[list[int]]]:
         loader = ShardLoader(
-            f"{bucket_url}/out", batch_size=2, length=64, framework="numpy", cache_dir=folder
+            f"{bucket_url}/out", batch_size=2, seq_len=64, framework="numpy", cache_dir=folder
         )
         return [x.tolist() for x, _ in loader.epoch_batches(0)]
 
@@ -369,7 +371,7 @@ def test_the_cache_of_a_loader(bucket_url: str, scenes: dict[str, Scene], tmp_pa
         assert everything_in(elsewhere) == before
 
 
-@pytest.mark.promise(23)
+@pytest.mark.promise("nothing from data is executed or followed")
 def test_downloads_from_the_hub(tmp_path: Path, soak: bool) -> None:
     """A file of the hub that is read from the disk, a part of one, their folders and the quota's file."""
     template = tmp_path / "template"

@@ -56,7 +56,8 @@ def stream(tmp_path: Path) -> Path:
 EXPECTED = reference.shard_files(reference.stream(DOCUMENTS), SHARD_TOKENS)
 
 
-@pytest.mark.promise(13)
+@pytest.mark.full
+@pytest.mark.promise("a full disk loses nothing")
 def test_it_stops_resumably_and_goes_on_when_there_is_space(small_disk: Path, stream: Path) -> None:
     """Exit code 5 and a sentence; finished shards are kept; with space the same command completes."""
     with open(stream, "rb") as file:
@@ -76,7 +77,7 @@ def test_it_stops_resumably_and_goes_on_when_there_is_space(small_disk: Path, st
     assert runs.shards_in(small_disk / "out") == EXPECTED
 
 
-@pytest.mark.promise(13)
+@pytest.mark.promise("a full disk loses nothing")
 def test_it_waits_and_goes_on_by_itself(small_disk: Path, stream: Path, tmp_path: Path) -> None:
     """The wait is said on the screen and in the log; nobody has to start it again."""
     said = tmp_path / "said"
@@ -93,7 +94,7 @@ def test_it_waits_and_goes_on_by_itself(small_disk: Path, stream: Path, tmp_path
     assert "no space left on the disk" in log
 
 
-@pytest.mark.promise(13)
+@pytest.mark.promise("a full disk loses nothing")
 @pytest.mark.parametrize("free_pages", range(4))
 def test_a_disk_that_is_full_at_the_start_has_its_sentence(small_disk: Path, free_pages: int) -> None:
     """Exit code 5, whatever it is that does not fit; with space the same command completes."""
@@ -110,7 +111,7 @@ def test_a_disk_that_is_full_at_the_start_has_its_sentence(small_disk: Path, fre
     assert runs.shards_in(small_disk / "out") == expected
 
 
-@pytest.mark.promise(14)
+@pytest.mark.promise("no start when the disk can't hold the result")
 def test_a_known_total_that_does_not_fit_is_refused(small_disk: Path, tmp_path: Path) -> None:
     """Before anything is written, with how much is missing."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS * 2)

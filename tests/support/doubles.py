@@ -12,23 +12,30 @@ from fineweb_shards.executors.base import Executor, Result
 from fineweb_shards.executors.encode_batch import encode_batch
 from fineweb_shards.executors.in_process import InProcessPlane, completed
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.sources.base import Source
+from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.retry import Clock
-from fineweb_shards.tokenizers.encoder import Encoder
-from fineweb_shards.tokenizers.token_joiner import TokenJoiner
+from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Tokens
+
+
+class AtOncePlane(InProcessPlane):
+    """Without threads, so that it is certain what is recorded when."""
+
+    def _start(self, call: Callable[[], Result]) -> Future[Result]:
+        return completed(call())
 
 
 class InlineExecutor(Executor):
     """Does everything at once in this process: the same work as a worker's, without starting any."""
 
     def __init__(
-        self, source: Source, encoder: Encoder | TokenJoiner, writer: TokenWriter | None = None
+        self, source: Source, encoder: Encoder | TokenJoiner, plane: AtOncePlane | None = None
     ) -> None:
         self._source = source
         self._encoder = encoder
-        self._writer = writer
+        self._plane = plane
 
     @property
     def workers(self) -> int:
@@ -59,11 +66,16 @@ class InlineExecutor(Executor):
         assert not isinstance(tokens, KeptTokens)
         if not placements:
             return []
-        assert self._writer is not None
-        return InProcessPlane(self._writer).place(tokens, placements)
+        assert self._plane is not None
+        return self._plane.place(tokens, placements)
 
-    def run(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
-        return completed(function(Observer(), *arguments))
+    def seal(self, segment: Segment) -> Future[str]:
+        assert self._plane is not None
+        return self._plane.seal(segment)
+
+    def write_sidecars(self, file: FinishedFile) -> Future[None]:
+        assert self._plane is not None
+        return self._plane.write_sidecars(file)
 
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
         return future.result(timeout=0)

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 import runs
-from doubles import InlineExecutor
+from doubles import AtOncePlane, InlineExecutor
 
 from fineweb_shards.commands import build as build_command
 from fineweb_shards.commands import main as cli
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.run import executor, job
+from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.memory_guard import MemoryGuard
-from fineweb_shards.tokenizers.encoder import Encoder
-from fineweb_shards.tokenizers.token_joiner import TokenJoiner
+from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.tokenizers.trial import Trial, try_engines
 from fineweb_shards.tokenizers.vocabulary_files import engine_file
 from fineweb_shards.vocabulary import GPT2, Vocabulary
@@ -45,7 +45,9 @@ class InlineWorkers(InlineExecutor):
         quarantined: Iterable[object] = (),
         observer: Observer | None = None,
     ) -> None:
-        super().__init__(spec.source, _encoder_of(spec), spec.make_writer(observer or Observer()))
+        disk = Disk(spec.folder, spec.max_outage_seconds, observer or Observer())
+        plane = AtOncePlane(spec.store, spec.shard_format, disk)
+        super().__init__(spec.source, _encoder_of(spec), plane)
 
 
 @dataclass(frozen=True)

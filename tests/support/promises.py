@@ -1,8 +1,8 @@
 """The promises of an overnight run, and the count of what was tried for each: `make soak`.
 
-A test that proves one is marked `@pytest.mark.promise(number)`. Where it tries many times it takes its
-tries from the fixture `tries`: a few in `make test`, the full count in a soak. At the end of a soak a
-table shows promise, tries, failures, and the worst of what was measured.
+A test that proves one is marked with its name, `@pytest.mark.promise("resumes can be chained")`. Where it
+tries many times it takes its tries from the fixture `tries`: a few in `make test`, the full count in a soak.
+At the end of a soak a table shows promise, tries, failures, and the worst of what was measured.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from dataclasses import dataclass
 
 import pytest
 
-PROMISES = {
-    1: "kill -9 at any moment costs the unfinished shard",
-    2: "resumes can be chained",
-    3: "a shard is durable before the manifest names it",
-    4: "a reader never sees half a shard",
-    5: "output is independent of workers, batches, engine, executor",
-    6: "a changed source or setting is refused by name",
-    7: "a finished run, started again, does nothing (2 s)",
-    8: "a worker's death never hangs the run (replaced in 5 s)",
-    9: "poison is narrowed down, quarantined, counted",
-    10: "a tokenizer's exception loses no document",
-    11: "no orphans, nothing in /dev/shm (2 s)",
-    12: "Ctrl-C and SIGTERM stop cleanly (10 s)",
-    13: "a full disk loses nothing and is survived",
-    14: "no start when the disk can't hold the result",
-    15: "an fsync error is fatal",
-    16: "network faults are survived",
-    17: "memory stays inside the budget",
-    18: "short memory pauses the run",
-    19: "bad text can't stop a run",
-    20: "bad files are named, or skipped and counted",
-    21: "verify finds every damage",
-    22: "one writer per folder",
-    23: "nothing from data is executed or followed",
-    24: "untrusted text is shown safely",
-    25: "the HF token appears nowhere",
-    26: "the vocabulary is the vocabulary",
-    27: "a worker's death with unwritten tokens costs only time",
-    28: "a failing write in a worker never leaves a torn shard",
-    31: "the hub's quota is kept, not hit",
-    32: "the token is sent to the hub only",
-    33: "another vocabulary is exact by its own reference, or refused",
-    34: "Ray gives the same bytes; a node or driver lost costs time",
-    35: "an object store never shows half a shard; two writers can't both win",
-}
+PROMISES = (
+    "kill -9 loses only the unfinished shard",
+    "resumes can be chained",
+    "a shard is durable before the manifest names it",
+    "a reader never sees half a shard",
+    "workers, batches, engine and executor change no byte",
+    "a changed source or setting is refused by name",
+    "a finished run does nothing when rerun",
+    "a worker's death never hangs the run",
+    "poison is isolated, quarantined and counted",
+    "a tokenizer's exception loses no document",
+    "no orphans, nothing left in /dev/shm",
+    "Ctrl-C and SIGTERM stop cleanly",
+    "a full disk loses nothing",
+    "no start when the disk can't hold the result",
+    "an fsync error is fatal",
+    "network faults are survived",
+    "memory stays within the budget",
+    "short memory pauses the run",
+    "bad text can't stop a run",
+    "bad files are named, or skipped and counted",
+    "verify finds all damage",
+    "one writer per folder",
+    "nothing from data is executed or followed",
+    "untrusted text is shown safely",
+    "the HF token appears nowhere",
+    "the vocabulary is GPT-2's, token for token",
+    "a worker's death with unwritten tokens costs only time",
+    "a failing write in a worker never leaves a torn shard",
+    "the hub's quota is kept, not hit",
+    "the HF token is sent to the hub only",
+    "another vocabulary is exact by its own reference, or refused",
+    "Ray gives the same bytes; a lost node or driver costs time",
+    "a bucket never shows half a shard; only one writer wins",
+)
 
 Measure = Callable[[float], AbstractContextManager[None]]
 
@@ -63,7 +63,7 @@ class Score:
     worst_seconds: float = 0.0
 
 
-SCORES = pytest.StashKey[dict[int, Score]]()
+SCORES = pytest.StashKey[dict[str, Score]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,17 +71,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "promise(number): proves a promise of an overnight run")
+    config.addinivalue_line("markers", "promise(name, ...): proves promises of an overnight run")
+    config.addinivalue_line("markers", "full(but=[ids]): runs in the second step only, `make test-all`")
     config.addinivalue_line("markers", "soak: takes too long for every day")
-    config.stash[SCORES] = {number: Score() for number in PROMISES}
+    config.stash[SCORES] = {name: Score() for name in PROMISES}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A soak runs what proves a promise, and what only it has time for; every day runs everything else."""
+    for item in items:
+        for name in names(item):
+            if name not in PROMISES:
+                raise pytest.UsageError(f"{item.nodeid}: no promise in {__file__} is named {name!r}")
     soak = config.getoption("soak")
-    rare = [item for item in items if item.get_closest_marker("soak")]
-    chosen = [item for item in items if (_numbers(item) or item in rare if soak else item not in rare)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    chosen, others = [], []
+    for item in items:
+        rare = item.get_closest_marker("soak") is not None
+        (chosen if (rare or names(item) if soak else not rare) else others).append(item)
+    config.hook.pytest_deselected(items=others)
     items[:] = chosen
 
 
@@ -145,24 +152,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     write = terminalreporter.write_line
     write("")
-    write(f"{'row':>3}  {'promise':<60} {'tries':>6} {'failures':>8}  worst")
-    for number, score in config.stash[SCORES].items():
+    write(f"{'promise':<62} {'tries':>6} {'failures':>8}  worst")
+    for name, score in config.stash[SCORES].items():
         worst = f"{score.worst_seconds:.1f} s" if score.worst_seconds else ""
         worst += " (something was skipped)" if score.skipped else ""
-        write(f"{number:>3}  {PROMISES[number]:<60} {score.tries:>6} {score.failures:>8}  {worst}".rstrip())
+        write(f"{name:<62} {score.tries:>6} {score.failures:>8}  {worst}".rstrip())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A promise that nothing was tried for is not kept."""
     scores = session.config.stash[SCORES].values()
-    partial = session.config.args != session.config.getini("testpaths") or session.config.getoption("-k")
-    if session.config.getoption("soak") and not partial and any(score.tries == 0 for score in scores):
+    untried = any(score.tries == 0 for score in scores)
+    if session.config.getoption("soak") and has_every_file(session.config) and untried:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _numbers(item: pytest.Item) -> list[int]:
-    return [number for marker in item.iter_markers("promise") for number in marker.args]
+def has_every_file(config: pytest.Config) -> bool:
+    """Whether nobody has named files or tests: then every promise has its tests among what was collected."""
+    return config.args == config.getini("testpaths") and not config.getoption("-k")
+
+
+def names(item: pytest.Item) -> list[str]:
+    """Of the promises that a test proves."""
+    return [name for marker in item.iter_markers("promise") for name in marker.args]
 
 
 def _scores(item: pytest.Item) -> list[Score]:
-    return [item.config.stash[SCORES][number] for number in _numbers(item)]
+    return [item.config.stash[SCORES][name] for name in names(item)]

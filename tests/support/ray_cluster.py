@@ -32,7 +32,7 @@ SYSTEM = {
 }
 ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
-TITLES = ("encode_batches", "ErrandProcess", "Board", "fineweb-shards")
+TITLES = ("encode_batches", "FileProcess", "Board", "fineweb-shards")
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:

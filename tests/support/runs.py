@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import reference
-from doubles import InlineExecutor
+from doubles import AtOncePlane, InlineExecutor
 
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.token_writer import TokenWriter
 from fineweb_shards.layouts import get_layout
-from fineweb_shards.layouts.shard_format import ShardFormat
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.run.build import run
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.export import export as export_shards
@@ -33,9 +32,8 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.tokenizers import resolve_engine
-from fineweb_shards.tokenizers.encoder import Encoder, make_mender
+from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, make_mender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.tokenizers.token_joiner import TokenJoiner
 from fineweb_shards.types import Counts, Cursor
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.log import EventLog
@@ -68,7 +66,9 @@ def job_of(out: Path | str, *inputs: Path | str, **settings: Any) -> Job:
 
 def spec_of(source: Source, engine: str = "tiktoken") -> WorkerSpec:
     """What workers need to know that only encode."""
-    return WorkerSpec(source, engine, 0, ShardFormat(get_layout("build-nanogpt"), GPT2), Path(), 0)
+    return WorkerSpec(
+        source, engine, 0, ShardFormat(get_layout("build-nanogpt"), GPT2), FolderStore(Path()), 0
+    )
 
 
 def build_inline(out: Path | str, *inputs: Path | str, **settings: Any) -> Manifest:
@@ -81,10 +81,11 @@ def build_inline(out: Path | str, *inputs: Path | str, **settings: Any) -> Manif
         if manifest.complete:
             tidy_finished(store, manifest)
             return manifest
-        writer = TokenWriter(job.output.shard_format, Disk(job.folder, job.config.max_outage, progress))
+        disk = Disk(job.folder, job.config.max_outage, progress)
+        plane = AtOncePlane(store, job.output.shard_format, disk)
         encode = encoder_of(job)
-        with contextlib.closing(writer):
-            return run(job, manifest, InlineExecutor(job.source, encode, writer), progress)
+        with contextlib.closing(plane):
+            return run(job, manifest, InlineExecutor(job.source, encode, plane), progress)
 
 
 def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Counts]:

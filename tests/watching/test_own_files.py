@@ -94,6 +94,7 @@ def damaged(good: bytes, chooser: random.Random) -> bytes:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_no_damage_is_a_traceback(out: Path, name: str, tries: Tries) -> None:
     """Flips, cuts and junk in every file of the work folder."""
@@ -105,6 +106,7 @@ def test_no_damage_is_a_traceback(out: Path, name: str, tries: Tries) -> None:
         look(out, page=number % 50 == 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["heartbeat.json", "history.json"])
 def test_no_value_of_another_kind_is_a_traceback(out: Path, name: str) -> None:
     """Every value replaced by every kind of junk; NaN, and a thousand brackets."""
