@@ -21,7 +21,7 @@ from fineweb_shards.executors.local.mailbox import Mailbox
 from fineweb_shards.executors.local.messages import Done, Encoded, Ready, Written
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.system.memory_guard import MemoryGuard
-from fineweb_shards.types import Batch, Cursor, EncodedBlock, KeptTokens
+from fineweb_shards.types import Batch, Cursor, EncodedBlock, HeldTokens
 
 TEXT_BYTES_A_TOKEN = 4.46  # of FineWeb-Edu
 DOCUMENT_TOKENS = 1000
@@ -104,4 +104,4 @@ def encoded_block(batch: Batch, number: int) -> EncodedBlock:
     batch_tokens = round(batch.size_bytes / TEXT_BYTES_A_TOKEN)
     start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
     eots = np.arange(0, batch_tokens, DOCUMENT_TOKENS)
-    return EncodedBlock(start, end, KeptTokens(number, 0, batch_tokens), eots)
+    return EncodedBlock(start, end, HeldTokens(number, 0, batch_tokens), eots)

@@ -39,9 +39,9 @@ class Texts:
     @classmethod
     def from_pieces(cls, pieces: list[bytes]) -> Texts:
         """Join pieces of valid UTF-8, each a text, into one buffer."""
-        borders = np.zeros(len(pieces) + 1, np.int64)
-        np.cumsum([len(piece) for piece in pieces], out=borders[1:])
-        return cls(TextBuffer(b"".join(pieces), borders[:-1], borders[1:]))
+        boundaries = np.zeros(len(pieces) + 1, np.int64)
+        np.cumsum([len(piece) for piece in pieces], out=boundaries[1:])
+        return cls(TextBuffer(b"".join(pieces), boundaries[:-1], boundaries[1:]))
 
     def __len__(self) -> int:
         return self._count

@@ -3,7 +3,7 @@
 Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► ShardSlice ──► Placement ──► ShardRecord
 source    worker reads  worker encodes   stitcher       packer         output        manifest
 
-The tokens themselves stay with the worker that made them (`KeptTokens`), until it writes them where a
+The tokens themselves stay with the worker that made them (`HeldTokens`), until it writes them where a
 placement says. Values that travel between processes have no slots, which would make pickling slow.
 """
 
@@ -20,7 +20,7 @@ from fineweb_shards.texts import Texts
 from fineweb_shards.token_lists import TokenLists
 
 Tokens = NDArray[np.integer[Any]]  # ids, as wide as the vocabulary or the file they come from makes them
-Places = NDArray[np.int64]  # positions in an array of tokens, ascending
+Positions = NDArray[np.int64]  # positions in an array of tokens, ascending
 Ranges = NDArray[np.int64]  # rows (begin, end) of positions in an array of tokens, ascending
 Dtype = np.dtype[np.integer[Any]]
 Split = Literal["val", "train"]
@@ -184,7 +184,7 @@ class Quarantined:
 
 
 @dataclass(frozen=True)
-class KeptTokens:
+class HeldTokens:
     """The tokens of a block that stay with the worker that made them. Elsewhere their number is known."""
 
     batch: int  # its number in the order of the stream
@@ -201,8 +201,8 @@ class EncodedBlock:
 
     start: Cursor | None
     end: Cursor | None
-    tokens: Tokens | KeptTokens
-    eots: Places  # where `tokens` has its EOTs: noted by the encoder, so that no later stage searches
+    tokens: Tokens | HeldTokens
+    eots: Positions  # where `tokens` has its EOTs: noted by the encoder, so that no later stage searches
     starts_at_seam: bool = False
     ends_at_seam: bool = False
     ends_mid_document: bool = False  # the last document continues in the next block
@@ -214,7 +214,7 @@ class EncodedBlock:
     @property
     def array(self) -> Tokens:
         """The tokens of a block that has them: where it was encoded, and at seams."""
-        assert not isinstance(self.tokens, KeptTokens), "its tokens stay with the worker that made them"
+        assert not isinstance(self.tokens, HeldTokens), "its tokens stay with the worker that made them"
         return self.tokens
 
 
@@ -224,8 +224,8 @@ class TokenBlock:
 
     start: Cursor
     end: Cursor
-    tokens: Tokens | KeptTokens
-    eots: Places
+    tokens: Tokens | HeldTokens
+    eots: Positions
     counts: Counts = Counts()
     kept: Ranges | None = None  # the tokens to keep; None: all
 

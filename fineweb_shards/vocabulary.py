@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fineweb_shards.types import Dtype, Places, Tokens
+from fineweb_shards.types import Dtype, Positions, Tokens
 
 _WIDTHS_BYTES = (2, 4)
 CutRule = Literal["gpt2", "words"]  # where a long document may be cut: tokenizers/cuts.py
@@ -49,7 +49,7 @@ class Vocabulary:
         fitting = (width for width in _WIDTHS_BYTES if self.size <= 1 << 8 * width)
         return unsigned_dtype(next(fitting))
 
-    def find_eots(self, tokens: Tokens) -> Places:
+    def find_eots(self, tokens: Tokens) -> Positions:
         """Return the positions of the EOTs in tokens that were read from a file: a finished one, or input
         that is tokens already.
 

@@ -38,7 +38,7 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest, save_manifest
-from fineweb_shards.stream.borders import Span, join_spans
+from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.disk import Disk
@@ -378,7 +378,7 @@ def test_statistics_have_the_length_of_the_vocabulary(made: dict[str, Path], doc
     )
     tokens = stream_of(documents, "build-nanogpt")
     assert found.statistics.frequencies.tolist() == np.bincount(tokens, minlength=70_001).tolist()
-    assert found.statistics.borders == len(documents)
+    assert found.statistics.boundaries == len(documents)
     assert load_folder_statistics(folder, WIDE).shards == len(manifest.shards)
     assert load_folder_statistics(folder, GPT2).shards == 0
 
@@ -519,7 +519,7 @@ def test_no_width_is_hard_wired() -> None:
 
 
 def test_only_readers_of_finished_files_search_for_eots() -> None:
-    """In a build the borders are carried along; and whoever searches does it in the one way there is."""
+    """In a build the boundaries are carried along; and whoever searches does it in the one way there is."""
     lines = list(sources("vocabulary.py"))
     assert [f"{name}:{number}: {line}" for name, number, line in lines if _SEARCH.search(line)] == []
     assert {name for name, _, line in lines if re.search("(find|count)_eots", line)} == {

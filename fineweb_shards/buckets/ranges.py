@@ -12,8 +12,8 @@ from fineweb_shards.buckets.connection import Connection
 from fineweb_shards.buckets.errors import PreconditionError
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.system.background import in_background
+from fineweb_shards.system.mmap_buffer import mmap_buffer
 from fineweb_shards.system.retry import TransientError
-from fineweb_shards.system.returned_memory import returned_memory
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -39,7 +39,7 @@ class Ranges:
         """Return the bytes of a range, all of them."""
         if begin >= end:
             return memoryview(b"")
-        buffer = returned_memory(end - begin)
+        buffer = mmap_buffer(end - begin)
         starts = range(begin, end, _PART_BYTES)
         parts = [
             partial(self._fetch_part, start, min(start + _PART_BYTES, end), buffer[start - begin :])

@@ -208,7 +208,7 @@ def _histogram_lines(found: TokenStatistics) -> list[str]:
 
 
 def _frequency_lines(found: TokenStatistics) -> list[str]:
-    text_tokens = max(1, found.tokens - found.borders)
+    text_tokens = max(1, found.tokens - found.boundaries)
     lines = [f"{'token':>17} {'times':>12} {'share':>7}"]
     for token, times in found.most_frequent(_SHOWN_TOKENS):
         lines.append(f"{_spell(token, found.vocabulary):>17} {times:>12,} {times / text_tokens:>7.2%}")

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
-from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Tokens
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
 
 Result = TypeVar("Result")
 
@@ -28,7 +28,7 @@ class DataPlane(ABC):
     """
 
     @abstractmethod
-    def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
         """Write ranges of a block's tokens where they belong, at the latest when the file is sealed; each
         placement has a future, which is done when the file may be. After that the tokens are gone: a block is
         placed once, with all its placements, even if it has none."""

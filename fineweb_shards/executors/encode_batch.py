@@ -22,7 +22,7 @@ from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import write_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.store.token_writer import TokenWriter
-from fineweb_shards.stream.borders import Span, join_spans
+from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import ENGINES

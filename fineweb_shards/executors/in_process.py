@@ -16,7 +16,7 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.types import KeptTokens, Placement, Tokens
+from fineweb_shards.types import HeldTokens, Placement, Tokens
 
 
 class InProcessPlane(DataPlane):
@@ -32,8 +32,8 @@ class InProcessPlane(DataPlane):
     def workers(self) -> int:
         return 0
 
-    def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
-        assert not isinstance(tokens, KeptTokens), "nobody else holds tokens here"
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+        assert not isinstance(tokens, HeldTokens), "nobody else holds tokens here"
         return write_at_once(self._writer, tokens, placements)
 
     def seal(self, segment: Segment) -> Future[str]:

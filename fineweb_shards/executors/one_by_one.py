@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.stream.borders import NO_PLACES, Span, join_spans
+from fineweb_shards.stream.boundaries import NO_POSITIONS, Span, join_spans
 from fineweb_shards.texts import NO_TEXTS, Texts
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.types import Counts, EncodedBlock, Quarantined, TextChunk, id_of, row_of
@@ -46,7 +46,7 @@ def encode_one_by_one(
 
     `announce` is called before each document. `piece_bytes` is recorded for pieces of long documents.
     """
-    nothing = Span(np.empty(0, encoder.vocabulary.dtype), NO_PLACES)
+    nothing = Span(np.empty(0, encoder.vocabulary.dtype), NO_POSITIONS)
     blocks: list[EncodedBlock] = []
     quarantined: list[Quarantined] = []
     for i in range(len(chunk.documents)):

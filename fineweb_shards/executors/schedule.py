@@ -27,7 +27,7 @@ from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.exit_cause import Death
 from fineweb_shards.executors.left_out import LeftOut
 from fineweb_shards.executors.task import Task, WorkOrder, WriteOrder
-from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Quarantined
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
 
 Worker = TypeVar("Worker", bound=Hashable)
 # Returns what replaces a batch that can't be read: a block without its documents, or an error.
@@ -185,7 +185,7 @@ class Schedule(Generic[Worker]):
             task.fail(error)
         self._drop_if_finished(task)
 
-    def place(self, tokens: KeptTokens, placements: Iterable[Placement]) -> tuple[WriteOrder, Worker | None]:
+    def place(self, tokens: HeldTokens, placements: Iterable[Placement]) -> tuple[WriteOrder, Worker | None]:
         """Return the order to write a block, and the worker that has its tokens now. If they are lost, there
         is none, and `receive_block` returns the order when they have been made again."""
         task, worker = self._unfinished[tokens.batch]

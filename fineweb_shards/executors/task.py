@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.exit_cause import Death, DeathKind
-from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Quarantined
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one
 MAXIMUM_KILLS = 30  # from outside on one batch, without a block of it in between
@@ -154,7 +154,7 @@ class Task:
         else:
             self.lengths.append(len(block.tokens))
             self.blocks.append(block)
-        if not isinstance(block.tokens, KeptTokens):
+        if not isinstance(block.tokens, HeldTokens):
             return None
         if again and index not in self.kept:
             return WriteOrder(self.number, index)  # it is written already

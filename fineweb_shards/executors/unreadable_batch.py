@@ -8,7 +8,7 @@ from fineweb_shards.errors import WorkerError
 from fineweb_shards.executors.exit_cause import Death
 from fineweb_shards.executors.task import Task
 from fineweb_shards.sources.base import Source
-from fineweb_shards.stream.borders import NO_PLACES
+from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.types import Counts, Cursor, EncodedBlock
 
 
@@ -28,7 +28,7 @@ def replace_unreadable(source: Source, task: Task, death: Death) -> EncodedBlock
     )
     if task.stuck or not (source.settings.skip_bad and whole):  # stuck: a disk may have been away for a while
         return WorkerError(sentence)
-    nothing = np.empty(0, source.settings.vocabulary.dtype), NO_PLACES
+    nothing = np.empty(0, source.settings.vocabulary.dtype), NO_POSITIONS
     start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
     note = (f"left out: {sentence}",)
     return EncodedBlock(start, end, *nothing, counts=Counts(bad_parts=1), problems=note)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, npy_header
 from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
-from fineweb_shards.types import Places
+from fineweb_shards.types import Positions
 
 INDEX_FOLDER = "index"
 _OFFSETS = np.dtype("<i8")
@@ -30,7 +30,7 @@ class DocumentIndex(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return NPY_HEADER_BYTES + _OFFSETS.itemsize * _count_starts(file)
 
-    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
         header = npy_header(_count_starts(file), _OFFSETS)
         starts = (starts.astype(_OFFSETS).tobytes() for starts in _document_starts(file, eots))
         return in_sequence(itertools.chain([header], starts))
@@ -52,7 +52,7 @@ def _count_starts(file: FileFacts) -> int:
     return file.eots if file.eot_first else file.follows_eot + file.eots - file.ends_with_eot
 
 
-def _document_starts(file: FileFacts, eots: Iterable[Places]) -> Iterator[Places]:
+def _document_starts(file: FileFacts, eots: Iterable[Positions]) -> Iterator[Positions]:
     """Yield the positions at which documents start; the EOT before a document belongs to it."""
     if file.eot_first:
         yield from eots

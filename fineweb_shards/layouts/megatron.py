@@ -15,7 +15,7 @@ import numpy as np
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Dtype, Places, Split
+from fineweb_shards.types import Dtype, Positions, Split
 from fineweb_shards.vocabulary import Vocabulary
 
 _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
@@ -33,7 +33,7 @@ class MegatronIndex(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return _HEADER.size + 4 * file.ends + 8 * file.ends + 8 * (file.ends + 1)
 
-    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
         sequences = file.ends
         code = _DTYPE_CODES[file.dtype.str]
         yield Part(0, _HEADER.pack(_MAGIC, _VERSION, code, sequences, sequences + 1))

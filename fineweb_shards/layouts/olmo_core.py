@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fineweb_shards.layouts.base import Layout, quote_pattern
 from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Places, Split
+from fineweb_shards.types import Positions, Split
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, any system
@@ -33,7 +33,7 @@ class DocumentTable(Sidecar):
     def name_for(self, shard_name: str) -> str:
         return f"{shard_name.removesuffix('.npy')}.csv.gz"
 
-    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
         return in_sequence(_store_in_gzip(_lines(eots)))
 
 
@@ -69,7 +69,7 @@ class OlmoCore(Layout):
         ]
 
 
-def _lines(eots: Iterable[Places]) -> Iterator[bytes]:
+def _lines(eots: Iterable[Positions]) -> Iterator[bytes]:
     """Yield the lines of the table, those of some documents at a time."""
     start = 0
     for places in eots:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fineweb_shards.types import Dtype, Places
+from fineweb_shards.types import Dtype, Positions
 from fineweb_shards.vocabulary import Vocabulary
 
 
@@ -51,7 +51,7 @@ class Sidecar(ABC):
         """Return the sidecar's name, in the output folder, for a file of tokens."""
 
     @abstractmethod
-    def parts(self, file: FileFacts, eots: Iterable[Places]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
         """Yield the sidecar's bytes; `eots` are the positions of the EOTs in blocks, none of them empty."""
 
     def size_bytes(self, file: FileFacts) -> int | None:
@@ -60,7 +60,7 @@ class Sidecar(ABC):
 
 
 def parts_of_all(
-    sidecars: Collection[Sidecar], file: FileFacts, eots: Iterable[Places]
+    sidecars: Collection[Sidecar], file: FileFacts, eots: Iterable[Positions]
 ) -> Iterator[tuple[Sidecar, Part]]:
     """Yield the parts of several sidecars, by one pass over the EOTs. The one for which most blocks wait goes
     on, so that there are never more than a few."""
@@ -78,16 +78,16 @@ def parts_of_all(
             yield sidecar, part
 
 
-class _BlockReader(Iterator[Places]):
+class _BlockReader(Iterator[Positions]):
     """One of several readers of the same blocks, and those that wait for it. (`itertools.tee` keeps 57 blocks
     and more, which is too much where all tokens are EOTs.)"""
 
-    def __init__(self, blocks: Iterator[Places], readers: Collection[_BlockReader]) -> None:
-        self.waiting: deque[Places] = deque()
+    def __init__(self, blocks: Iterator[Positions], readers: Collection[_BlockReader]) -> None:
+        self.waiting: deque[Positions] = deque()
         self._blocks = blocks
         self._readers = readers
 
-    def __next__(self) -> Places:
+    def __next__(self) -> Positions:
         if not self.waiting:
             block = next(self._blocks)
             for reader in self._readers:
@@ -103,7 +103,7 @@ def in_sequence(blocks: Iterable[bytes]) -> Iterator[Part]:
         offset += len(block)
 
 
-def document_ends(file: FileFacts, eots: Iterable[Places]) -> Iterator[Places]:
+def document_ends(file: FileFacts, eots: Iterable[Positions]) -> Iterator[Positions]:
     """Yield the positions at which documents end, with EOT after each. Tokens after the last EOT, of a
     document that continues in the next file or was cut by --max-tokens, count as one."""
     for places in eots:

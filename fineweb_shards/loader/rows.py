@@ -17,7 +17,7 @@ import numpy as np
 
 from fineweb_shards.loader.shards import Shard
 from fineweb_shards.reading.document_starts import TokenSequence
-from fineweb_shards.types import Places, Tokens
+from fineweb_shards.types import Positions, Tokens
 
 Shuffle = Literal["rows", "documents"]
 
@@ -36,16 +36,16 @@ class RowRule:
 
     def cut(self, shard: Shard, generator: np.random.Generator) -> ShardRows:
         """Cut a shard; `generator` decides about the order."""
-        stream, borders = self._arrange(shard, generator)
+        stream, boundaries = self._arrange(shard, generator)
         if self.aligned:
-            begins = align_rows(borders, len(stream), self.seq_len)
+            begins = align_rows(boundaries, len(stream), self.seq_len)
         else:
             begins = np.arange(self.count_unaligned(len(stream)), dtype=np.int64) * self.seq_len
         if self.shuffle == "rows":
             begins = begins[generator.permutation(len(begins))]
         return ShardRows(stream, begins, self.seq_len)
 
-    def _arrange(self, shard: Shard, generator: np.random.Generator) -> tuple[Stream, Places]:
+    def _arrange(self, shard: Shard, generator: np.random.Generator) -> tuple[Stream, Positions]:
         """Return the shard's tokens in the order in which they are cut, and where documents begin in it."""
         tokens = shard.map()
         everything = Stream(tokens, np.array([0]), np.array([len(tokens)]))
@@ -58,27 +58,27 @@ class RowRule:
         ends = np.append(begins[1:], len(tokens))[: len(begins)]
         order = generator.permutation(len(begins))
         shuffled = Stream(tokens, begins[order], ends[order])
-        return shuffled, shuffled.borders[:-1]
+        return shuffled, shuffled.boundaries[:-1]
 
 
 class Stream:
     """Ranges of a shard's tokens, one after the other. Tokens are only copied when they are read."""
 
-    def __init__(self, tokens: TokenSequence, begins: Places, ends: Places) -> None:
+    def __init__(self, tokens: TokenSequence, begins: Positions, ends: Positions) -> None:
         self._tokens, self._begins, self._ends = tokens, begins, ends
-        self.borders: Places = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)])
+        self.boundaries: Positions = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)])
 
     def __len__(self) -> int:
-        return int(self.borders[-1])
+        return int(self.boundaries[-1])
 
     def read(self, begin: int, end: int) -> Tokens:
         """Return the tokens from `begin` to `end`."""
-        first = int(self.borders.searchsorted(begin, "right")) - 1
-        last = int(self.borders.searchsorted(end, "left"))
+        first = int(self.boundaries.searchsorted(begin, "right")) - 1
+        last = int(self.boundaries.searchsorted(end, "left"))
         pieces = []
         for place in range(first, last):
-            skipped = max(0, begin - int(self.borders[place]))
-            beyond = max(0, int(self.borders[place + 1]) - end)
+            skipped = max(0, begin - int(self.boundaries[place]))
+            beyond = max(0, int(self.boundaries[place + 1]) - end)
             pieces.append(self._tokens[self._begins[place] + skipped : self._ends[place] - beyond])
         return np.concatenate(pieces)
 
@@ -86,7 +86,7 @@ class Stream:
 class ShardRows:
     """The rows of one shard, in the order of one epoch."""
 
-    def __init__(self, stream: Stream, begins: Places, seq_len: int) -> None:
+    def __init__(self, stream: Stream, begins: Positions, seq_len: int) -> None:
         self._stream, self._begins, self._seq_len = stream, begins, seq_len
 
     def __len__(self) -> int:
@@ -97,12 +97,12 @@ class ShardRows:
         return self._stream.read(begin, begin + self._seq_len + 1)
 
 
-def align_rows(borders: Places, tokens: int, seq_len: int) -> Places:
+def align_rows(boundaries: Positions, tokens: int, seq_len: int) -> Positions:
     """Return where aligned rows begin, given where documents do."""
-    following = borders.searchsorted(borders + seq_len)  # for each document, the first one after its row
+    following = boundaries.searchsorted(boundaries + seq_len)  # the first document after each row
     begins = []
     place = 0
-    while place < len(borders) and (begin := int(borders[place])) + seq_len < tokens:
+    while place < len(boundaries) and (begin := int(boundaries[place])) + seq_len < tokens:
         begins.append(begin)
         place = int(following[place])
     return np.array(begins, np.int64)

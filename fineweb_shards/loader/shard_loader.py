@@ -14,8 +14,8 @@ number of batches in an epoch. (DataLoaderLite gives some ranks a few more: they
 waits for another.)
 
 Shards are memory-mapped, not loaded; those in a bucket are fetched first (shard_cache.py). Of two shards the
-borders of rows and documents are in memory, about 60 bytes for each; files of more than 134M tokens count as
-several shards where documents are looked up.
+boundaries of rows and documents are in memory, about 60 bytes for each; files of more than 134M tokens count
+as several shards where documents are looked up.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from fineweb_shards.reading.token_file import (
     vocabulary_beside,
 )
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.types import Dtype, Places
+from fineweb_shards.types import Dtype, Positions
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 # Where documents are looked up, their positions are kept in memory: a larger file counts as several shards.
@@ -67,7 +67,7 @@ class Shard:
         if self.bucket is not None:
             self.bucket.fetch_ahead(self.file)
 
-    def document_starts(self) -> Places:
+    def document_starts(self) -> Positions:
         """Return where in the shard documents begin."""
         assert self.vocabulary is not None
         mid_document = self.before is not None and ends_mid_document(self.before, self.vocabulary)

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from fineweb_shards.reading.token_file import BLOCK_TOKENS, TokenFile, open_file_in
-from fineweb_shards.types import Places, Tokens
+from fineweb_shards.types import Positions, Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
 
@@ -26,7 +26,7 @@ class TokenSequence(Protocol):
 
 def document_starts(
     tokens: TokenSequence, vocabulary: Vocabulary, *, eot_first: bool, starts_mid_document: bool
-) -> Places:
+) -> Positions:
     """Return where documents begin: at their EOT, or at their first token if EOT comes after them.
 
     `starts_mid_document` only counts if EOT comes after.

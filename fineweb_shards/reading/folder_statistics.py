@@ -94,7 +94,7 @@ class FolderStatistics:
         """Replace the folder's file. It need not be durable: what is lost is counted again."""
         figures = self.statistics
         numbers = [
-            _FORMAT, self.shards, self.whole, figures.tokens, figures.borders, figures.head_tokens,
+            _FORMAT, self.shards, self.whole, figures.tokens, figures.boundaries, figures.head_tokens,
             figures.tail_tokens, figures.longest,
         ]  # fmt: skip
         values = np.concatenate([np.array(numbers), figures.lengths, figures.frequencies])
@@ -126,9 +126,9 @@ def _parse_statistics(values: bytes, vocabulary: Vocabulary) -> FolderStatistics
     figures = np.frombuffer(values, "<i8", offset=_DIGEST_BYTES).astype(np.int64)
     if int(figures.min()) < 0 or int(figures.max()) > _LARGEST_NUMBER or figures[0] != _FORMAT:
         return None
-    shards, whole, tokens, borders, head, tail, longest = map(int, figures[1:_NUMBERS])
+    shards, whole, tokens, boundaries, head, tail, longest = map(int, figures[1:_NUMBERS])
     lengths, frequencies = np.split(figures[_NUMBERS:], [BUCKETS])
-    statistics = TokenStatistics(vocabulary, tokens, borders, head, tail, lengths, longest, frequencies)
+    statistics = TokenStatistics(vocabulary, tokens, boundaries, head, tail, lengths, longest, frequencies)
     return FolderStatistics(statistics, shards, bool(whole), values[:_DIGEST_BYTES].hex() if shards else "")
 
 
@@ -153,7 +153,7 @@ def _add_with_gap(left: TokenStatistics, right: TokenStatistics) -> TokenStatist
     return replace(
         left,
         tokens=left.tokens + right.tokens,
-        borders=left.borders + right.borders,
+        boundaries=left.boundaries + right.boundaries,
         lengths=left.lengths + right.lengths,
         longest=max(left.longest, right.longest),
         frequencies=left.frequencies + right.frequencies,

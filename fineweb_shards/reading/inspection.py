@@ -33,7 +33,7 @@ from fineweb_shards.reading.token_statistics import TokenStatistics, count_block
 from fineweb_shards.store.files import list_files
 from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import ForeignFileError, read_file
-from fineweb_shards.tokenizers.decoder import BORDER, decode
+from fineweb_shards.tokenizers.decoder import BOUNDARY, decode
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary
@@ -177,14 +177,14 @@ def _find_bytes(target: Target, wanted: bytes) -> Iterator[Match]:
         counted, document = len(carry), number
         while place >= 0:
             # A match that begins in `carry` belongs to the document at the beginning of the block.
-            document += data.count(BORDER, counted, max(counted, place))
+            document += data.count(BOUNDARY, counted, max(counted, place))
             counted = max(counted, place)
             if document != last:
                 yield _match(document, data, place, wanted)
             last = document
-            border = data.find(BORDER, place)
-            place = data.find(wanted, border) if border >= 0 else -1
-        number += data.count(BORDER, len(carry))
+            boundary = data.find(BOUNDARY, place)
+            place = data.find(wanted, boundary) if boundary >= 0 else -1
+        number += data.count(BOUNDARY, len(carry))
         carry = data[-max(len(wanted) - 1, _CONTEXT_BYTES) :]
 
 
@@ -212,8 +212,8 @@ def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
 
 def _match(document: int, data: bytes, place: int, wanted: bytes) -> Match:
     """Return the match at `place` in `data`, with the text around it up to the ends of the document."""
-    before = data[max(0, place - _CONTEXT_BYTES) : place].rpartition(BORDER)[2]
-    after = data[place + len(wanted) :][:_CONTEXT_BYTES].partition(BORDER)[0]
+    before = data[max(0, place - _CONTEXT_BYTES) : place].rpartition(BOUNDARY)[2]
+    after = data[place + len(wanted) :][:_CONTEXT_BYTES].partition(BOUNDARY)[0]
     texts = (part.decode("utf-8", "ignore") for part in (before, wanted, after))
     return Match(document, *texts)
 

@@ -27,7 +27,7 @@ class TokenStatistics:
 
     vocabulary: Vocabulary
     tokens: int
-    borders: int  # number of EOTs
+    boundaries: int  # number of EOTs
     head_tokens: int  # before the first EOT; once `closed`, only those of a document that began earlier
     tail_tokens: int  # after the last EOT; once `closed`, 0
     lengths: Counted  # documents between two EOTs, by bucket; once `closed`, all that begin here
@@ -37,16 +37,16 @@ class TokenStatistics:
     def __add__(self, other: TokenStatistics) -> TokenStatistics:
         lengths = self.lengths + other.lengths
         longest = max(self.longest, other.longest)
-        if self.borders and other.borders:  # the document that spans them is now complete
+        if self.boundaries and other.boundaries:  # the document that spans them is now complete
             joined = self.tail_tokens + other.head_tokens
             lengths = lengths + _bucket_counts(np.array([joined]))
             longest = max(longest, joined)
         return TokenStatistics(
             self.vocabulary,
             self.tokens + other.tokens,
-            self.borders + other.borders,
-            self.head_tokens + (0 if self.borders else other.head_tokens),
-            other.tail_tokens + (0 if other.borders else self.tail_tokens),
+            self.boundaries + other.boundaries,
+            self.head_tokens + (0 if self.boundaries else other.head_tokens),
+            other.tail_tokens + (0 if other.boundaries else self.tail_tokens),
             lengths,
             longest,
             self.frequencies + other.frequencies,
@@ -60,8 +60,8 @@ class TokenStatistics:
         and ends with one if there are tokens after the last EOT.
         """
         if eot_first:
-            ends = [self.tail_tokens] if self.borders else []
-        elif not self.borders:
+            ends = [self.tail_tokens] if self.boundaries else []
+        elif not self.boundaries:
             ends = [self.tokens] if self.tokens and not starts_mid_document else []
         else:
             ends = ([] if starts_mid_document else [self.head_tokens]) + (
@@ -80,7 +80,7 @@ class TokenStatistics:
     @property
     def mean_tokens(self) -> float:
         """The mean length of the documents that begin in the segment, as far as they are in it, if closed."""
-        return (self.tokens - self.borders - self.head_tokens) / max(1, self.documents)
+        return (self.tokens - self.boundaries - self.head_tokens) / max(1, self.documents)
 
     @property
     def text_bytes(self) -> int:
@@ -96,7 +96,7 @@ class TokenStatistics:
     @property
     def bytes_per_token(self) -> float:
         """The mean number of bytes of text per token, without EOTs and invalid ids."""
-        return self.text_bytes / max(1, self.tokens - self.borders - self.outside)
+        return self.text_bytes / max(1, self.tokens - self.boundaries - self.outside)
 
     def most_frequent(self, count: int) -> list[tuple[int, int]]:
         """Return the `count` most frequent tokens, without EOT, each with its frequency."""

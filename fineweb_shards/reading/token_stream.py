@@ -31,7 +31,7 @@ from fineweb_shards.reading.verify import check_segment, check_tokens
 from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.store import Store
-from fineweb_shards.stream.borders import NO_PLACES, Span, join_spans
+from fineweb_shards.stream.boundaries import NO_POSITIONS, Span, join_spans
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import output_error
@@ -119,8 +119,8 @@ def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[S
     while any(split.more() for split in splits.values()):
         chosen = split_rule.chooses(np.arange(first, first + _RUN_DOCUMENTS, dtype=np.int64))
         first += _RUN_DOCUMENTS
-        borders = [0, *(np.flatnonzero(chosen[1:] != chosen[:-1]) + 1).tolist(), _RUN_DOCUMENTS]
-        for begin, end in itertools.pairwise(borders):
+        boundaries = [0, *(np.flatnonzero(chosen[1:] != chosen[:-1]) + 1).tolist(), _RUN_DOCUMENTS]
+        for begin, end in itertools.pairwise(boundaries):
             yield from splits["val" if chosen[begin] else "train"].take(end - begin)
 
 
@@ -130,7 +130,7 @@ class _Documents:
     def __init__(self, blocks: Iterator[Span], eot_first: bool) -> None:
         self._blocks = blocks
         self._eot_first = eot_first
-        self._block = Span(NO_PLACES, NO_PLACES)
+        self._block = Span(NO_POSITIONS, NO_POSITIONS)
         self._position = 0
         self._place = 0  # the number of EOTs before `_position` in the block
 

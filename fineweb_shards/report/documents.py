@@ -79,7 +79,7 @@ def list_tokens(facts: Facts) -> FrequentTokens | None:
     figures = _figures(facts)
     if figures is None:
         return None
-    text_tokens = max(1, figures.tokens - figures.borders)
+    text_tokens = max(1, figures.tokens - figures.boundaries)
     frequent = figures.most_frequent(_SHOWN_TOKENS)
     rows = [
         [spell(token, figures.vocabulary), str(token), f"{count:,}", f"{100 * count / text_tokens:.2f} %"]

@@ -36,7 +36,7 @@ from fineweb_shards.store.manifest_file import find_manifest, load_manifest, mis
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.store import Store
 from fineweb_shards.store.untracked_files import refuse_planted_files
-from fineweb_shards.stream.borders import NO_PLACES, Span
+from fineweb_shards.stream.boundaries import NO_POSITIONS, Span
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.disk import Disk
@@ -227,7 +227,7 @@ def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[To
         position += len(span)
     end = Cursor(0, position)
     nothing = np.empty(0, source.manifest.vocabulary.dtype)
-    yield TokenBlock(end, end, nothing, NO_PLACES, source.counts)
+    yield TokenBlock(end, end, nothing, NO_POSITIONS, source.counts)
 
 
 def _read_with_eot_moved(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[Span]:

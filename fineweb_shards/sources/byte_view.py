@@ -2,7 +2,7 @@
 
 A file can be read anywhere, so its batches are references. A stream can only be read front to back, so
 one process reads it, and its batches carry their bytes. Both have `read_at`, so that the code that finds
-document borders (text.py, jsonl.py) works for both.
+document boundaries (text.py, jsonl.py) works for both.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class ParquetFormat(Format):
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         """Read the documents of a batch. Only the first chunk has a start cursor and only the last an end
-        cursor, and those only at the border of a row group."""
+        cursor, and those only at the boundary of a row group."""
         footer = self.footer(file)
         begins = batch.rows is None or batch.rows[0] == 0
         chunk = TextChunk(NO_TEXTS, Cursor(batch.file, batch.position) if begins else None, None)

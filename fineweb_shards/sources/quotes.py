@@ -14,7 +14,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.types import Places
+from fineweb_shards.types import Positions
 
 BLOCK_BYTES = 2**20
 _QUOTE, _LINE_END, _RETURN = b'"\n\r'
@@ -25,7 +25,7 @@ class Block:
     """Some bytes of a file, and where their quotes are."""
 
     data: bytes
-    quotes: Places
+    quotes: Positions
     starts_quoted: bool
 
     @classmethod
@@ -36,7 +36,7 @@ class Block:
     def ends_quoted(self) -> bool:
         return (len(self.quotes) + self.starts_quoted) % 2 == 1
 
-    def are_quoted(self, places: Places) -> NDArray[np.bool_]:
+    def are_quoted(self, places: Positions) -> NDArray[np.bool_]:
         """Tell for each place whether it is between quotes."""
         quoted: NDArray[np.bool_] = (np.searchsorted(self.quotes, places) + self.starts_quoted) % 2 == 1
         return quoted
@@ -83,11 +83,11 @@ class Records:
     """Whole records, and where their fields are. Empty lines are no records."""
 
     block: Block
-    starts: Places  # of each record
-    fields: Places  # the number of fields of each
+    starts: Positions  # of each record
+    fields: Positions  # the number of fields of each
     has_lone_return: NDArray[np.bool_]  # outside quotes, where programs disagree on whether it ends a record
-    _ends: Places  # of all fields, one after the other
-    _first: Places  # the number of each record's first field
+    _ends: Positions  # of all fields, one after the other
+    _first: Positions  # the number of each record's first field
 
     def take(self, records: NDArray[np.bool_], field: int) -> list[bytes]:
         """Return one field of some of the records, which must have it, without quotes."""
@@ -121,7 +121,7 @@ def split_records(block: Block, delimiter: bytes) -> Records:
     )
 
 
-def _find_outside(block: Block, wanted: tuple[int, ...]) -> Places:
+def _find_outside(block: Block, wanted: tuple[int, ...]) -> Positions:
     """Return the places of some bytes that are not quoted. A piece at a time, because a long text in quotes
     may have many of them."""
     data = np.frombuffer(block.data, np.uint8)
@@ -133,7 +133,7 @@ def _find_outside(block: Block, wanted: tuple[int, ...]) -> Places:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def _without_return(data: bytes, ends: Places) -> Places:
+def _without_return(data: bytes, ends: Positions) -> Positions:
     """Move the ends of fields that are in front of CRLF before the CR."""
     if b"\r" not in data:
         return ends

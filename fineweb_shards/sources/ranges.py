@@ -100,17 +100,17 @@ def _find_end(
     # Look at least as far as a separator that begins before a cut can extend.
     while offset < target + max(batch_bytes, cut_bytes + lookback):
         window = view.read_at(offset - lookback, lookback + _WINDOW_BYTES)
-        border = separator.find_border(window)
-        if border is not None:
-            return _End(offset - lookback + border)
+        boundary = separator.find_boundary(window)
+        if boundary is not None:
+            return _End(offset - lookback + boundary)
         if len(window) < lookback + _WINDOW_BYTES:
             return _End(view.size_bytes)
         offset += _WINDOW_BYTES
     if isinstance(separator, Literal) and separator.overlaps_itself:
         # In a sequence such as `-----` split at `--`, the first occurrence decides where the others are.
-        border = separator.last_border(view.read_at(start, offset - start))
-        if border is not None and border >= target - start:
-            return _End(start + border)
+        boundary = separator.last_boundary(view.read_at(start, offset - start))
+        if boundary is not None and boundary >= target - start:
+            return _End(start + boundary)
     # The document is long. No separator follows `target`, so a cut after it can't divide one.
     window = view.read_at(target - CONTEXT_BYTES, cut_bytes + 2 * CONTEXT_BYTES)
     cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + cut_bytes, rule)
@@ -139,9 +139,9 @@ def _find_far_end(
         size = min(_FAR_WINDOW_BYTES, limit - offset)
         begin = offset - back
         window = view.read_at(begin, back + size)
-        border = separator.find_border(window[back - lookback :])
-        if border is not None:
-            return _End(offset - lookback + border)
+        boundary = separator.find_boundary(window[back - lookback :])
+        if boundary is not None:
+            return _End(offset - lookback + boundary)
         if len(window) < back + size:
             return _End(view.size_bytes)
         cut = find_cut(window, low - begin, len(window) - margin, rule)
@@ -157,9 +157,9 @@ def _skip_document(view: ByteView, separator: Separator, offset: int) -> int:
     lookback = separator.lookback
     while True:
         window = view.read_at(offset - lookback, lookback + _FAR_WINDOW_BYTES)
-        border = separator.find_border(window)
-        if border is not None:
-            return offset - lookback + border
+        boundary = separator.find_boundary(window)
+        if boundary is not None:
+            return offset - lookback + boundary
         if len(window) < lookback + _FAR_WINDOW_BYTES:
             return view.size_bytes
         offset += _FAR_WINDOW_BYTES

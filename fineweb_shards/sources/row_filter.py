@@ -183,8 +183,8 @@ def _make_scalar(value: Value) -> Any:
         return _make_booleans([value])[0]
     if isinstance(value, str):
         data = value.encode()
-        borders = pa.py_buffer(np.array([0, len(data)], np.int64).tobytes())
-        return pa.Array.from_buffers(pa.large_string(), 1, [None, borders, pa.py_buffer(data)])[0]
+        boundaries = pa.py_buffer(np.array([0, len(data)], np.int64).tobytes())
+        return pa.Array.from_buffers(pa.large_string(), 1, [None, boundaries, pa.py_buffer(data)])[0]
     whole = pa.int64() if value < 2**63 else pa.uint64()
     kind = pa.float64() if isinstance(value, float) else whole
     data = np.array([value], str(kind).replace("double", "float64")).tobytes()
@@ -213,8 +213,8 @@ def _test_integers(column: Any, test: str, value: float) -> Any:
     """Compare whole numbers with any number, exactly: in doubles 2^53 and 2^53 + 1 would be the same."""
     bits, signed = column.type.bit_width, pa.types.is_signed_integer(column.type)
     least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-    border = math.ceil(value) if test in ("<", ">=") else math.floor(value)
-    if least <= border <= most and (test != "=" or border == value):
-        return getattr(pa.compute, _TESTS[test][0])(column, _make_scalar(border).cast(column.type))
-    always = test in ("<", "<=") if border > most else test in (">", ">=") if border < least else False
+    boundary = math.ceil(value) if test in ("<", ">=") else math.floor(value)
+    if least <= boundary <= most and (test != "=" or boundary == value):
+        return getattr(pa.compute, _TESTS[test][0])(column, _make_scalar(boundary).cast(column.type))
+    always = test in ("<", "<=") if boundary > most else test in (">", ">=") if boundary < least else False
     return (pa.compute.equal if always else pa.compute.not_equal)(column, column)  # null stays null

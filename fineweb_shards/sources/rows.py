@@ -120,11 +120,11 @@ def split_rows(
 def cells_of(column: Any) -> TextBuffer:
     """Return where the cells of an unwrapped column are in its buffer; they need not be valid UTF-8."""
     large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
-    _, borders, data = column.buffers()
+    _, boundaries, data = column.buffers()
     first, count = column.offset, len(column)
-    if borders is None or not count:
+    if boundaries is None or not count:
         return TextBuffer(b"", _NO_PLACES, _NO_PLACES)
-    places = np.frombuffer(borders, np.int64 if large else np.int32, first + count + 1)
+    places = np.frombuffer(boundaries, np.int64 if large else np.int32, first + count + 1)
     wide = places[first:].astype(np.int64)
     return TextBuffer(b"" if data is None else memoryview(data), wide[:-1], wide[1:])
 

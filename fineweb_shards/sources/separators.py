@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fineweb_shards.types import Places
+from fineweb_shards.types import Positions
 
 _LF, _CR = b"\n\r"
 
@@ -20,22 +20,22 @@ _LF, _CR = b"\n\r"
 class Spans(NamedTuple):
     """Where documents begin and end."""
 
-    starts: Places
-    ends: Places
+    starts: Positions
+    ends: Positions
 
 
 class Separator(ABC):
-    """A way to separate documents. A border is the offset just after a separator."""
+    """A way to separate documents. A boundary is the offset just after a separator."""
 
-    lookback = 0  # how many bytes before an offset are needed to find the first border after it
+    lookback = 0  # how many bytes before an offset are needed to find the first boundary after it
 
     @abstractmethod
-    def find_border(self, window: bytes) -> int | None:
-        """Return the first border in the window that is after its `lookback` bytes; None if there is none."""
+    def find_boundary(self, window: bytes) -> int | None:
+        """Return the first boundary in the window after its `lookback` bytes; None if there is none."""
 
     @abstractmethod
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
-        """Return where the documents are in a range that starts at a border, or in the middle of one.
+        """Return where the documents are in a range that starts at a boundary, or in the middle of one.
 
         There is always one more than there are separators.
         """
@@ -44,7 +44,7 @@ class Separator(ABC):
 class Line(Separator):
     """Separates at every line end: a line is a document."""
 
-    def find_border(self, window: bytes) -> int | None:
+    def find_boundary(self, window: bytes) -> int | None:
         return window.find(b"\n") + 1 or None
 
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
@@ -63,12 +63,12 @@ class BlankLine(Separator):
     _BLANK = re.compile(rb"\r?\n(?:\r?\n)+")
     _LEADING = re.compile(rb"(?:\r?\n)+")
 
-    def find_border(self, window: bytes) -> int | None:
+    def find_boundary(self, window: bytes) -> int | None:
         match = self._BORDER.search(window)
         return match.end() if match else None
 
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
-        # A border may be in the middle of several empty lines: then the range begins with the rest of them.
+        # A boundary may be in the middle of several empty lines: then the range begins with the rest of them.
         leading = None if starts_mid_document else self._LEADING.match(data)
         first = leading.end() if leading else 0
         return _between((match.span() for match in self._BLANK.finditer(data, first)), first, len(data))
@@ -88,8 +88,8 @@ class Literal(Separator):
         self.lookback = 2 * self._longest
         self.overlaps_itself = any(text.startswith(text[i:]) for i in range(1, len(text)))
 
-    def find_border(self, window: bytes) -> int | None:
-        """Return the border after the first occurrence that no other one overlaps from the left.
+    def find_boundary(self, window: bytes) -> int | None:
+        """Return the boundary after the first occurrence that no other one overlaps from the left.
 
         Where `-----` is split at `--` depends on where the search begins. An occurrence that none overlaps
         from the left is found from every start.
@@ -103,8 +103,8 @@ class Literal(Separator):
             match = self._pattern.search(window, match.start() + 1)
         return None
 
-    def last_border(self, data: bytes) -> int | None:
-        """Return the last border in a range that is split from its start; None if there is none."""
+    def last_boundary(self, data: bytes) -> int | None:
+        """Return the last boundary in a range that is split from its start; None if there is none."""
         found = (match.end() for match in self._pattern.finditer(data) if self._is_decided(match, data))
         return max(found, default=None)
 
@@ -127,7 +127,7 @@ class Literal(Separator):
 class WholeFile(Separator):
     """Separates nowhere: a file is one document."""
 
-    def find_border(self, window: bytes) -> int | None:
+    def find_boundary(self, window: bytes) -> int | None:
         return None
 
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
@@ -136,8 +136,8 @@ class WholeFile(Separator):
 
 def _between(separators: Iterable[tuple[int, int]], first: int, size: int) -> Spans:
     """Return what is between separators, from `first` up to the end of `size` bytes."""
-    borders = np.array([(0, first), *separators, (size, size)], np.int64)
-    return Spans(borders[:-1, 1], borders[1:, 0])
+    boundaries = np.array([(0, first), *separators, (size, size)], np.int64)
+    return Spans(boundaries[:-1, 1], boundaries[1:, 0])
 
 
 def make_separator(name: str) -> Separator:

@@ -1,4 +1,4 @@
-"""Read plain text: batches are byte ranges that end at document borders, or at a safe cut in a long document.
+"""Read plain text: batches are byte ranges that end where a document ends, or at a safe cut in a long one.
 
 The rules:
 
@@ -30,7 +30,7 @@ from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.sources.utf8 import decode_texts, is_utf8
 from fineweb_shards.system.shared_bytes import SharedBytes
 from fineweb_shards.texts import TextBuffer, Texts
-from fineweb_shards.types import Batch, Counts, Cursor, Places, TextChunk
+from fineweb_shards.types import Batch, Counts, Cursor, Positions, TextChunk
 from fineweb_shards.vocabulary import CutRule
 
 _BOM = b"\xef\xbb\xbf"
@@ -144,7 +144,7 @@ class TextFormat(Format):
             self._view = None
 
 
-def _make_texts(data: bytes, starts: Places, ends: Places) -> tuple[Texts, int, int]:
+def _make_texts(data: bytes, starts: Positions, ends: Positions) -> tuple[Texts, int, int]:
     """Return documents as valid UTF-8 without CRLF, their size before invalid bytes were replaced, and how
     many characters replace them. Usually nothing has to be changed, and nothing is copied."""
     found = Texts(TextBuffer(data, starts, ends))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fineweb_shards.sources.rows import Selection, bits_of
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.token_lists import Ids, TokenLists
-from fineweb_shards.types import Counts, Places, TextChunk
+from fineweb_shards.types import Counts, Positions, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
 
 # Longer rows are cut: the ids of a piece are in memory twice, those of a row only once, where they were read.
@@ -29,8 +29,8 @@ class TokenRows:
     """Rows of ids in one array: row i is `ids[starts[i]:ends[i]]`, and the rows are in this order."""
 
     ids: Ids
-    starts: Places
-    ends: Places
+    starts: Positions
+    ends: Positions
     valid: NDArray[np.bool_] | None = None  # which ids are there; None: all
 
     @classmethod
@@ -87,9 +87,9 @@ class TokenRows:
         lengths = ends - starts
         if lengths.sum() < len(ids):
             # Between the documents there are ids that belong to none: EOTs, or rows that were not chosen.
-            borders = np.column_stack([starts, ends]).ravel()
-            runs = np.diff(borders, prepend=0)
-            ids = ids[: borders[-1]][np.repeat(np.resize([False, True], len(runs)), runs)]
+            boundaries = np.column_stack([starts, ends]).ravel()
+            runs = np.diff(boundaries, prepend=0)
+            ids = ids[: boundaries[-1]][np.repeat(np.resize([False, True], len(runs)), runs)]
         return TokenLists((ids, lengths))
 
 
@@ -179,8 +179,8 @@ def rows_of(column: Any) -> TokenRows:
         # From the buffer: pyarrow's `to_numpy` imports pandas, which takes a worker 0.3 s and 50 MB.
         ids = np.frombuffer(values.buffers()[1], dtype, len(values), values.offset * dtype.itemsize)
     width = np.int64 if pa.types.is_large_list(column.type) else np.int32
-    borders = np.zeros(1, np.int64)
+    boundaries = np.zeros(1, np.int64)
     if len(column):
-        borders = np.frombuffer(column.buffers()[1], width, column.offset + len(column) + 1)
-        borders = borders[column.offset :].astype(np.int64)
-    return TokenRows(ids, borders[:-1], borders[1:], bits_of(values, 0) if values.null_count else None)
+        boundaries = np.frombuffer(column.buffers()[1], width, column.offset + len(column) + 1)
+        boundaries = boundaries[column.offset :].astype(np.int64)
+    return TokenRows(ids, boundaries[:-1], boundaries[1:], bits_of(values, 0) if values.null_count else None)

@@ -19,8 +19,8 @@ def decode_texts(pieces: Iterable[bytes]) -> tuple[Texts, int]:
 
 def is_utf8(data: bytes | memoryview) -> bool:
     """Tell whether bytes are valid UTF-8. Makes no copy of them, unlike `decode`."""
-    borders = np.array([0, len(data)], np.int64)
-    text = pa.LargeStringArray.from_buffers(1, pa.py_buffer(borders), pa.py_buffer(data))
+    boundaries = np.array([0, len(data)], np.int64)
+    text = pa.LargeStringArray.from_buffers(1, pa.py_buffer(boundaries), pa.py_buffer(data))
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:

@@ -24,7 +24,7 @@ from fineweb_shards.store.store import FoundFile, Store
 from fineweb_shards.system.background import map_in_background
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import make_folder, open_own
-from fineweb_shards.types import Places
+from fineweb_shards.types import Positions
 
 _READ_BYTES = 4 * 2**20
 _TOKENS_AT_ONCE = 32  # single ones, from as many files: in a bucket, all of the time is waiting
@@ -218,7 +218,7 @@ def _ends_with_eot(store: Store, found: FoundFile | None, shard_format: ShardFor
     return shard_format.vocabulary.count_eots(shard_format.from_bytes(last)) > 0
 
 
-def _find_eots(file: BinaryIO, shard_format: ShardFormat) -> Iterator[Places]:
+def _find_eots(file: BinaryIO, shard_format: ShardFormat) -> Iterator[Positions]:
     """Yield the positions of the EOTs, a block at a time; never an empty array."""
     file.seek(shard_format.header_bytes)
     position = 0

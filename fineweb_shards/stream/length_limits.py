@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.types import Counts, EncodedBlock, Places, Ranges
+from fineweb_shards.types import Counts, EncodedBlock, Positions, Ranges
 
 Verdict = Literal["kept", "short", "long"]
 
@@ -61,7 +61,7 @@ class _HeldBlock:
     not be known yet whether they are kept."""
 
     block: EncodedBlock
-    borders: Places  # where the parts begin, and the end of the block
+    boundaries: Positions  # where the parts begin, and the end of the block
     kept: NDArray[np.bool_]  # for each part, the first and the last excepted
     first: _Document | None  # of the first part; None if it is empty and belongs to none
     last: _Document | None  # of the last part, which may be the first
@@ -79,7 +79,7 @@ class _HeldBlock:
         kept[-1] = self.last is not None and self.last.judge(limits) == "kept"
         verdicts = [one.judge(limits) for one in self.begun]
         ends = Counts(short_documents=verdicts.count("short"), long_documents=verdicts.count("long"))
-        ranges = _join_parts(self.borders, kept)
+        ranges = _join_parts(self.boundaries, kept)
         return replace(self.block, kept=ranges, counts=self.block.counts + self.counts + ends)
 
 
@@ -109,8 +109,8 @@ def _divide(
     """Divide a block that begins in the `current` document (None: between two), and judge the documents that
     are whole in it."""
     starts = block.eots if eot_first else block.eots + 1
-    borders = np.concatenate([[0], starts, [len(block.tokens)]])
-    lengths = np.diff(borders)
+    boundaries = np.concatenate([[0], starts, [len(block.tokens)]])
+    lengths = np.diff(boundaries)
     # Every part but the first has its EOT in front; or every part but the last has it at its end.
     lengths[1:] -= eot_first
     lengths[:-1] -= not eot_first
@@ -130,11 +130,11 @@ def _divide(
     kept[1:-1] = ~(short | long)
     ends = {id(one): one for one in (first, last) if one is not None and one is not current}
     counts = Counts(short_documents=int(short.sum()), long_documents=int(long.sum()))
-    return _HeldBlock(block, borders, kept, first, last, tuple(ends.values()), counts)
+    return _HeldBlock(block, boundaries, kept, first, last, tuple(ends.values()), counts)
 
 
-def _join_parts(borders: Places, kept: NDArray[np.bool_]) -> Ranges:
+def _join_parts(boundaries: Positions, kept: NDArray[np.bool_]) -> Ranges:
     """Return the ranges of the parts that are kept, neighbours as one. Only the ends can be empty."""
-    wanted = np.concatenate([[False], kept & (np.diff(borders) > 0), [False]])
+    wanted = np.concatenate([[False], kept & (np.diff(boundaries) > 0), [False]])
     edges = np.flatnonzero(wanted[1:] != wanted[:-1])
-    return borders[edges].reshape(-1, 2)
+    return boundaries[edges].reshape(-1, 2)

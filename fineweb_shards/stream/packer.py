@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fineweb_shards.stream.borders import count_between
-from fineweb_shards.stream.kept_tokens import KeptPart
+from fineweb_shards.stream.boundaries import count_between
+from fineweb_shards.stream.retained import RetainedTokens
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import SPLITS, Counts, Cursor, Places, Ranges, ShardSlice, Split, TokenBlock
+from fineweb_shards.types import SPLITS, Counts, Cursor, Positions, Ranges, ShardSlice, Split, TokenBlock
 
 _NO_RANGES: Ranges = np.empty((0, 2), np.int64)
 
@@ -105,7 +105,7 @@ class Packer:
         """Yield the slices that a block is cut into; tokens after `max_tokens` are dropped."""
         skipped = min(self._skip_tokens, len(block.tokens))
         self._skip_tokens -= skipped
-        kept, in_order = KeptPart.of(block), self._split_rule.is_in_order
+        kept, in_order = RetainedTokens.of(block), self._split_rule.is_in_order
         position, at_end = kept.count_before(skipped), False
         while position < kept.tokens and not self.ended:
             piece = self._next_piece(kept, position, block.start.file)
@@ -140,7 +140,7 @@ class Packer:
         """Return how many tokens fit into the current segment of a split."""
         return self._shard_tokens - self._tokens[split] % self._shard_tokens
 
-    def _training_start(self, block: KeptPart, start: int, file: int) -> int:
+    def _training_start(self, block: RetainedTokens, start: int, file: int) -> int:
         """Return where in a block of this input file training begins, from `start` on; its end if it does not
         begin in it. For rules by which validation is the beginning of the stream."""
         rule = self._split_rule
@@ -150,21 +150,23 @@ class Packer:
             return min(block.tokens, start + max(0, rule.val_tokens - self._tokens["val"]))
         # The EOT between the two splits: the first of training, or the last of validation.
         first = int(np.searchsorted(block.eots, start))
-        border = first + rule.val_documents - self._documents - (not self._eot_first)
-        if border < first:
+        boundary = first + rule.val_documents - self._documents - (not self._eot_first)
+        if boundary < first:
             return start
-        return int(block.eots[border]) + (not self._eot_first) if border < len(block.eots) else block.tokens
+        return (
+            int(block.eots[boundary]) + (not self._eot_first) if boundary < len(block.eots) else block.tokens
+        )
 
-    def _next_piece(self, block: KeptPart, start: int, file: int) -> _Piece:
+    def _next_piece(self, block: RetainedTokens, start: int, file: int) -> _Piece:
         """Return the tokens from `start` up to the end of the first full segment, of validation, of the block
         or of the stream. `file` is the input file that the block comes from."""
         rule, stop = self._split_rule, block.tokens
         if self._left_tokens is not None:
             stop = min(stop, start + self._left_tokens)
         if rule.is_in_order:
-            border = self._training_start(block, start, file)
-            if start < border:
-                return self._one_split("val", block, start, min(stop, border))
+            boundary = self._training_start(block, start, file)
+            if start < boundary:
+                return self._one_split("val", block, start, min(stop, boundary))
             return self._one_split("train", block, start, stop)
         first, last = np.searchsorted(block.eots, (start, stop))
         eots = block.eots[first:last] - start
@@ -173,7 +175,7 @@ class Packer:
             return self._one_split("train", block, start, stop)
         return self._both_splits(start, stop - start, eots, chosen)
 
-    def _one_split(self, split: Split, block: KeptPart, start: int, stop: int) -> _Piece:
+    def _one_split(self, split: Split, block: RetainedTokens, start: int, stop: int) -> _Piece:
         """Return the next piece if all its tokens belong to one split."""
         room = self._room(split)
         end = min(stop, start + room)
@@ -181,7 +183,7 @@ class Packer:
         part = _Part(split, ranges, end - start, count_between(block.eots, start, end))
         return _Piece(end - start, (part,), full=end - start == room)
 
-    def _both_splits(self, start: int, tokens: int, eots: Places, chosen: Ranges) -> _Piece:
+    def _both_splits(self, start: int, tokens: int, eots: Positions, chosen: Ranges) -> _Piece:
         """Return the next piece of the `tokens` tokens from `start` on: the `chosen` ranges are for
         validation, everything else for training. EOTs and ranges count from `start`."""
         length, full = self._first_full(tokens, chosen)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.types import Places, Split
+from fineweb_shards.types import Positions, Split
 from fineweb_shards.units import show_number_of
 
 VAL_SETTINGS = ("val_tokens", "val_documents", "val_ratio")  # of which a user may choose one
@@ -78,7 +78,7 @@ class SplitRule:
         return np.equal(documents, firsts + draws % sizes)
 
     def ranges(
-        self, eots: Places, tokens: int, documents_before: int, *, eot_first: bool
+        self, eots: Positions, tokens: int, documents_before: int, *, eot_first: bool
     ) -> NDArray[np.int64]:
         """Return a row (begin, end) for each validation document in a segment of the stream.
 
@@ -87,9 +87,9 @@ class SplitRule:
         # An EOT separates two documents: there is up to one more document here than EOTs, from `first` on.
         first = documents_before - 1 if eot_first else documents_before
         chosen = self.chooses(np.arange(first, first + len(eots) + 1, dtype=np.int64).clip(0))
-        borders = np.concatenate([[0], eots if eot_first else eots + 1, [tokens]])
+        boundaries = np.concatenate([[0], eots if eot_first else eots + 1, [tokens]])
         numbers = np.flatnonzero(chosen)
-        return np.stack([borders[numbers], borders[numbers + 1]], axis=1)
+        return np.stack([boundaries[numbers], boundaries[numbers + 1]], axis=1)
 
 
 def make_split_rule(settings: Mapping[str, Any], val_files: int, default: SplitRule) -> SplitRule:

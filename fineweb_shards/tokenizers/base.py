@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.texts import Texts
-from fineweb_shards.types import Places, Tokens
+from fineweb_shards.types import Positions, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 _TEXTS_AT_ONCE = 64  # 250 KB of ids: still in the processor's cache when they are checked and narrowed
@@ -29,7 +29,7 @@ class JoinedIds:
     nothing."""
 
     ids: Tokens
-    positions: Places
+    positions: Positions
 
     def of_text(self, i: int) -> Tokens:
         """Return the ids of text `i`."""

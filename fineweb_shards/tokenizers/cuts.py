@@ -138,8 +138,8 @@ def _safe_cuts(data: bytes | memoryview, low: int, high: int, rule: CutRule) -> 
 
 
 def _may_be_seam(data: bytes | memoryview, position: int) -> bool:
-    """Return whether a cut at `position` leaves all other borders between pieces as they are."""
-    if not _is_character_border(data, position):
+    """Return whether a cut at `position` leaves all other boundaries between pieces as they are."""
+    if not _is_character_boundary(data, position):
         return False
     left = bytes(data[max(0, position - CONTEXT_BYTES) : position]).decode("utf-8", "replace")
     right = bytes(data[position : position + CONTEXT_BYTES]).decode("utf-8", "replace")
@@ -155,7 +155,7 @@ def _may_be_seam(data: bytes | memoryview, position: int) -> bool:
     return not ("'" in left[-3:] and (after in "elsdmtvr"))  # or a contraction might be cut in two
 
 
-def _is_character_border(data: bytes | memoryview, position: int) -> bool:
+def _is_character_boundary(data: bytes | memoryview, position: int) -> bool:
     """Return whether decoding the two sides separately gives the same text as decoding them together.
 
     This holds before every byte that begins a character. A continuation byte belongs to the bytes before
@@ -187,9 +187,9 @@ def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> Pass
         starts, ends = [], []
         for start, end in zip(buffer.starts.tolist(), buffer.ends.tolist(), strict=True):
             cuts = find_cuts(data[start:end], passage_bytes, rule)
-            borders = [start, *(start + cut.position for cut in cuts), end]
-            starts += borders[:-1]
-            ends += borders[1:]
+            boundaries = [start, *(start + cut.position for cut in cuts), end]
+            starts += boundaries[:-1]
+            ends += boundaries[1:]
             seams.append([False, *(cut.seam for cut in cuts)])
         buffers.append(TextBuffer(buffer.data, np.array(starts, np.int64), np.array(ends, np.int64)))
     return Passages(Texts(*buffers), seams)

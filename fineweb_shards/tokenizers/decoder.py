@@ -1,4 +1,4 @@
-"""Decode arrays of tokens to bytes, with NumPy, for inspection and reports. EOTs become a border byte."""
+"""Decode arrays of tokens to bytes, with NumPy, for inspection and reports. EOTs become a boundary byte."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.types import Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
-BORDER = b"\xff"  # the output for EOT: UTF-8 text never contains this byte
+BOUNDARY = b"\xff"  # the output for EOT: UTF-8 text never contains this byte
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
-    """Return the bytes of tokens, with BORDER for each EOT.
+    """Return the bytes of tokens, with BOUNDARY for each EOT.
 
-    Ids outside the vocabulary, and the token whose byte is BORDER, become the replacement character, so that
-    a BORDER in the result is always an EOT.
+    Ids outside the vocabulary, and the token whose byte is BOUNDARY, become the replacement character, so
+    that a BOUNDARY in the result is always an EOT.
     """
     if not len(tokens):
         return b""
@@ -46,8 +46,8 @@ class _ByteTable:
 @cache
 def _byte_table(vocabulary: Vocabulary) -> _ByteTable:
     known = load_token_bytes(vocabulary).token_bytes
-    spelled = [token.replace(BORDER, _REPLACEMENT) for token in known]
+    spelled = [token.replace(BOUNDARY, _REPLACEMENT) for token in known]
     spelled += [_REPLACEMENT] * (vocabulary.size + 1 - len(known))
-    spelled[vocabulary.eot] = BORDER
+    spelled[vocabulary.eot] = BOUNDARY
     lengths = np.array([len(token) for token in spelled], np.int64)
     return _ByteTable(np.frombuffer(b"".join(spelled), np.uint8), np.cumsum(lengths) - lengths, lengths)

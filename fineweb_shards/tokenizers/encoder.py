@@ -29,17 +29,17 @@ from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.references import load_token_bytes, make_reference
 from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import Counts, Cursor, EncodedBlock, Places, TextChunk, Tokens, id_of
+from fineweb_shards.types import Counts, Cursor, EncodedBlock, Positions, TextChunk, Tokens, id_of
 from fineweb_shards.vocabulary import CutRule, Vocabulary
 
 
-def place_eots(chunk: TextChunk, lengths: NDArray[np.int64], *, eot_first: bool) -> Places:
+def place_eots(chunk: TextChunk, lengths: NDArray[np.int64], *, eot_first: bool) -> Positions:
     """Return the positions of the EOTs among the tokens of documents of these lengths, EOTs included.
 
     A document that continues from the previous chunk, or in the next, has no EOT on that side.
     """
     ends = np.cumsum(lengths)
-    eots: Places = (ends - lengths if eot_first else ends) + np.arange(len(lengths))
+    eots: Positions = (ends - lengths if eot_first else ends) + np.arange(len(lengths))
     if len(eots) and eot_first and chunk.starts_mid_document:
         eots = eots[1:] - 1
     if len(eots) and not eot_first and chunk.ends_mid_document:
@@ -165,10 +165,10 @@ class Encoder:
             cause = f"{type(error).__name__}: {str(error)[:200]}"
             raise UnencodableError(f"{self._engine.name} raised {cause}") from error
 
-    def _encode_joined(self, texts: Texts) -> tuple[Tokens, Places]:
+    def _encode_joined(self, texts: Texts) -> tuple[Tokens, Positions]:
         """Return the tokens with an EOT before each document and after the last one, and where EOTs are."""
         parts: list[Tokens] = []
-        positions: list[Places] = []
+        positions: list[Positions] = []
         length = 0
         for joined in self._iter_joined(texts):
             # A small id, so that what is checked is what the engine made.

@@ -1,7 +1,7 @@
 """Encode with gigatoken, a Rust library: the reference's tokens, many times as fast, and loaded at once.
 
 Its calls for many documents need awkward-array, whose import takes a worker a third of a second and 40 MB. So
-many are one text, with a border between them that gigatoken knows as a special token: it encodes what is on
+many are one text, with a boundary between them that gigatoken knows as a special token: it encodes what is on
 either side as if it were alone. A call for each document took a tenth longer, and several times as long where
 documents are short.
 """
@@ -31,9 +31,9 @@ _LOOK_EVERY_BYTES = 2**20
 # 64 MB when its table doubles, whenever one looks.
 _MOST_GROWTH = 16
 # It has no end that is also its beginning, so it is found nowhere but where it was put. A text that has it is
-# noticed by the number of borders, and left to the reference.
+# noticed by the number of boundaries, and left to the reference.
 BORDER = "\u0091fineweb-shards: a text ends here\u0092"
-_BORDER_BYTES = BORDER.encode()
+_BOUNDARY_BYTES = BORDER.encode()
 _CALL_BYTES = 256 * 1024  # fits into the processor's cache, with its tokens
 
 
@@ -46,13 +46,13 @@ class GigatokenEngine(Engine):
         super().__init__(vocabulary, mistaken)
         self._differences = UnicodeDifferences(mistaken)
         self._tokenizer = self._load()
-        # Some vocabularies don't treat what follows a border as the beginning of a text: they have none.
-        self._knows_border = self._tokenizer.encode(_BORDER_BYTES).tolist() == [self.vocabulary.size]
+        # Some vocabularies don't treat what follows a boundary as the beginning of a text: they have none.
+        self._knows_boundary = self._tokenizer.encode(_BOUNDARY_BYTES).tolist() == [self.vocabulary.size]
         self._memory_bytes = 0  # at the first look; not before, because the first chunk brings its own memory
         self._until_look_bytes = _LOOK_EVERY_BYTES
 
     def _load(self) -> Any:
-        """Load a tokenizer to which nothing but the border is special: `<|endoftext|>` is ordinary text."""
+        """Load a tokenizer to which nothing but the boundary is special: `<|endoftext|>` is ordinary text."""
         from gigatoken.gigatoken_rs import BPETokenizer  # here, because some platforms have no wheel
 
         if not is_gpt2_text(self.vocabulary):
@@ -64,7 +64,7 @@ class GigatokenEngine(Engine):
         return [ids for joined in self.encode_joined(texts) for ids in joined.split()]
 
     def encode_joined(self, texts: Texts) -> Iterator[JoinedIds]:
-        if not self._knows_border:
+        if not self._knows_boundary:
             yield from join_ids([self._encode_alone(text) for text in texts.iter_bytes()])
             return
         held: list[memoryview] = []
@@ -79,18 +79,18 @@ class GigatokenEngine(Engine):
             yield from self._encode_together(held)
 
     def _encode_together(self, texts: list[memoryview]) -> Iterator[JoinedIds]:
-        """Encode texts with one call. A border in front of each has one id, where its EOT will be."""
-        data = _BORDER_BYTES.join([b"", *texts])
+        """Encode texts with one call. A boundary in front of each has one id, where its EOT will be."""
+        data = _BOUNDARY_BYTES.join([b"", *texts])
         if not self._differences.is_in(data):
             ids = self._call(data)
-            borders = np.flatnonzero(ids == self.vocabulary.size)
-            if len(borders) == len(texts):  # more, if a text has the border in it
-                yield JoinedIds(ids, borders)
+            boundaries = np.flatnonzero(ids == self.vocabulary.size)
+            if len(boundaries) == len(texts):  # more, if a text has the boundary in it
+                yield JoinedIds(ids, boundaries)
                 return
         yield from join_ids([self._encode_alone(bytes(text)) for text in texts])
 
     def _encode_alone(self, text: bytes) -> Ids:
-        if self._differences.is_in(text) or _BORDER_BYTES in text:
+        if self._differences.is_in(text) or _BOUNDARY_BYTES in text:
             return np.array(self._reference.encode_text(text.decode()), np.uint32)
         return self._call(text)
 

@@ -175,7 +175,7 @@ def check_reference(reference: Reference, special_tokens: Iterable[str]) -> None
         if any(vocabulary.eot in tokens for tokens in tried):
             raise UsageError(
                 f"{vocabulary.name}: the text {text!r} in a document would become the EOT {vocabulary.eot}, "
-                "and be taken for a border.",
+                "and be taken for a boundary.",
                 f"Choose an id with --eot that no text has: {vocabulary.size} is the next one that is free.",
             )
     if vocabulary.reference != "tiktoken" or vocabulary.pattern in PATTERNS:

@@ -59,12 +59,12 @@ def prepare_engine_file(vocabulary: Vocabulary) -> None:
 
 
 def _make(vocabulary: Vocabulary) -> str:
-    border = [special_token(BORDER, vocabulary.size)]
+    boundary = [special_token(BORDER, vocabulary.size)]
     if vocabulary.reference == "tiktoken":
         ranks = load_ranks(vocabulary)
-        return ranks_to_json(ranks, list_merges(ranks), get_pattern(vocabulary.pattern), border)
+        return ranks_to_json(ranks, list_merges(ranks), get_pattern(vocabulary.pattern), boundary)
     tokenizer: dict[str, Any] = json.loads(load_definition(vocabulary))
-    return without_special_tokens(tokenizer, border if is_byte_level(tokenizer) else [])
+    return without_special_tokens(tokenizer, boundary if is_byte_level(tokenizer) else [])
 
 
 _OUT_OF_MEMORY_EXIT_CODE = 112

@@ -39,7 +39,7 @@ from fineweb_shards.types import (
     SPLITS,
     Counts,
     Cursor,
-    KeptTokens,
+    HeldTokens,
     Placement,
     ShardRecord,
     ShardSlice,
@@ -150,7 +150,7 @@ class Output:
         """The number of segments so far, those included that are not in the manifest yet."""
         return len(self.manifest.shards) + sum(len(one.segments) for one in self._checkpoints)
 
-    def add(self, tokens: Tokens | KeptTokens, slices: Iterable[ShardSlice]) -> None:
+    def add(self, tokens: Tokens | HeldTokens, slices: Iterable[ShardSlice]) -> None:
         """Place a block, given the slices that it is cut into."""
         placements: list[Placement] = []
         try:

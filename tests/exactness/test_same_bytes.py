@@ -171,7 +171,7 @@ def test_any_documents(
     assert runs.shards_in(folder / "out") == reference.shard_files(expected, shard_tokens)
 
 
-def test_documents_longer_than_three_shards_and_a_stream_that_ends_on_a_border(tmp_path: Path) -> None:
+def test_documents_longer_than_three_shards_and_a_stream_that_ends_on_a_boundary(tmp_path: Path) -> None:
     """No shard is skipped, and no empty file is left."""
     documents = ["word " * 4000, "x", "的一是不了" * 3000]
     whole = reference.stream(documents)

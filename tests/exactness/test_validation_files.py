@@ -113,8 +113,8 @@ def test_a_kill_at_every_file_operation(tmp_path: Path) -> None:
 def test_max_tokens_counts_both_splits(tmp_path: Path, data: Path, layout: str) -> None:
     """It may end in validation, where it ends, or in training; a folder grows from each to the next."""
     encoded = [reference.encode(text) for text in VALIDATION]
-    border = sum(map(len, encoded)) + len(encoded)
-    for limit in (border - 100, border, border + 1, border + 1500, None):
+    boundary = sum(map(len, encoded)) + len(encoded)
+    for limit in (boundary - 100, boundary, boundary + 1, boundary + 1500, None):
         wanted = Wanted(layout, 800, max_tokens=limit)
         settings = {**wanted.settings(), "val_input": val_input(data)}
         runs.build_inline(tmp_path / "out", data, **settings)
@@ -272,7 +272,7 @@ def test_files_of_a_dataset_are_named_by_name_or_pattern() -> None:
 
 
 def test_no_batch_of_small_files_holds_files_of_both_splits(tmp_path: Path) -> None:
-    """They are read in batches of their own, so that the border between the splits is where files meet."""
+    """They are read in batches of their own, so that the boundary between the splits is where files meet."""
     for number, text in enumerate(FIRST):
         write_jsonl(tmp_path / f"{number:02}.jsonl", [text])
     named = sorted(tmp_path.glob("0*.jsonl"))[3:7]

@@ -28,8 +28,8 @@ from fineweb_shards.executors.task import (
     WorkOrder,
     WriteOrder,
 )
-from fineweb_shards.stream.borders import NO_PLACES
-from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, KeptTokens, Placement, Quarantined
+from fineweb_shards.stream.boundaries import NO_POSITIONS
+from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, HeldTokens, Placement, Quarantined
 
 CRASH = Death(DeathKind.CRASHED, "was killed by signal 11")
 KILL = Death(DeathKind.KILLED, "was killed by signal 9")
@@ -45,7 +45,7 @@ def batch_at(position: int, size: int = 10, file: int = 0) -> Batch:
 def block_of(position: int, number: int = 0, documents: tuple[int, ...] = (), file: int = 0) -> EncodedBlock:
     """Block `number` of a batch. A document is a number, and so are its tokens."""
     tokens = np.repeat(np.array(documents, np.uint16), TOKENS_OF_A_DOCUMENT)
-    return EncodedBlock(Cursor(file, position, number), None, tokens, NO_PLACES)
+    return EncodedBlock(Cursor(file, position, number), None, tokens, NO_POSITIONS)
 
 
 def document_of(position: int, document: int, file: int = 0) -> Quarantined:
@@ -56,7 +56,7 @@ def leave_out(task: Task, death: Death) -> EncodedBlock:
     """What stands for a batch that can't be read: its first block that is missing says so."""
     start = Cursor(task.batch.file, task.batch.position, task.received)
     return EncodedBlock(
-        start, None, np.empty(0, np.uint16), NO_PLACES, counts=Counts(bad_parts=1), problems=("gone",)
+        start, None, np.empty(0, np.uint16), NO_POSITIONS, counts=Counts(bad_parts=1), problems=("gone",)
     )
 
 
@@ -168,15 +168,15 @@ def test_the_batches_of_a_worker_that_was_sent_away_are_done_by_others() -> None
 
 def kept(batch: int, block: int = 0, length: int = 4) -> EncodedBlock:
     """Block `block` of a batch, whose tokens stay with the worker."""
-    return EncodedBlock(Cursor(0, batch, block), None, KeptTokens(batch, block, length), NO_PLACES)
+    return EncodedBlock(Cursor(0, batch, block), None, HeldTokens(batch, block, length), NO_POSITIONS)
 
 
 def placements(*names: str) -> list[Placement]:
     return [Placement(name, 0, np.array([[0, 1]])) for name in names]
 
 
-def kept_of(block: EncodedBlock) -> KeptTokens:
-    assert isinstance(block.tokens, KeptTokens)
+def kept_of(block: EncodedBlock) -> HeldTokens:
+    assert isinstance(block.tokens, HeldTokens)
     return block.tokens
 
 
@@ -624,7 +624,7 @@ class Simulation:
         self.made[batch, index] = tokens
         if tokens and (batch + index) % 7:
             self.running[worker].tokens[batch, index] = tokens
-            block = replace(block, tokens=KeptTokens(batch, index, len(tokens)))
+            block = replace(block, tokens=HeldTokens(batch, index, len(tokens)))
         order = self.schedule.receive_block(worker, index, block)
         if order is not None:
             self.running[worker].writes.append(order)
@@ -690,7 +690,7 @@ class Simulation:
     def place(self, block: EncodedBlock) -> None:
         number = len(self.out)
         kept = block.tokens
-        if not isinstance(kept, KeptTokens):
+        if not isinstance(kept, HeldTokens):
             self.out.append((block, kept.tolist()))
             return
         tokens = self.made[kept.batch, kept.block]
@@ -957,7 +957,7 @@ def test_a_batch_of_several_files_that_was_output_is_only_encoded_again() -> Non
     schedule = schedule_of()
     schedule.add(joined_at(0, 1))
     assert schedule.give_next("a") is not None
-    block = replace(block_of(0), tokens=KeptTokens(0, 0, 8))
+    block = replace(block_of(0), tokens=HeldTokens(0, 0, 8))
     schedule.receive_block("a", 0, block)
     assert len(list(schedule.take_output())) == 1
     assert not schedule.note_death("a", KILL)

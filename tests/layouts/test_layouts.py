@@ -32,7 +32,7 @@ WANTED = [
     *(Wanted(layout, 3000, drop=True) for layout in ("build-nanogpt", "llm.c", "plain")),
     Wanted("plain", 3000, val_ratio=Fraction(1, 10), drop=True),
     *(Wanted(layout, 2000, max_tokens=9001) for layout in LAYOUTS),
-    # Less than a shard, several, and a document that is longer than a shard at the border.
+    # Less than a shard, several, and a document that is longer than a shard at the boundary.
     *(Wanted(layout, 2000, val_documents=7) for layout in LAYOUTS),
     *(Wanted(layout, 700, val_documents=31, max_tokens=9001) for layout in ("llm.c", "nanogpt", "megatron")),
     *(Wanted(layout, 2000, val_documents=number) for layout in ("llm.c", "plain") for number in (0, 1, 90)),

@@ -369,8 +369,8 @@ def test_olmo_core_reads_ranges_of_bytes_and_its_table(made: Path) -> None:
 def datatrove_positions(ends: list[int], first: int, length: int) -> list[int]:
     """DatatroveFileDataset._get_pos_from_index_file, over all ends at once: the place of each token of a
     window in its document, as far as the window shows it."""
-    borders = [0, *(end - first for end in ends if first < end <= first + length - 1)]
-    return [place - borders[bisect.bisect_right(borders, place) - 1] for place in range(length)]
+    boundaries = [0, *(end - first for end in ends if first < end <= first + length - 1)]
+    return [place - boundaries[bisect.bisect_right(boundaries, place) - 1] for place in range(length)]
 
 
 def test_datatrove_and_nanotron_open_every_file(made: Path) -> None:

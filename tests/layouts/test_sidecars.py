@@ -24,7 +24,7 @@ from fineweb_shards.store import sidecars
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.sidecars import FinishedFile, check_sidecars, have_sidecars, write_sidecars
 from fineweb_shards.store.store import FoundFile
-from fineweb_shards.types import Places
+from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import GPT2
 
 EOT = 50256
@@ -40,7 +40,7 @@ def make_tokens(count: int, documents: int, *, ends_with_eot: bool) -> list[int]
     return tokens
 
 
-def joined(sidecar: Sidecar, file: FileFacts, eots: Iterable[Places]) -> bytes:
+def joined(sidecar: Sidecar, file: FileFacts, eots: Iterable[Positions]) -> bytes:
     """The parts at their offsets; none overlaps another, and none is missing."""
     data: dict[int, bytes] = {part.offset: part.data for part in sidecar.parts(file, eots) if part.data}
     end, whole = 0, b""
@@ -51,7 +51,7 @@ def joined(sidecar: Sidecar, file: FileFacts, eots: Iterable[Places]) -> bytes:
     return whole
 
 
-def cut(places: Places, size: int) -> Iterator[Places]:
+def cut(places: Positions, size: int) -> Iterator[Positions]:
     return (places[first : first + size] for first in range(0, len(places), size))
 
 
@@ -124,7 +124,7 @@ def test_two_attempts_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file = FinishedFile(FolderStore(tmp_path), name, 2, None, ShardFormat(layout, GPT2), layout.sidecars)
     real = sidecars._find_eots
 
-    def find_after_another(*arguments: Any) -> Iterator[Places]:
+    def find_after_another(*arguments: Any) -> Iterator[Positions]:
         monkeypatch.setattr(sidecars, "_find_eots", real)
         write_sidecars(Observer(), file)
         return real(*arguments)
@@ -133,7 +133,7 @@ def test_two_attempts_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_sidecars(Observer(), file)
     assert {other: (tmp_path / other).read_bytes() for other in expected} == expected
 
-    def fail(*arguments: Any) -> Iterator[Places]:
+    def fail(*arguments: Any) -> Iterator[Positions]:
         assert list(work.iterdir())
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -189,10 +189,10 @@ def test_one_pass_takes_constant_memory(layout: str) -> None:
     """Some read on before others, and some not at all: what all have read is not kept."""
     described = LAYOUTS[layout]
     beside = (*described.sidecars, DocumentIndex())
-    blocks: list[weakref.ref[Places]] = []
+    blocks: list[weakref.ref[Positions]] = []
     most = 0
 
-    def make_blocks() -> Iterator[Places]:
+    def make_blocks() -> Iterator[Positions]:
         for number in range(300):
             block = np.arange(number * 2000, number * 2000 + 2000, 2)
             blocks.append(weakref.ref(block))

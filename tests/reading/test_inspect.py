@@ -159,7 +159,7 @@ def test_with_eot_behind_the_shard_before_tells_where_a_document_begins(
 
 
 def test_bytes_that_are_no_text_are_refused(made: dict[str, Path]) -> None:
-    """`--grep $'\\xff'` once never ended: that byte stood for the border of two documents."""
+    """`--grep $'\\xff'` once never ended: that byte stood for the boundary of two documents."""
     target = inspection.open_target(made["plain"])
     for text in ("\udcff", "a\udce4", ""):
         with pytest.raises(UsageError, match="--grep"):
@@ -174,7 +174,7 @@ def test_bytes_that_are_no_text_are_refused(made: dict[str, Path]) -> None:
     assert b"no UTF-8" in done.stderr
 
 
-def test_only_eot_is_a_border(tmp_path: Path) -> None:
+def test_only_eot_is_a_boundary(tmp_path: Path) -> None:
     """Not a number outside the vocabulary, nor the token of the byte 0xff: the three views count alike."""
     (odd,) = (token for token in range(256) if reference.encoding().decode_bytes([token]) == b"\xff")
     tokens = [reference.EOT, 65535, odd, *reference.encode("needle"), reference.EOT, odd, 60000]

@@ -41,7 +41,7 @@ def test_parts_add_up_to_the_whole(tokens: list[int], cuts: list[int], eot_first
     """Whatever the cuts, also inside documents: counts, histogram and frequencies are a plain loop's."""
     array = np.array(tokens, np.uint16)
     found = count_blocks(np.split(array, sorted(cuts)), GPT2)
-    assert (found.tokens, found.borders) == (len(tokens), tokens.count(reference.EOT))
+    assert (found.tokens, found.boundaries) == (len(tokens), tokens.count(reference.EOT))
     assert {i: int(n) for i, n in enumerate(found.frequencies) if n} == Counter(
         min(token, GPT2.size) for token in tokens
     )
@@ -58,7 +58,14 @@ def test_adding_does_not_depend_on_the_order_of_adding(parts: list[list[int]]) -
     a, b, c = (count_tokens(np.array(part, np.uint16), GPT2) for part in parts)
 
     def values(one: TokenStatistics) -> tuple[object, ...]:
-        return (one.tokens, one.borders, one.head_tokens, one.tail_tokens, one.lengths.tolist(), one.longest)
+        return (
+            one.tokens,
+            one.boundaries,
+            one.head_tokens,
+            one.tail_tokens,
+            one.lengths.tolist(),
+            one.longest,
+        )
 
     nothing = empty_statistics(GPT2)
     assert values((a + b) + c) == values(a + (b + c))

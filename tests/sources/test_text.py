@@ -68,7 +68,7 @@ def test_documents_are_what_stands_between_separators(
 
 @given(st.text(alphabet="ab\n\r -X", max_size=300), st.sampled_from(SEPARATORS))
 def test_splitting_does_not_depend_on_where_a_range_ends(text: str, separator: str) -> None:
-    """A range that ends at a border found from the middle of the text splits like the whole text."""
+    """A range that ends at a boundary found from the middle of the text splits like the whole text."""
     data = text.encode()
     if separator not in ("\r", "\r\r"):
         data = data.replace(b"\r\n", b"\n")
@@ -78,10 +78,10 @@ def test_splitting_does_not_depend_on_where_a_range_ends(text: str, separator: s
     splitter = kind() if kind else Literal(separator)
     expected = [piece.encode() for piece in split_plainly(data.decode(), separator)]
     for target in range(splitter.lookback, len(data)):
-        border = splitter.find_border(data[target - splitter.lookback :])
-        if border is None:
+        boundary = splitter.find_boundary(data[target - splitter.lookback :])
+        if boundary is None:
             continue
-        place = target - splitter.lookback + border
+        place = target - splitter.lookback + boundary
         pieces = [
             part[start:end]
             for part in (data[:place], data[place:])

@@ -119,7 +119,7 @@ def test_every_kind_of_list(tmp_path: Path, item: pa.DataType, outer: str) -> No
 
 
 def test_lists_of_a_fixed_size(tmp_path: Path) -> None:
-    """Packed rows of one length, nulls among them: an EOT inside a row is a border between two documents."""
+    """Packed rows of one length, nulls among them: an EOT inside a row separates two documents."""
     chooser = random.Random(3)
     rows = [
         [chooser.choice([EOT, 5, 6, 7]) for _ in range(4)] if chooser.random() < 0.8 else None
@@ -139,7 +139,7 @@ def test_an_extension_type_of_lists(tmp_path: Path) -> None:
 
 
 def test_eots_at_the_ends_are_not_doubled(tmp_path: Path) -> None:
-    """One at either end of a row adds nothing; one inside is a border; an empty list is an empty document."""
+    """One at either end of a row adds nothing; one inside separates; an empty list is an empty document."""
     rows: list[Row] = [[EOT, 1, 2], [3, EOT], [EOT, 4, EOT], [5, EOT, 6], [], [EOT], [EOT, EOT], None, [7]]
     tokens, counts = runs.encode_inline(write_rows(tmp_path / "a.parquet", rows), tokens_column="tokens")
     assert tokens == [EOT, 1, 2, EOT, 3, EOT, 4, EOT, 5, EOT, 6, EOT, EOT, EOT, EOT, 7]

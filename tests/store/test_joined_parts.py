@@ -76,7 +76,7 @@ def once(action: Callable[[], None], path: str) -> Callable[[str, str], None]:
 
 
 def test_a_range_is_read_on(build: Build, reader: BucketStore) -> None:
-    """One that was found in the parts is read from the whole file, across their borders too."""
+    """One that was found in the parts is read from the whole file, across their boundaries too."""
     found = reader.require(NAME)
     assert not found.named
     build.finish()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Counts, Cursor, KeptTokens, ShardSlice, TokenBlock
+from fineweb_shards.types import Counts, Cursor, HeldTokens, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 
 
@@ -39,7 +39,7 @@ class Part:
 
 def pack_block(packer: Packer, block: TokenBlock) -> Iterator[Part]:
     for part in packer.pack(block):
-        assert not isinstance(block.tokens, KeptTokens)
+        assert not isinstance(block.tokens, HeldTokens)
         begins = part.ranges[:, 0].tolist()
         assert begins == sorted(begins)
         tokens = [token for begin, end in part.ranges for token in block.tokens[begin:end].tolist()]

@@ -11,7 +11,7 @@ import reference
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
-from fineweb_shards.types import Counts, Cursor, EncodedBlock, KeptTokens, TokenBlock
+from fineweb_shards.types import Counts, Cursor, EncodedBlock, HeldTokens, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 
 EOT = [reference.EOT]
@@ -91,7 +91,7 @@ def test_counts_are_counted_where_the_cursor_passes() -> None:
 
 def test_a_block_whose_tokens_are_elsewhere_passes_at_once() -> None:
     """Its length is enough, and it does not wait for the next block, which may raise an error."""
-    kept = KeptTokens(7, 2, 5)
+    kept = HeldTokens(7, 2, 5)
     block = EncodedBlock(Cursor(0, 0), None, kept, np.array([0]))
 
     def blocks() -> Iterator[EncodedBlock]:

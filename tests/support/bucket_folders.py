@@ -21,9 +21,9 @@ def part_name(file: str, begin: int) -> str:
     return f".fineweb-shards/parts/{file}/{begin:016}"
 
 
-def make_parts(bucket: Bucket, folder: Path, name: str, borders: list[int]) -> None:
+def make_parts(bucket: Bucket, folder: Path, name: str, boundaries: list[int]) -> None:
     """Let a file be in the bucket as parts, as it is while it grows."""
     data = (folder / name).read_bytes()
-    for begin, end in zip(borders, [*borders[1:], len(data)], strict=True):
+    for begin, end in zip(boundaries, [*boundaries[1:], len(data)], strict=True):
         bucket.overwrite(part_name(name, begin), data[begin:end])
     bucket.delete([name])

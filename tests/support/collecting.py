@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from fineweb_shards.executors.base import Executor
-from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement
 
 
 def with_tokens(executor: Executor, blocks: Iterable[EncodedBlock], folder: Path) -> Iterator[EncodedBlock]:
     """Each block as soon as its worker has written it to a file of its own."""
     for number, block in enumerate(blocks):
-        if isinstance(block.tokens, KeptTokens):
+        if isinstance(block.tokens, HeldTokens):
             path = folder / str(number)
             path.touch()
             ranges = np.array([[0, len(block.tokens)]])

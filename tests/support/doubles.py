@@ -17,7 +17,7 @@ from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
-from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Placement, Tokens
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
 
 
 class AtOncePlane(InProcessPlane):
@@ -62,8 +62,8 @@ class InlineExecutor(Executor):
         finally:
             self._source.close()
 
-    def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
-        assert not isinstance(tokens, KeptTokens)
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+        assert not isinstance(tokens, HeldTokens)
         if not placements:
             return []
         assert self._plane is not None

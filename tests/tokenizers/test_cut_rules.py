@@ -146,8 +146,8 @@ def test_the_longest_uncut_piece_depends_on_the_text_alone() -> None:
         stretches = re.split(r"(?<=a)(?= )", text)
         longest = max(map(len, stretches))
         for piece_bytes in (1, 20, 150):
-            borders = [0, *(cut.position for cut in find_cuts(data, piece_bytes, "words")), len(data)]
-            pieces = [end - start for start, end in itertools.pairwise(borders)]
+            boundaries = [0, *(cut.position for cut in find_cuts(data, piece_bytes, "words")), len(data)]
+            pieces = [end - start for start, end in itertools.pairwise(boundaries)]
             assert max(pieces) == longest or max(pieces) <= piece_bytes
 
 

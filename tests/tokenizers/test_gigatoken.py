@@ -64,10 +64,16 @@ def test_texts_of_one_call_do_not_touch(tries: Tries) -> None:
 @pytest.mark.promise("bad text can't stop a run")
 def test_a_text_with_the_border_in_it_gets_its_tokens() -> None:
     """Alone or among others, whole or in parts."""
-    border = gigatoken_engine.BORDER
+    boundary = gigatoken_engine.BOUNDARY
     engine = GigatokenEngine()
-    halves = [border[:-1], border[1:], border[-1] + border[:-1], border[1:] + border[0]]
-    for texts in ([border], ["before", f"a {border} b", "after"], [border, border], ["", border, ""], halves):
+    halves = [boundary[:-1], boundary[1:], boundary[-1] + boundary[:-1], boundary[1:] + boundary[0]]
+    for texts in (
+        [boundary],
+        ["before", f"a {boundary} b", "after"],
+        [boundary, boundary],
+        ["", boundary, ""],
+        halves,
+    ):
         found = engine.encode(Texts.from_strings(texts))
         assert [tokens.tolist() for tokens in found] == [reference.encode(text) for text in texts]
 

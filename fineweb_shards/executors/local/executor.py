@@ -50,7 +50,7 @@ from fineweb_shards.executors.unreadable_batch import replace_unreadable
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
-from fineweb_shards.types import KeptTokens, Placement, Quarantined, Tokens
+from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
 
 
 class LocalExecutor(ScheduledExecutor[WorkerProcess]):
@@ -119,8 +119,8 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _workers(self) -> list[WorkerProcess]:
         return self._pool.workers
 
-    def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
-        if not isinstance(tokens, KeptTokens):
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+        if not isinstance(tokens, HeldTokens):
             return write_at_once(self._writer, tokens, placements)
         order, worker = self._schedule.place(tokens, placements)
         futures = self._writes.begin(tokens, len(placements))

@@ -38,7 +38,7 @@ from fineweb_shards.sources.base import Source
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
-from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined, Tokens
 
 
 def run_worker(pipe: connection.Connection) -> None:
@@ -169,7 +169,7 @@ class Worker:
         if block.starts_at_seam or block.ends_at_seam or not len(tokens):
             return block
         self._tokens[batch, index] = tokens
-        return replace(block, tokens=KeptTokens(batch, index, len(tokens)))
+        return replace(block, tokens=HeldTokens(batch, index, len(tokens)))
 
     def _announce(self, document: Quarantined) -> None:
         self._outbox.send(Trying(document))

@@ -6,7 +6,7 @@ from collections import deque
 from concurrent.futures import Future
 
 from fineweb_shards.errors import ShardError
-from fineweb_shards.types import KeptTokens
+from fineweb_shards.types import HeldTokens
 
 
 class Writes:
@@ -15,7 +15,7 @@ class Writes:
     def __init__(self) -> None:
         self._futures: dict[tuple[int, int], deque[Future[None]]] = {}  # by batch and block
 
-    def begin(self, tokens: KeptTokens, placements: int) -> list[Future[None]]:
+    def begin(self, tokens: HeldTokens, placements: int) -> list[Future[None]]:
         """Return a future for each placement of a block."""
         futures: list[Future[None]] = [Future() for _ in range(placements)]
         self._futures[tokens.batch, tokens.block] = deque(futures)

@@ -1,6 +1,7 @@
 """Run a schedule on a Ray cluster: batches are encoded, and files written and sealed, by tasks on its nodes.
 
-The driver, which is the parent of a run, decides everything, as at home. It sees lengths, borders, cursors.
+The driver, which is the parent of a run, decides everything, as with the local executor. It sees lengths,
+boundaries and cursors.
 
 - **Encoding.** A task encodes a few batches and returns two objects: what the driver has to know, and the
   tokens, which stay in the object store of the node. A schedule's worker is an attempt: such a task, and
@@ -18,7 +19,7 @@ The driver, which is the parent of a run, decides everything, as at home. It see
   block that is missing, with the same tokens. The batches of a task that had several get a task each: if it
   was one of them that ended it, the schedule will know which. Bytes that are written twice are the same.
 - **Streams** (pipes, compressed files) are read by the driver, and can't be read again. So it keeps their
-  text until it is written, and that is limited as at home (`window_bytes`).
+  text until it is written, and that is limited as with the local executor (`window_bytes`).
 - **More tasks than cores.** There are always as many tasks waiting as running. From a network, two run for
   each core, and each fetches all its batches at once: while one fetches the other encodes.
 
@@ -64,7 +65,7 @@ from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
 from fineweb_shards.system.own_files import make_folder
 from fineweb_shards.system.shared_bytes import SharedBytes
-from fineweb_shards.types import KeptTokens, Placement, Quarantined, Tokens
+from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
 from fineweb_shards.units import show_number_of
 
 _REMOTE_TASKS_PER_CORE = 2
@@ -319,7 +320,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         for order, batch in zip(attempt.orders, encoded.batches, strict=True):
             for index, block in batch.blocks:
                 self._schedule.receive_block(attempt, index, block)
-                if isinstance(block.tokens, KeptTokens):
+                if isinstance(block.tokens, HeldTokens):
                     if self._schedule.keeps(order.number, index):
                         key, size_bytes = (order.number, index), self._size_bytes(block.tokens)
                         self._unwritten.receive(key, attempt, array, size_bytes)
@@ -370,8 +371,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     # Placing and sealing
 
-    def place(self, tokens: Tokens | KeptTokens, placements: Sequence[Placement]) -> list[Future[None]]:
-        if isinstance(tokens, KeptTokens):
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+        if isinstance(tokens, HeldTokens):
             self._schedule.place(tokens, placements)
             key, size_bytes = (tokens.batch, tokens.block), self._size_bytes(tokens)
         elif placements:
@@ -391,7 +392,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._unwritten.receive(key, attempt, 0, tokens.nbytes)
         return key
 
-    def _size_bytes(self, tokens: KeptTokens) -> int:
+    def _size_bytes(self, tokens: HeldTokens) -> int:
         return len(tokens) * self._spec.vocabulary.dtype.itemsize
 
     def seal(self, segment: Segment) -> Future[str]:

@@ -3,7 +3,7 @@
 Ray tells that a worker has died, but not of what. It matters (exit_cause.py): a document is suspected if its
 process crashes, and never if it was killed from outside. So when a batch has ended several workers, the task
 that tries it one by one starts a process for it, hears which document it is about to encode, and sees its
-exit code, as at home.
+exit code, as with the local executor.
 """
 
 from __future__ import annotations

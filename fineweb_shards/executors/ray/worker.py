@@ -44,7 +44,7 @@ from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
 from fineweb_shards.system.own_files import make_folder, read_file, refuse_link
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
-from fineweb_shards.types import Batch, EncodedBlock, KeptTokens, Quarantined, Tokens
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined, Tokens
 
 MARK_FILE = "ray-run"  # in the work folder; what is in it tells a node whether it sees the driver's folder
 RUN_PREFIX = "fineweb-shards-"  # of the name of a run's board, which stands in names of files
@@ -325,7 +325,7 @@ def _keep(batch: int, index: int, block: EncodedBlock, tokens: list[Tokens]) -> 
     if block.starts_at_seam or block.ends_at_seam or not len(block.array):
         return block
     tokens.append(block.array)
-    return replace(block, tokens=KeptTokens(batch, index, len(block.array)))
+    return replace(block, tokens=HeldTokens(batch, index, len(block.array)))
 
 
 def _check_folder(folder: Path, mark: str | None) -> None:

@@ -31,8 +31,8 @@ from fineweb_shards.sources.hub.errors import (
     translated_errors,
 )
 from fineweb_shards.sources.hub.quota import Quota
+from fineweb_shards.system.mmap_buffer import mmap_buffer
 from fineweb_shards.system.retry import Retrier, TransientError
-from fineweb_shards.system.returned_memory import returned_memory
 
 # A connection that delivers a few bytes now and then never runs into a timeout: below this it is given up.
 _SLOWEST_BYTES_PER_SECOND = 4096
@@ -175,7 +175,7 @@ class RemoteFile:
 
     def _read(self, url: str, response: urllib3.BaseHTTPResponse, size: int) -> memoryview:
         """Return the body of an answer."""
-        buffer, received, begin = returned_memory(size), 0, time.monotonic()
+        buffer, received, begin = mmap_buffer(size), 0, time.monotonic()
         while received < size and (data := response.read1(_READ_BYTES, decode_content=False)):
             if received + len(data) > size:
                 break

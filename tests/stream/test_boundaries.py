@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fineweb_shards.executors.local.messages import Encoded, Outbox
 from fineweb_shards.executors.one_by_one import digest_of, encode_one_by_one
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.stream.borders import Span, count_between, join_spans
+from fineweb_shards.stream.boundaries import Span, count_between, join_spans
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.encoder import PASSAGE_BYTES, make_mender

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fineweb_shards.types import Places, Ranges, TokenBlock
+from fineweb_shards.types import Positions, Ranges, TokenBlock
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPart:
+class RetainedTokens:
     """The tokens of a block that are kept."""
 
     tokens: int
-    eots: Places  # the numbers of those that are EOTs
+    eots: Positions  # the numbers of those that are EOTs
     _ranges: Ranges | None  # their places; None: all
-    _firsts: Places  # the number of the first token of each range
+    _firsts: Positions  # the number of the first token of each range
 
     @classmethod
-    def of(cls, block: TokenBlock) -> KeptPart:
+    def of(cls, block: TokenBlock) -> RetainedTokens:
         """Number the kept tokens of a block."""
         ranges = block.kept
         if ranges is None:

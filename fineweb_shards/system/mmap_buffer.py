@@ -9,7 +9,7 @@ import mmap
 import sys
 
 
-def returned_memory(size_bytes: int) -> memoryview:
+def mmap_buffer(size_bytes: int) -> memoryview:
     """Return so much memory, to be written to."""
     if sys.platform != "linux":
         return memoryview(mmap.mmap(-1, size_bytes))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fineweb_shards.types import Places, Tokens
+from fineweb_shards.types import Positions, Tokens
 
-NO_PLACES: Places = np.empty(0, np.int64)
+NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Span:
     """Some tokens of a stream, and the positions of the EOTs in them."""
 
     tokens: Tokens
-    eots: Places
+    eots: Positions
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -39,7 +39,7 @@ def join_spans(spans: Sequence[Span]) -> Span:
     return Span(np.concatenate([span.tokens for span in spans]), np.concatenate(moved))
 
 
-def count_between(eots: Places, begin: int, end: int) -> int:
+def count_between(eots: Positions, begin: int, end: int) -> int:
     """Count the EOTs from position `begin` up to, but not including, `end`."""
     first, last = np.searchsorted(eots, (begin, end))
     return int(last - first)
