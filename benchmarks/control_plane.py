@@ -33,11 +33,11 @@ from simulated_workers import DOCUMENT_TOKENS, TEXT_BYTES_A_TOKEN, simulated_loc
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.run.budget import MAXIMUM_WINDOW_BYTES
 from fineweb_shards.run.config import Config
-from fineweb_shards.sources import open_source
-from fineweb_shards.sources.base import ReadSettings
+from fineweb_shards.sources.source import open_source
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.output_spec import OutputSpec

@@ -44,7 +44,7 @@ class Toy(Layout):
 SOURCE = '''
 import json
 
-from fineweb_shards.sources.base import Format
+from fineweb_shards.formats.base import Format
 from fineweb_shards.texts import Texts
 from fineweb_shards.types import Batch, Cursor, TextChunk
 
@@ -148,7 +148,7 @@ def test_a_source(package: Path, tmp_path: Path) -> None:
     """Found by its ending, chosen by --format, refused where it can't be read front to back."""
     entry = """"toy": FormatEntry("toy.ToyFormat", (".toy",), reads_streams=False),
     "hub-parquet": FormatEntry("""
-    add(package, "sources/toy.py", SOURCE, "sources/formats.py", '"hub-parquet": FormatEntry(', entry)
+    add(package, "sources/toy.py", SOURCE, "formats/table.py", '"hub-parquet": FormatEntry(', entry)
     source = tmp_path / "a.toy"
     source.write_text(json.dumps(DOCUMENTS))
     for number, words in enumerate([[], ["--format", "toy"]]):

@@ -528,7 +528,7 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
         "reading/folder_statistics.py",
         "reading/token_statistics.py",
         "reading/token_stream.py",
-        "sources/token_rows.py",  # of --tokens-column
+        "formats/token_rows.py",  # of --tokens-column
         "store/segment.py",  # of finished segments
         "store/sidecars.py",
         "tokenizers/encoder.py",  # where there must be none

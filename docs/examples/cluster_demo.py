@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.storage.bucket import Bucket
 
 OUT = "s3://demo/shards"
 BUILD = ["build", "demo", "--engine", "tiktoken", "--shard-tokens", "600k", "--quiet"]

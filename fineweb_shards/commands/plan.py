@@ -13,6 +13,7 @@ from fineweb_shards.commands.arguments import add_config_flags
 from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
+from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
@@ -118,6 +119,7 @@ def _documents_are_exact(plan: Plan) -> bool:
     if plan.job.config.where or plan.job.length_limits:
         return plan.extent.exact and plan.job.config.max_tokens is None
     limited = plan.job.config.max_tokens is not None
-    files = plan.job.source.files
-    seen = len(files) <= REMOTE_FOOTERS or not plan.job.is_remote
-    return all(file.format.endswith("parquet") for file in files) and seen and not limited
+    source = plan.job.source
+    seen = len(source.files) <= REMOTE_FOOTERS or not plan.job.is_remote
+    readers = map(source.reader_of, source.files)
+    return all(isinstance(one, ParquetFormat) for one in readers) and seen and not limited

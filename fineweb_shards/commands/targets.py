@@ -13,11 +13,11 @@ import os
 import re
 from pathlib import Path
 
-from fineweb_shards.buckets.address import is_url
 from fineweb_shards.commands.console import WaitsOnScreen
 from fineweb_shards.errors import InputError, OutputError, UsageError, closest, suggest
 from fineweb_shards.run.config import Config, load_config
 from fineweb_shards.run.sample_configs import bundled_configs, find_config, samples_hint
+from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import FILE_NAME
 from fineweb_shards.store.opening import open_store_to_read

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from fineweb_shards.buckets.address import BucketAddress
-from fineweb_shards.buckets.copy_command import copy_command
 from fineweb_shards.commands.arguments import add_setting_flags
 from fineweb_shards.commands.console import WaitsOnScreen
 from fineweb_shards.commands.targets import read_store
 from fineweb_shards.errors import UsageError
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.run.config import load_config
-from fineweb_shards.sources.hub.environment import check_addresses
-from fineweb_shards.sources.hub.quiet import quiet_clients
+from fineweb_shards.storage.bucket_address import BucketAddress, copy_command
+from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.system.signals import Interrupts

@@ -16,7 +16,7 @@ from fineweb_shards.executors.file_tasks import FileWork
 from fineweb_shards.executors.one_by_one import encode_one_by_one, holds_any
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.sources.base import Source, arrived_damaged
+from fineweb_shards.sources.source import Source, arrived_damaged
 from fineweb_shards.store.seal import seal_segment
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import write_sidecars

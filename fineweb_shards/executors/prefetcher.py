@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fineweb_shards.errors import describe_error
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.source import Source
 from fineweb_shards.types import Batch
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.executors.exit_cause import Death
 from fineweb_shards.executors.task import Task
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.source import Source
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.types import Counts, Cursor, EncodedBlock
 

@@ -11,12 +11,12 @@ from typing import cast
 
 import numpy as np
 
-from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.errors import InputError
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.loader.forkable_store import ForkableStore
 from fineweb_shards.loader.shard_cache import Piece, ShardCache
 from fineweb_shards.reading.token_file import TokenFile, TokenFolder, open_files_in
+from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.opening import READING_OUTAGE_SECONDS
 from fineweb_shards.store.store import FoundFile

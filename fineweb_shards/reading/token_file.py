@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
-from fineweb_shards.buckets.address import is_url
 from fineweb_shards.errors import InputError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS, automodel
@@ -29,6 +28,7 @@ from fineweb_shards.layouts.automodel import Automodel
 from fineweb_shards.layouts.base import Layout, ShardFormat
 from fineweb_shards.layouts.datatrove import METADATA_SUFFIX, Datatrove
 from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS, LlmC
+from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.store.files import growing_path
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest

@@ -28,7 +28,7 @@ from fineweb_shards.run.plan import check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.run.trainer_warnings import training_error
-from fineweb_shards.sources.hub.environment import check_addresses
+from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.fresh import start_over
 from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.manifest import Manifest

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.buckets.address import check_path, is_url
 from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.events import Observer
+from fineweb_shards.formats.table import CHOICES as FORMAT_CHOICES
+from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.sources.formats import CHOICES as FORMAT_CHOICES
-from fineweb_shards.sources.where import parse_where
+from fineweb_shards.storage.bucket_address import check_path, is_url
 from fineweb_shards.store.opening import open_store, scratch_folder
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS

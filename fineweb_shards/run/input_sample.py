@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.formats.base import utf8_bytes
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.separator_preview import SeparatorPreview
-from fineweb_shards.sources.base import InputFile, Source, utf8_bytes
+from fineweb_shards.sources.source import Source
+from fineweb_shards.storage.place import InputFile
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.texts import Texts
 from fineweb_shards.token_lists import TokenLists
@@ -64,7 +66,7 @@ class InputSample:
         """Add the documents of a file from `position` on, up to about `limit_bytes` of text."""
         enough = self.content_bytes + limit_bytes
         most_read = self.read_bytes + _LOOKED_AT_TIMES * limit_bytes
-        batches = source.formats[file.format].sample_batches(file, position, limit_bytes)
+        batches = source.reader_of(file).sample_batches(file, position, limit_bytes)
         for batch in islice(batches, _MOST_BATCHES):
             source.prefetch(batch)
             self.read_bytes += batch.size_bytes

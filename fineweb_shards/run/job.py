@@ -11,23 +11,24 @@ from pathlib import Path
 import numpy as np
 
 import fineweb_shards
-from fineweb_shards.buckets.bucket import Bucket
-from fineweb_shards.buckets.upload_file import UPLOAD_MEMORY_BYTES
 from fineweb_shards.errors import UsageError
 from fineweb_shards.events import Observer
+from fineweb_shards.formats.base import ReadSettings
+from fineweb_shards.formats.detection import AUTO, recorded_separators, settle_separators
+from fineweb_shards.formats.table import FORMATS
+from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.run.budget import Budget, plan_budget
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.tokenizer import find_definition
-from fineweb_shards.sources import open_source
-from fineweb_shards.sources.base import HubRef, InputFile, ReadSettings, Source
-from fineweb_shards.sources.detection import AUTO, recorded_separators, settle_separators
 from fineweb_shards.sources.files import find_files
-from fineweb_shards.sources.hub.environment import check_addresses
-from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
-from fineweb_shards.sources.hub.quiet import quiet_clients
-from fineweb_shards.sources.where import parse_where
+from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER, Listing
+from fineweb_shards.sources.source import Source, open_source
+from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.storage.bucket_uploads import UPLOAD_MEMORY_BYTES
+from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
+from fineweb_shards.storage.place import HubRef, InputFile
 from fineweb_shards.store.earlier_outputs import EarlierOutputs
 from fineweb_shards.store.fresh import holds_shards
 from fineweb_shards.store.manifest import Manifest
@@ -239,12 +240,13 @@ def _refuse_files_without_columns(config: Config, source: Source) -> None:
     """Raise UsageError for a file that can't have what --where or --tokens-column is about."""
     only = "Name parquet files and JSON lines only; --format jsonl if it holds JSON lines."
     for file in source.files:
-        if config.where is not None and file.kind == "text":
+        entry = FORMATS[file.format]
+        if config.where is not None and not entry.has_columns:
             raise UsageError(
                 f"--where {config.where}: {file.path} is plain text, which has no columns.", only
             )
-        if config.tokens_column is not None and file.kind in ("text", "csv", "tsv"):
-            kind = "plain text" if file.kind == "text" else file.kind.upper()
+        if config.tokens_column is not None and not entry.has_ids:
+            kind = file.format.upper() if entry.has_columns else "plain text"
             flag = f"--tokens-column {config.tokens_column}"
             raise UsageError(f"{flag}: {file.path} is {kind}, which has no lists of ids.", only)
 
@@ -272,7 +274,7 @@ def _open_hub(
 
 
 def _list_dataset(config: Config, commit: str | None, work_folder: Path, observer: Observer) -> Listing:
-    from fineweb_shards.sources.hub.listing import list_dataset
+    from fineweb_shards.sources.hub_listing import list_dataset
 
     revision = commit or config.revision
     retrier = Retrier(config.max_outage, observer)

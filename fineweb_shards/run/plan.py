@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fineweb_shards.errors import BadFileError, DiskFullError, NoTrainingError
+from fineweb_shards.formats.detection import given_separators
+from fineweb_shards.formats.parquet import ParquetFormat
+from fineweb_shards.formats.table import FORMATS, TEXT
 from fineweb_shards.run.input_sample import (
     QUICK_SAMPLE_BYTES,
     InputSample,
@@ -23,11 +26,9 @@ from fineweb_shards.run.input_sample import (
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.separator_preview import SeparatorPreview
 from fineweb_shards.run.trainer_warnings import training_error
-from fineweb_shards.sources.base import InputFile, Source
-from fineweb_shards.sources.byte_view import expansion_of
-from fineweb_shards.sources.detection import given_separators
-from fineweb_shards.sources.parquet import ParquetFormat
-from fineweb_shards.sources.text import TextFormat
+from fineweb_shards.sources.source import Source
+from fineweb_shards.storage.place import InputFile
+from fineweb_shards.storage.streams import expansion_of
 from fineweb_shards.system.machine import busy_cores, free_disk_bytes
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.types import Cursor
@@ -43,7 +44,6 @@ _CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes a request for eac
 # Measured with two workers on two cores, which they share with the parent: it packs, hashes and writes.
 _PARALLEL_EFFICIENCY = 0.7
 _ESTIMATE_TOLERANCE = 0.9
-_PLAIN_KINDS = ("text", "jsonl", "csv", "tsv")  # of files that hold no less than the text in them
 _MOST_TOKENS_PER_BYTE = 3  # an invalid byte becomes U+FFFD, whose three bytes may be a token each
 
 
@@ -195,7 +195,7 @@ class _Trial:
 
     def separator_preview(self) -> SeparatorPreview | None:
         """Return how the text files are split into documents; None if there are none."""
-        texts = [file for file in self._job.source.files if file.kind == "text"]
+        texts = [file for file in self._job.source.files if file.format == TEXT]
         return self.sample.separator_preview(given_separators(texts, self._job.config.separator))
 
 
@@ -231,7 +231,7 @@ def _most_tokens(job: Job) -> float:
     """Return how many tokens the input has at most, by its size; infinity if that says nothing."""
     files = job.source.files
     sizes_tell = all(
-        file.kind in _PLAIN_KINDS and not file.compression and not file.is_pipe for file in files
+        FORMATS[file.format].is_text and not file.compression and not file.is_pipe for file in files
     )
     if not sizes_tell or job.vocabulary.reference != GPT2.reference:  # others have normalizers
         return math.inf
@@ -242,7 +242,7 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     files = tuple(file for file in job.source.files if file.problem is None)
     if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):
         return Extent(None, None, exact=False)  # `plan` downloads nothing
-    if all(isinstance(job.source.formats[file.format], ParquetFormat) for file in files):
+    if all(isinstance(job.source.reader_of(file), ParquetFormat) for file in files):
         seen = _parquet_extent(job, trial, start, every_footer=every_footer)
         if seen.exact or not every_footer:
             return seen
@@ -253,7 +253,7 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
         return Extent(0, 0, exact=False)
     total_bytes = _unpacked_bytes(job.source, files)
     scale = total_bytes / sample.read_bytes
-    texts = [file for file in files if file.kind == "text" and file.size_bytes]
+    texts = [file for file in files if file.format == TEXT and file.size_bytes]
     # A document may be longer than the sample of its file, which then has none that ends.
     documents = max(len(texts), round(sample.documents * scale))
     if job.config.separator == "none" and len(texts) == len(files):
@@ -276,8 +276,7 @@ def _unpacked_bytes(source: Source, files: tuple[InputFile, ...]) -> float:
 
 
 def _expansion(source: Source, file: InputFile) -> float:
-    reader = source.formats[file.format]
-    return expansion_of(file, reader.open_packed) if isinstance(reader, TextFormat) else 1.0
+    return expansion_of(file, source.reader_of(file).place)
 
 
 def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
@@ -291,7 +290,7 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     rows = documents = text_bytes = counted = batches = 0
     all_counted = True
     for file in chosen:
-        parquet = job.source.formats[file.format]
+        parquet = job.source.reader_of(file)
         assert isinstance(parquet, ParquetFormat)
         try:
             footer = parquet.footer(file)

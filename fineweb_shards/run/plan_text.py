@@ -6,7 +6,7 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.plan import Plan, split_error
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
-from fineweb_shards.sources.base import STANDARD_INPUT
+from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_count, show_number_of
@@ -40,7 +40,7 @@ def plan_warning_lines(plan: Plan) -> list[str]:
 def short_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return name and text of each line."""
     job, extent = plan.job, plan.extent
-    kinds = sorted({file.kind for file in job.source.files})
+    kinds = sorted({file.format for file in job.source.files})
     where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""
     fetch = ""
     if job.is_remote:

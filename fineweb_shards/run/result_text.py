@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fineweb_shards.buckets.address import BucketAddress
-from fineweb_shards.buckets.copy_command import copy_command
 from fineweb_shards.layouts.base import quote_string, tokens_of
 from fineweb_shards.run.trainer_warnings import reader_warnings, stray_warnings
+from fineweb_shards.storage.bucket_address import BucketAddress, copy_command
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.output_spec import OutputSpec

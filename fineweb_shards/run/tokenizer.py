@@ -12,8 +12,7 @@ from pathlib import Path
 from fineweb_shards.errors import InputError, NetworkError, UsageError, suggest
 from fineweb_shards.events import Observer
 from fineweb_shards.run.config import Config
-from fineweb_shards.sources.hub.environment import check_addresses
-from fineweb_shards.sources.hub.quiet import quiet_clients
+from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS, BuiltinVocabulary
@@ -146,6 +145,6 @@ def _fetch(
 ) -> tuple[bytes, str]:
     check_addresses()
     quiet_clients()  # both must be called before the clients are imported
-    from fineweb_shards.sources.hub.model_file import fetch_model_file
+    from fineweb_shards.storage.hub_download import fetch_model_file
 
     return fetch_model_file(repository, revision, names, Retrier(config.max_outage, observer))

@@ -18,8 +18,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from fineweb_shards.errors import HubError, InputError, UsageError
 from fineweb_shards.run.dataset_card import MARK, CardFile, make_card
-from fineweb_shards.sources.hub.errors import translated_errors
-from fineweb_shards.sources.hub.session import open_session
+from fineweb_shards.storage.hub_errors import translated_errors
+from fineweb_shards.storage.hub_session import open_session
 from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME, MOST_BYTES

@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Any
 
 from fineweb_shards.errors import ChangedError
-from fineweb_shards.sources.base import InputFile
 from fineweb_shards.sources.files import files_to_json
+from fineweb_shards.storage.place import InputFile
 from fineweb_shards.units import show_number_of
 
 _Record = dict[str, Any]  # what the manifest has of a file

@@ -9,11 +9,20 @@ from __future__ import annotations
 import errno
 import fnmatch
 import glob
+import json
 import os
+import shlex
 import stat
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from fineweb_shards.errors import InputError
+from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.storage.bucket_address import BucketAddress, split_glob
+from fineweb_shards.storage.bucket_connection import ObjectInfo
+from fineweb_shards.storage.place import InputFile
 
 _ANY_DEPTH = "**"
 FOLDER_PATTERN = (_ANY_DEPTH, "*")  # what a folder stands for
@@ -147,3 +156,121 @@ def _describe_failure(path: str, error: OSError) -> str:
     if os.path.islink(path) and error.errno == errno.ENOENT:
         return f"a link to {os.readlink(path)}, which is not there"
     return str(error.strerror)
+
+
+# Find the odd file in a folder of another kind, such as a dataset's metadata (.json) among parquet files.
+
+_SAMPLE_BYTES = 64 * 1024
+_NEARLY_ALL = 3 / 4
+
+
+def check_odd_files(
+    found: Sequence[tuple[str, str, InputFile]], column: str, *, skip_bad: bool, note: Callable[[str], None]
+) -> None:
+    """Note files of another kind than nearly all that the same --input stands for, and refuse a `.json` among
+    others that holds no JSON lines. `found` has for each file the flag and value it was found by, and a glob
+    for all of these. `column` holds the documents."""
+    groups: dict[tuple[str, str], list[InputFile]] = {}
+    for given, every, file in found:
+        if given and file.problem is None:
+            groups.setdefault((given, every), []).append(file)
+    for (given, every), files in groups.items():
+        kinds = Counter(file.format for file in files)
+        usual, count = kinds.most_common(1)[0]
+        odd = [file for file in files if file.format != usual]
+        if not odd:
+            continue
+        ending = Counter(os.path.splitext(file.name)[1] for file in files if file.format == usual)
+        leave_out = f"{given.partition(' ')[0]} {shlex.quote(every + ending.most_common(1)[0][0])}"
+        for file in odd:
+            if not skip_bad and _holds_no_documents(file, column):
+                raise InputError(
+                    f"{given}: {file.name} holds no JSON lines with the key {column!r}, and {count:,} of "
+                    f"{len(files):,} files there are {usual}.",
+                    f"If it is no input, leave it out: {leave_out}",
+                )
+        if count >= _NEARLY_ALL * len(files):
+            names = ", ".join(file.name for file in odd[:3]) + (", …" if len(odd) > 3 else "")
+            others = " and ".join(sorted({file.format for file in odd}))
+            note(
+                f"{given}: {count:,} of {len(files):,} files are {usual}; also read ({others}): {names}. "
+                f"To read {usual} only: {leave_out}"
+            )
+
+
+def _holds_no_documents(file: InputFile, column: str) -> bool:
+    """Tell whether a `.json` file on this machine is no JSON lines, by its first line: such files are often a
+    dataset's metadata. One that can't be judged may be."""
+    if not file.path.lower().endswith(".json") or file.is_remote or file.is_pipe:
+        return False
+    try:
+        with open(file.path, "rb") as content:
+            head = content.read(_SAMPLE_BYTES)
+    except OSError:
+        return False  # reported when it is read
+    first, line_end, _ = head.lstrip().partition(b"\n")
+    if len(head) == _SAMPLE_BYTES and not line_end:
+        return False
+    try:
+        row = json.loads(first)
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(row, dict) or column not in row
+
+
+# Find the objects that an address stands for: one object, a folder, or a glob.
+#
+# A store has no folders, only names with slashes. A folder is what has such a name before it, and the rules
+# of a local folder hold: everything below it, except what is hidden.
+
+OpenBucket = Callable[[str], Bucket]
+
+
+@dataclass
+class FoundObjects(Findings):
+    """What was found in a bucket."""
+
+    objects: dict[str, ObjectInfo] = field(default_factory=dict)  # by their names, relative to the root
+    is_one: bool = False  # the address is that of an object
+    is_folder: bool = False
+
+    def path_of(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+
+def find_objects(text: str, open_bucket: OpenBucket) -> FoundObjects:
+    """Find what an address stands for, in the order of the names."""
+    folder, pattern = split_glob(text)
+    if not any(letter in text for letter in "*?"):  # [ may be a part of a name
+        address = BucketAddress.parse(text)
+        found = None if text.endswith("/") else _find_one(address, open_bucket)
+        if found is not None:
+            return found
+        if not glob.has_magic(text):
+            folder, pattern = address, FOLDER_PATTERN
+    listed = open_bucket(str(folder)).list()
+    wanted = with_files(pattern)
+    objects = {one.name: one for one in _without_folders(listed) if matches_glob(one.name.split("/"), wanted)}
+    is_folder = pattern is FOLDER_PATTERN
+    return FoundObjects(str(folder), sorted(objects), objects=objects, is_folder=is_folder)
+
+
+def _find_one(address: BucketAddress, open_bucket: OpenBucket) -> FoundObjects | None:
+    """Return the object at an address; None if there is none."""
+    path = PurePosixPath(address.prefix)
+    if not path.name:
+        return None
+    folder = BucketAddress(
+        address.scheme, address.bucket, "" if str(path.parent) == "." else str(path.parent)
+    )
+    info = open_bucket(str(folder)).head(path.name)
+    if info is None:
+        return None
+    return FoundObjects(str(folder), [path.name], objects={path.name: info}, is_one=True)
+
+
+def _without_folders(listed: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    """Return objects without the empty ones by which some programs mark a folder."""
+    objects = list(listed)
+    folders = {str(parent) for one in objects for parent in PurePosixPath(one.name).parents}
+    return [one for one in objects if one.size_bytes or one.name not in folders]

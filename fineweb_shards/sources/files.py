@@ -18,28 +18,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fineweb_shards.buckets.address import is_url
-from fineweb_shards.buckets.bucket import Bucket
-from fineweb_shards.buckets.objects import ObjectInfo
 from fineweb_shards.errors import BadFileError, InputError, UsageError, closest
-from fineweb_shards.sources.base import STANDARD_INPUT, InputFile
-from fineweb_shards.sources.bucket.listing import OpenBucket, find_objects
-from fineweb_shards.sources.bucket.remote_objects import content_hash
-from fineweb_shards.sources.byte_view import open_local_file
-from fineweb_shards.sources.decompression import DamagedStreamError, open_unpacker
-from fineweb_shards.sources.detection import HEAD_BYTES, SAMPLE_BYTES, detect_separator, sample_offsets
-from fineweb_shards.sources.discovery import Findings, spells_ending, walk_folder, walk_glob
-from fineweb_shards.sources.formats import BY_ENDING, FORMATS
-from fineweb_shards.sources.odd_files import check_odd_files
-from fineweb_shards.sources.pipes import open_pipe
-from fineweb_shards.sources.text_check import check_is_text, convert_hint, guess_encoding
+from fineweb_shards.formats.detection import HEAD_BYTES, SAMPLE_BYTES, detect_separator, sample_offsets
+from fineweb_shards.formats.table import BY_ENDING, FORMATS, TEXT, split_suffixes
+from fineweb_shards.formats.text_check import check_is_text, convert_hint, guess_encoding
+from fineweb_shards.sources.discovery import (
+    Findings,
+    OpenBucket,
+    check_odd_files,
+    find_objects,
+    spells_ending,
+    walk_folder,
+    walk_glob,
+)
+from fineweb_shards.storage.bucket import Bucket, content_hash
+from fineweb_shards.storage.bucket_address import is_url
+from fineweb_shards.storage.bucket_connection import ObjectInfo
+from fineweb_shards.storage.decompression import DamagedStreamError, open_unpacker
+from fineweb_shards.storage.local import LocalPlace, open_pipe
+from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, InputFile
 
-_COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _SAMPLES = 8
-# An earlier version read files with these endings as text: a folder that it began must not go on as CSV.
-_FORMERLY_TEXT = ("csv", "tsv")
 _COMPARED_NAMES = 1000  # with a name that does not exist: each takes a tenth of a millisecond
-_NOT_IN_THE_MANIFEST = ("index", "path", "format", "problem", "is_pipe", "for_validation", "separator")
+_NOT_IN_THE_MANIFEST = (
+    "index", "path", "format", "place", "problem", "is_pipe", "for_validation", "separator",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,14 +294,6 @@ def readable_name(name: str) -> str:
     return os.fsencode(name).replace(b"\\x", b"\\x5cx").decode("utf-8", "backslashreplace")
 
 
-def split_suffixes(name: str) -> tuple[str | None, str | None]:
-    """Return format and compression by a file's name; None for a format that the name does not tell."""
-    stem, last = os.path.splitext(name.lower())
-    compression = _COMPRESSIONS.get(last)
-    suffix = os.path.splitext(stem)[1] if compression else last
-    return BY_ENDING.get(suffix), compression
-
-
 def _describe_all(
     found: Sequence[_Found], format_name: str, find_separators: bool, note: Callable[[str], None]
 ) -> list[InputFile]:
@@ -307,10 +302,10 @@ def _describe_all(
     foreign: list[tuple[InputFile, str]] = []
     for index, one in enumerate(found):
         file, samples = _describe(index, one, format_name)
-        if samples and file.kind != "parquet" and _is_text(file, samples[0]):
+        if samples and FORMATS[file.format].is_text and _is_text(file, samples[0]):
             if encoding := guess_encoding(samples):
                 foreign.append((file, encoding))
-            if find_separators and file.kind == "text":
+            if find_separators and file.format == TEXT:
                 file = replace(file, separator=detect_separator(samples))
         files.append(file)
     if foreign:
@@ -336,15 +331,15 @@ def _describe(index: int, found: _Found, format_name: str) -> tuple[InputFile, l
     """Return a file, and samples of its content if it is on this machine; the first is its beginning."""
     path, name = found.path, readable_name(found.name)
     known, compression = split_suffixes(found.name)
-    kind = (known or "text") if format_name == "auto" else format_name
+    kind = (known or TEXT) if format_name == "auto" else format_name
     is_named = found.info is None and not found.given  # a folder and a glob stand for regular files
     if path == STANDARD_INPUT or (is_named and _is_fifo(Path(path))):
         return _describe_pipe(index, found, kind, compression)
-    if compression and not FORMATS[kind].reads_streams:
+    if compression and not FORMATS[kind].is_text:
         raise InputError(f"{path}: compressed {kind} can't be read.", "Unpack it first.")
     if found.info is not None:
         size, etag = found.info.size_bytes, content_hash(found.info)
-        return InputFile(index, path, name, f"bucket-{kind}", compression, size, 0, etag), []
+        return InputFile(index, path, name, kind, compression, size, 0, etag, place=BUCKET), []
     problem = found.problem
     if problem is None:
         try:
@@ -352,7 +347,7 @@ def _describe(index: int, found: _Found, format_name: str) -> tuple[InputFile, l
                 status = os.fstat(content.fileno())
                 samples = _read_samples(content, status.st_size)
                 head = samples[0]
-                if kind == "text" and status.st_size > SAMPLE_BYTES:  # the more, the better for separators
+                if kind == TEXT and status.st_size > SAMPLE_BYTES:  # the more, the better for separators
                     content.seek(0)
                     head = content.read(HEAD_BYTES)
         except OSError as error:
@@ -368,7 +363,7 @@ def _describe_pipe(
     index: int, found: _Found, kind: str, compression: str | None
 ) -> tuple[InputFile, list[bytes]]:
     path, name = found.path, readable_name(found.name)
-    if compression or not FORMATS[kind].reads_streams:
+    if compression or not FORMATS[kind].is_text:
         source = "standard input" if path == STANDARD_INPUT else "a pipe"
         raise InputError(
             f"{found.flag} {path}: {compression or kind} can't be read from {source}.",
@@ -394,7 +389,7 @@ def _unpack_head(file: InputFile) -> bytes:
     head = bytearray()
     with (
         contextlib.suppress(DamagedStreamError, OSError),
-        contextlib.closing(open_unpacker(partial(open_local_file, file), file.compression or "")) as text,
+        contextlib.closing(open_unpacker(partial(LocalPlace().stream, file), file.compression or "")) as text,
     ):
         while len(head) < HEAD_BYTES and (data := text.read(HEAD_BYTES)):
             head += data
@@ -407,7 +402,8 @@ def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
     kept = [field.name for field in fields(InputFile) if field.name not in _NOT_IN_THE_MANIFEST]
     return [
         {name: getattr(file, name) for name in kept}
-        | ({"format": file.format} if file.format in _FORMERLY_TEXT else {})
+        # A folder that an earlier version began must not resume with CSV that it has read as text.
+        | ({"format": file.format} if FORMATS[file.format].was_text and file.place == LOCAL else {})
         | ({"for_validation": True} if file.for_validation else {})
         | ({"separator": file.separator} if file.separator else {})
         for file in files

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from fineweb_shards.buckets.bucket import Bucket
-from fineweb_shards.buckets.object_file import ObjectFile
-from fineweb_shards.buckets.objects import ObjectInfo, Version, plain_etag
-from fineweb_shards.buckets.store_probe import PROBE_PREFIX
 from fineweb_shards.errors import ChangedError, InputError, LockedError, OutputError
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.storage.bucket_conditions import PROBE_PREFIX
+from fineweb_shards.storage.bucket_connection import ObjectInfo, Version, plain_etag
+from fineweb_shards.storage.byte_source import open_in_order
 from fineweb_shards.store.bucket_lock import BucketLock, is_bucket_locked
 from fineweb_shards.store.bucket_parts import (
     PARTS_FOLDER,
@@ -119,8 +119,9 @@ class BucketStore(Store):
         pieces = _pieces_of(file)
         if pieces and not _has_parts(file):
             return self._bucket.open(file.name, pieces[0].info)
-        blocks = ObjectFile(lambda begin, end: memoryview(self.read_range(file, begin, end)), file.size_bytes)
-        return io.BufferedReader(blocks)
+        return open_in_order(
+            lambda begin, end: memoryview(self.read_range(file, begin, end)), file.size_bytes
+        )
 
     def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
         """Read a range. If a build joins the parts of the file meanwhile, it is read from the whole one: its

@@ -9,9 +9,9 @@ import os
 import re
 from pathlib import Path
 
-from fineweb_shards.buckets.address import is_url
 from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.sources.bucket.listing import OpenBucket
+from fineweb_shards.sources.discovery import OpenBucket
+from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.store.manifest_file import FILE_NAME, has_our_fields
 from fineweb_shards.system.own_files import open_own
 

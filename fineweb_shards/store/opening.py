@@ -10,15 +10,15 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fineweb_shards.buckets.address import BucketAddress, is_url
 from fineweb_shards.errors import InputError, OutputError, ShardError
 from fineweb_shards.events import Observer
+from fineweb_shards.storage.bucket_address import BucketAddress, is_url
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import FILE_NAME
 from fineweb_shards.store.store import Store
 
 if TYPE_CHECKING:
-    from fineweb_shards.buckets.bucket import Bucket
+    from fineweb_shards.storage.bucket import Bucket
 
 READING_OUTAGE_SECONDS = 600.0  # how long a verb that only reads waits for a store that has answered before
 _FIRST_OUTAGE_SECONDS = 20.0  # and for its first answer: somebody is looking on
@@ -87,6 +87,6 @@ def _open_bucket(
     observer: Observer | None,
     refusal: type[ShardError] = OutputError,
 ) -> Bucket:
-    from fineweb_shards.buckets.bucket import Bucket
+    from fineweb_shards.storage.bucket import Bucket
 
     return Bucket(location, max_outage_seconds, observer, refusal=refusal)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fineweb_shards.buckets.address import BucketAddress, check_path, is_bucket_url, is_url
 from fineweb_shards.errors import UsageError
+from fineweb_shards.storage.bucket_address import BucketAddress, check_path, is_bucket_url, is_url
 
 
 @pytest.mark.parametrize(

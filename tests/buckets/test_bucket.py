@@ -18,13 +18,14 @@ import obstore
 import pytest
 from bucket_server import KEY, SECRET
 
-from fineweb_shards.buckets import object_file, ranges
-from fineweb_shards.buckets.bucket import Bucket
-from fineweb_shards.buckets.errors import ConflictError
-from fineweb_shards.buckets.objects import ObjectInfo, Version
-from fineweb_shards.buckets.upload_file import part_bytes_for, parts_at_once
 from fineweb_shards.errors import ChangedError, InputError, OutputError, UsageError
 from fineweb_shards.events import Observer
+from fineweb_shards.storage import bucket_connection as ranges
+from fineweb_shards.storage import byte_source
+from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.storage.bucket_connection import ObjectInfo, Version
+from fineweb_shards.storage.bucket_errors import ConflictError
+from fineweb_shards.storage.bucket_uploads import part_bytes_for, parts_at_once
 from fineweb_shards.system.install_command import install_command
 
 ODD_NAME = "folder/o dd%20é+?#~*[x].txt"
@@ -81,7 +82,7 @@ def test_a_long_listing_is_whole(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
             yield page
 
     monkeypatch.setattr(obstore, "list", list_and_break)
-    monkeypatch.setattr("fineweb_shards.buckets.bucket._LISTED_AT_ONCE", 4)
+    monkeypatch.setattr("fineweb_shards.storage.bucket._LISTED_AT_ONCE", 4)
     for number in range(22):
         bucket.overwrite(f"{number:02}", b"")
     assert [one.name for one in bucket.list()] == [f"{number:02}" for number in range(22)]
@@ -102,7 +103,7 @@ def test_a_listing_that_begins_again_ends(
                 raise obstore.exceptions.GenericError("HttpError: the connection broke")
 
     monkeypatch.setattr(obstore, "list", list_again)
-    monkeypatch.setattr("fineweb_shards.buckets.bucket._LISTED_AT_ONCE", 4)
+    monkeypatch.setattr("fineweb_shards.storage.bucket._LISTED_AT_ONCE", 4)
     for number in range(22):
         bucket.overwrite(f"{number:02}", b"")
     with pytest.raises(InputError, match="lists an object twice"):
@@ -142,7 +143,7 @@ def test_a_replaced_object_is_noticed(bucket: Bucket) -> None:
 
 def test_an_object_is_a_file(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads and seeks, in order and not, return what they would from a local file."""
-    monkeypatch.setattr(object_file, "_BLOCK_BYTES", 5000)
+    monkeypatch.setattr(byte_source, "_BLOCK_BYTES", 5000)
     data = random.Random(2).randbytes(64_321)
     bucket.overwrite("x", data)
     local, dice = io.BytesIO(data), random.Random(3)
@@ -164,7 +165,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_noticed(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file never holds bytes of two objects."""
-    monkeypatch.setattr(object_file, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(byte_source, "_BLOCK_BYTES", 1000)
     bucket.overwrite("x", bytes(50_000))
     with bucket.open("x") as remote:
         remote.read(10)
@@ -322,7 +323,7 @@ def test_without_obstore_the_extra_is_named(bucket_url: str, monkeypatch: pytest
 def test_obstore_is_not_loaded_without_a_bucket() -> None:
     """A run over local files never imports the client."""
     code = (
-        "import sys; import fineweb_shards.commands.main, fineweb_shards.buckets.bucket; "
+        "import sys; import fineweb_shards.commands.main, fineweb_shards.storage.bucket; "
         "sys.exit('obstore' in sys.modules or 'boto3' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)

@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from bucket_server import forget_everything
 
-from fineweb_shards.buckets.bucket import Bucket
-from fineweb_shards.buckets.errors import ConflictError
-from fineweb_shards.buckets.objects import Version
 from fineweb_shards.errors import ChangedError, InputError, NetworkError, UsageError
+from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.storage.bucket_connection import Version
+from fineweb_shards.storage.bucket_errors import ConflictError
 
 SECRETS = ("canary-token", "Y2FuYXJ5Y2FuYXJ5")  # the second one is a key in base64
 

@@ -23,7 +23,7 @@ from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text
 
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import build
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.source import Source, open_source
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.durable import FolderLock
@@ -81,7 +81,7 @@ def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, e
 
 def _with_batches(source: Source, batch_bytes: int) -> Source:
     changed = dataclasses.replace(source.settings, batch_bytes=batch_bytes)
-    return Source(source.files, {n: type(f)(changed) for n, f in source.formats.items()}, changed)
+    return open_source(source.files, changed)
 
 
 @pytest.mark.full

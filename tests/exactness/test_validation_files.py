@@ -22,7 +22,7 @@ from fineweb_shards.errors import BadFileError, ChangedError, InputError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.report.path import report_path
-from fineweb_shards.sources.hub.listed_files import ListedFile, Listing
+from fineweb_shards.sources.hub_files import ListedFile, Listing
 from fineweb_shards.store.folder_store import FolderStore
 
 DOCUMENTS = [text for text in make_documents(90, seed=43) if text.strip() and "<|endoftext|>" not in text]

@@ -11,16 +11,17 @@ from multiprocessing import connection, current_process
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.events import Observer
 from fineweb_shards.executors.local import worker
-from fineweb_shards.sources.base import InputFile, ReadSettings, Source
-from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.formats.base import ReadSettings
+from fineweb_shards.formats.parquet import ParquetFormat
+from fineweb_shards.sources.source import Source
+from fineweb_shards.storage.place import LOCAL, InputFile, Place
 from fineweb_shards.types import Batch, TextChunk
 
 
 def with_format(source: Source, kind: type[ParquetFormat]) -> Source:
     """The same files, read by a format that has a fault."""
-    return Source(source.files, {**source.formats, "parquet": kind(source.settings)}, source.settings)
+    return replace(source, readers={(LOCAL, "parquet"): kind(source.settings)})
 
 
 class FailingPrefetch(ParquetFormat):
@@ -60,8 +61,8 @@ class SleepingReader(ParquetFormat):
 class BlindToItsParent(ParquetFormat):
     """In a worker: the thread that watches the parent fails."""
 
-    def __init__(self, settings: ReadSettings, observer: Observer | None = None) -> None:
-        super().__init__(settings, observer)
+    def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
+        super().__init__(settings, place)
         if current_process().name == "fineweb-shards worker":
             worker.connection = _Broken  # type: ignore[attr-defined]
 

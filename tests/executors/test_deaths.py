@@ -22,7 +22,7 @@ from inputs import write_gzip, write_parquet
 from promises import Measure, Tries
 
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.source import Source
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch, Tokens
 

@@ -18,14 +18,16 @@ import reference
 import runs
 from documents import make_documents
 from doubles import Listener
+from faulty import with_format
 from inputs import write_parquet
 
 from fineweb_shards.errors import BadFileError, Interrupted, WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.local import executor as local
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.sources.base import InputFile, Source
-from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.formats.parquet import ParquetFormat
+from fineweb_shards.sources.source import Source
+from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system import memory_guard as guard
 from fineweb_shards.system.machine import MemoryLimit
 from fineweb_shards.system.memory_guard import MemoryGuard
@@ -94,7 +96,7 @@ def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
 def test_workers_that_die_before_they_know_thousands_of_files(source: Source) -> None:
     """A listing that fits into no pipe is on its way to them: one is replaced, and the others read it."""
     more = tuple(replace(source.files[0], index=number, name=f"{number:0100d}") for number in range(1, 5000))
-    with executor_of(Source((*source.files, *more), source.formats, source.settings), 2) as executor:
+    with executor_of(replace(source, files=(*source.files, *more)), 2) as executor:
         os.kill(executor._workers[1].pid, signal.SIGKILL)
         blocks = list(collecting.encode(executor, source.batches(runs.START)))
         os.kill(executor._workers[0].pid, signal.SIGSTOP)  # and one that reads nothing is no reason to wait
@@ -154,7 +156,7 @@ class Raising(ParquetFormat):
 @pytest.mark.full
 def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Source) -> None:
     """After three deaths and three more in careful mode, and everything in front of it has come out."""
-    deadly = Source(source.files, {**source.formats, "parquet": Deadly(source.settings)}, source.settings)
+    deadly = with_format(source, Deadly)
     blocks = []
     with executor_of(deadly, 2) as executor:
         stream = collecting.encode(executor, deadly.batches(runs.START))
@@ -167,7 +169,7 @@ def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Sourc
 
 def test_a_bug_in_a_worker_is_told_with_its_traceback(source: Source) -> None:
     """It is an error of ours, not of the user."""
-    buggy = Source(source.files, {**source.formats, "parquet": Raising(source.settings)}, source.settings)
+    buggy = with_format(source, Raising)
     with executor_of(buggy, 1) as executor:
         stream = collecting.encode(executor, buggy.batches(runs.START))
         with pytest.raises(Exception, match=r"(?s)position 20: ZeroDivisionError: a bug.*Traceback"):

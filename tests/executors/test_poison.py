@@ -25,7 +25,7 @@ from fineweb_shards.executors import left_out, task
 from fineweb_shards.executors.local import process
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.process import WorkerProcess
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.source import Source
 from fineweb_shards.store.quarantine import check_batch_bytes
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.memory_guard import MemoryGuard

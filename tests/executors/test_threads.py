@@ -27,7 +27,7 @@ from fineweb_shards.executors import task
 from fineweb_shards.executors.local import watchdog, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.reading import token_stream, verify
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.source import Source
 from fineweb_shards.store import seal
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.background import in_background
@@ -48,7 +48,7 @@ INVENTORY = {
     "executors/local/worker.py": 1,
     "executors/ray/one_by_one_process.py": 1,  # ends the process with its parent, as in a local worker
     "loader/forkable_store.py": 1,
-    "sources/read_ahead.py": 1,
+    "storage/streams.py": 1,
     "store/bucket_lock.py": 1,
     "system/background.py": 2,  # both raise, where it is asked for, what a thread has raised
     "watching/monitor.py": 1,

@@ -25,7 +25,7 @@ from fineweb_shards.executors import task
 from fineweb_shards.executors.local import watchdog
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Watchdog, WorkerActivity
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.source import Source
 from fineweb_shards.system.machine import process_life
 from fineweb_shards.system.memory_guard import MemoryGuard
 

@@ -16,7 +16,7 @@ from inputs import write_jsonl
 from layout_reference import Wanted
 from promises import Tries
 
-from fineweb_shards.buckets import stores
+from fineweb_shards.storage import bucket_client as stores
 
 DOCUMENTS = make_documents(24, seed=97)
 # What goes wrong.

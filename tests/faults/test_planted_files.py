@@ -30,9 +30,9 @@ from fourteen_files import expected_shards, sample_repository
 from inputs import write_jsonl
 from standin_hub import StandInHub
 
-from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.errors import InputError
 from fineweb_shards.loader import ShardLoader
+from fineweb_shards.storage.bucket import Bucket
 
 KINDS = ("link", "dangling link", "pipe", "folder", "hard link")
 READERS = ("verify", "status", "inspect")

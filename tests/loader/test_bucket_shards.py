@@ -26,12 +26,12 @@ from doubles import FakeClock
 from inputs import write_text
 from loader_reference import Ids
 
-from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError
 from fineweb_shards.loader import ShardLoader, followed_shards
 from fineweb_shards.loader import bucket_pieces as pieces_module
 from fineweb_shards.loader.forkable_store import ForkableStore
 from fineweb_shards.loader.shard_cache import ShardCache
+from fineweb_shards.storage.bucket import Bucket
 
 BATCH, LENGTH = 2, 80
 SHARD_TOKENS = 2000

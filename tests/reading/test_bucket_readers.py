@@ -16,7 +16,7 @@ from bucket_folders import make_parts, upload_folder
 from documents import make_documents
 from inputs import write_jsonl
 
-from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.storage.bucket import Bucket
 
 DOCUMENTS = [text for text in make_documents(60, seed=29) if text and "<|endoftext|>" not in text]
 LAYOUTS = ["build-nanogpt", "megatron", "nanogpt"]

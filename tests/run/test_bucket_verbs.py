@@ -18,11 +18,11 @@ from documents import make_documents
 from inputs import write_jsonl
 from layout_reference import Wanted, files
 
-from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.commands import report as report_command
 from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
 from fineweb_shards.run import export as export_module
+from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.watching import watch
 from fineweb_shards.watching.status import read_status

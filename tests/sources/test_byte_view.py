@@ -12,8 +12,10 @@ from documents import make_documents
 from inputs import write_gzip, write_jsonl, write_text, write_zstd
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
-from fineweb_shards.sources.base import InputFile
-from fineweb_shards.sources.byte_view import StreamView, expansion_of
+from fineweb_shards.formats.views import StreamView
+from fineweb_shards.storage.local import LocalPlace
+from fineweb_shards.storage.place import InputFile
+from fineweb_shards.storage.streams import expansion_of, open_stream
 from fineweb_shards.types import Cursor
 
 DOCUMENTS = [text for text in make_documents(150, seed=6) if text and "<|endoftext|>" not in text]
@@ -78,7 +80,7 @@ def test_a_stream_keeps_only_what_is_needed(tmp_path: Path) -> None:
     """Skipping to a place does not collect what is skipped."""
     path = write_gzip(tmp_path / "a.gz", b"x" * (64 * 2**20))
     file = InputFile(0, str(path), "a.gz", "text", "gzip", path.stat().st_size, 0, "")
-    view = StreamView(file)
+    view = StreamView(file, open_stream(file, LocalPlace()))
     view.skip_to(60 * 2**20)
     assert view.read_at(60 * 2**20, 10) == b"x" * 10
     assert len(view._kept) < 4 * 2**20
@@ -89,7 +91,7 @@ def test_expansion_is_measured(tmp_path: Path) -> None:
     """How much larger the text is than the file, for estimates."""
     path = write_gzip(tmp_path / "a.gz", b"some text that repeats " * 100_000)
     file = InputFile(0, str(path), "a.gz", "text", "gzip", path.stat().st_size, 0, "")
-    assert expansion_of(file) > 20
+    assert expansion_of(file, LocalPlace()) > 20
 
 
 def test_compressed_parquet_is_refused(tmp_path: Path) -> None:

@@ -24,9 +24,11 @@ from doubles import InlineExecutor
 from inputs import write_jsonl, write_text, write_zstd
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources import jsonl
-from fineweb_shards.sources.base import InputFile
-from fineweb_shards.sources.byte_view import StreamView
+from fineweb_shards.formats import jsonl
+from fineweb_shards.formats.views import StreamView
+from fineweb_shards.storage.local import LocalPlace
+from fineweb_shards.storage.place import InputFile
+from fineweb_shards.storage.streams import open_stream
 from fineweb_shards.types import Cursor
 
 BATCHES = (1024, 5000, 10**6)
@@ -171,7 +173,8 @@ def test_all_that_can_be_unpacked_is(tmp_path: Path) -> None:
     text = os.urandom(100_000).hex().encode() * 6
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(text)[:-1000])
-    view = StreamView(InputFile(0, str(path), "a.gz", "text", "gzip", path.stat().st_size, 0, ""))
+    file = InputFile(0, str(path), "a.gz", "text", "gzip", path.stat().st_size, 0, "")
+    view = StreamView(file, open_stream(file, LocalPlace()))
     assert view.read_at(0, 2**21) == unpack_gzip(path.read_bytes())
     assert view.failure is not None
     view.close()

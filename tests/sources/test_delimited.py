@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from inputs import write_csv, write_gzip, write_zstd
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources import delimited, quotes
-from fineweb_shards.sources.base import InputFile, ReadSettings, Source
-from fineweb_shards.sources.delimited import CsvFormat, TsvFormat
+from fineweb_shards.formats import csv as delimited
+from fineweb_shards.formats import quotes
+from fineweb_shards.formats.base import ReadSettings
+from fineweb_shards.sources.source import Source, open_source
+from fineweb_shards.storage.place import InputFile
 from fineweb_shards.types import Cursor, id_of
 from fineweb_shards.vocabulary import GPT2
 
@@ -34,7 +36,7 @@ def source_of(path: Path, batch_bytes: int, *, skip_bad: bool = False, form: str
     settings = ReadSettings("text", "auto", batch_bytes, skip_bad, GPT2)
     compression = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
     file = InputFile(0, str(path), path.name, form, compression, path.stat().st_size, 0, "")
-    return Source((file,), {form: {"csv": CsvFormat, "tsv": TsvFormat}[form](settings)}, settings)
+    return open_source((file,), settings)
 
 
 def read_all(source: Source, start: Cursor = runs.START) -> tuple[list[str], list[str], list[int]]:

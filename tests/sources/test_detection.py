@@ -14,10 +14,10 @@ import runs
 from bucket_server import Door
 from inputs import write_text
 
-from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.errors import UsageError
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import make_job
+from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import load_manifest
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from inputs import write_jsonl
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import InputFile, ReadSettings
-from fineweb_shards.sources.jsonl import JsonLinesFormat
+from fineweb_shards.formats.base import ReadSettings
+from fineweb_shards.formats.jsonl import JsonLinesFormat
+from fineweb_shards.storage.place import InputFile
 from fineweb_shards.types import Cursor
 from fineweb_shards.vocabulary import GPT2
 

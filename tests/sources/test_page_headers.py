@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import inline
 import numpy as np
@@ -17,10 +17,12 @@ import reference
 import runs
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources import parquet, ranged_parquet
-from fineweb_shards.sources.base import InputFile, ReadSettings
-from fineweb_shards.sources.page_headers import read_pages
-from fineweb_shards.sources.ranged_parquet import RangedParquetFormat
+from fineweb_shards.formats import parquet, parquet_file
+from fineweb_shards.formats.base import ReadSettings
+from fineweb_shards.formats.parquet import ParquetFormat
+from fineweb_shards.formats.parquet_file import read_pages
+from fineweb_shards.storage.byte_source import ByteSource
+from fineweb_shards.storage.place import BUCKET, InputFile, Place
 from fineweb_shards.types import Batch
 from fineweb_shards.vocabulary import GPT2
 
@@ -97,7 +99,7 @@ def test_values_that_are_repeated_are_decoded_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dictionary has a long text once, however many rows it is in; each of them is decoded."""
-    monkeypatch.setattr(parquet, "_REPEATED_BYTES", MIB)
+    monkeypatch.setattr(parquet_file, "_REPEATED_BYTES", MIB)
     sizes: list[int] = []
     decode = parquet._RowReader._decode_slice
 
@@ -114,21 +116,23 @@ def test_values_that_are_repeated_are_decoded_a_few_at_a_time(
     assert max(sizes) < 1.2 * MIB
 
 
-class LocalRemotes:
+class FarAway(Place):
     """A file on this disk as if it were remote; counts what is fetched."""
 
+    is_remote = True
+
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self._data = path.read_bytes()
-        self.size_bytes = len(self._data)
         self.fetched = 0
 
-    def get(self, file: InputFile, address: str | None = None) -> LocalRemotes:
-        return self
+    def open(self, file: InputFile, address: str | None = None) -> ByteSource:
+        return ByteSource(self._fetch, file.size_bytes)
 
-    def forget(self, path: str) -> None:
-        pass
+    def stream(self, file: InputFile) -> BinaryIO:
+        raise AssertionError("parquet is not read front to back")
 
-    def fetch(self, start: int, stop: int, /) -> memoryview:
+    def _fetch(self, start: int, stop: int) -> memoryview:
         self.fetched += stop - start
         return memoryview(self._data)[start:stop]
 
@@ -140,24 +144,23 @@ def test_remote_files_are_checked_in_what_is_fetched_anyway(
 ) -> None:
     """No byte is fetched twice for it. What is large in the file, too, is only judged by its footer."""
     path = write(tmp_path / "a.parquet", [[*SMALL, LONG]], use_dictionary=False)
-    remotes = LocalRemotes(path)
-    monkeypatch.setattr(RangedParquetFormat, "open_remotes", lambda self: remotes)
-    monkeypatch.setattr(RangedParquetFormat, "__abstractmethods__", frozenset())
-    monkeypatch.setattr(ranged_parquet, "_LARGEST_FETCH_BYTES", largest_fetch)
+    place, size_bytes = FarAway(path), path.stat().st_size
+    monkeypatch.setattr(parquet, "LARGEST_FETCH_BYTES", largest_fetch)
+    monkeypatch.setattr(parquet_file, "LARGEST_FETCH_BYTES", largest_fetch)
     settings = ReadSettings("text", "auto", 8 * MIB, False, GPT2, largest_page_bytes=33 * MIB)
-    file = InputFile(0, "s3://b/a.parquet", "a.parquet", "bucket-parquet", None, remotes.size_bytes, 0, "")
-    format_ = RangedParquetFormat(settings)
+    file = InputFile(0, "s3://b/a.parquet", "a.parquet", "parquet", None, size_bytes, 0, "", place=BUCKET)
+    format_ = ParquetFormat(settings, place)
     (batch,) = format_.batches(file, 0, False)
     if ahead:
         format_.prefetch(file, batch)
     if refused:
         with pytest.raises(BadFileError, match=r"a\.parquet: row group 0: a page of the column 'text'"):
             list(format_.chunks(file, batch))
-        assert remotes.fetched < 2 * remotes.size_bytes  # the footer, and the column
+        assert place.fetched < 2 * size_bytes  # the footer, and the column
     else:
         (first, *_) = format_.chunks(file, batch)
         assert len(first.documents) >= len(SMALL)
     format_.close()
     small = replace(settings, largest_page_bytes=MIB // 2)  # less than the average of the rows
     with pytest.raises(BadFileError, match="has room for 524"):
-        list(RangedParquetFormat(small).chunks(file, Batch(0, 0, 1, 0)))
+        list(ParquetFormat(small, place).chunks(file, Batch(0, 0, 1, 0)))

@@ -18,8 +18,9 @@ from inputs import write_parquet
 from promises import Tries
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.formats import parquet, rows
+from fineweb_shards.formats import parquet_file as footer
 from fineweb_shards.run.plan import make_plan
-from fineweb_shards.sources import footer, parquet, rows
 from fineweb_shards.tokenizers import cuts
 
 DOCUMENTS = make_documents(200, seed=3)
@@ -472,8 +473,9 @@ def test_reading_imports_no_pandas(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), path)
     code = f"""
 import sys
-from fineweb_shards.sources.base import InputFile, ReadSettings
-from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.storage.place import InputFile
+from fineweb_shards.formats.base import ReadSettings
+from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.types import Batch
 from fineweb_shards.vocabulary import GPT2
 file = InputFile(0, {str(path)!r}, "a", "parquet", None, {path.stat().st_size}, 0, "")

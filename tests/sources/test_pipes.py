@@ -32,7 +32,7 @@ def feed(path: Path, text: str) -> threading.Thread:
 
 def test_a_named_pipe_is_read_like_standard_input(tmp_path: Path) -> None:
     """And a resume wants the same stream again."""
-    from fineweb_shards.sources.pipes import open_pipe
+    from fineweb_shards.storage.local import open_pipe
 
     path, out = tmp_path / "a.txt", tmp_path / "out"
     writer = feed(path, "\n\n".join(DOCUMENTS))

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from documents import make_documents
 
-from fineweb_shards.sources import decompression
-from fineweb_shards.sources.decompression import DamagedStreamError, FastGzipUnpacker, GzipUnpacker, Unpacker
-from fineweb_shards.sources.read_ahead import ReadAhead
+from fineweb_shards.storage import decompression
+from fineweb_shards.storage.decompression import DamagedStreamError, FastGzipUnpacker, GzipUnpacker, Unpacker
+from fineweb_shards.storage.streams import ReadAhead
 
 TEXT = "\n".join(make_documents(300, seed=81)).encode("utf-8", "replace")
 

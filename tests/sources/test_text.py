@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from inputs import write_text
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.separators import BlankLine, Line, Literal
+from fineweb_shards.formats.ranges import BlankLine, Line, Literal
 
 SEPARATORS = ["blank", "line", "none", "<|endoftext|>", "--", "aXa", "\n\n", "\r", "\r\r"]
 
 
 def split_plainly(text: str, separator: str) -> list[str]:
-    """What the docstring of sources/text.py promises, in the most obvious way."""
+    """What the docstring of formats/text.py promises, in the most obvious way."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if separator == "none":
         pieces = [text]

@@ -17,8 +17,8 @@ import runs
 from inputs import write_text
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources.base import InputFile
-from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
+from fineweb_shards.formats.text_check import SAMPLE_BYTES, check_is_text
+from fineweb_shards.storage.place import InputFile
 
 RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива.\n" * 50
 CHINESE = "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。\n" * 100

@@ -25,10 +25,10 @@ from layout_reference import Wanted
 from promises import Tries
 
 from fineweb_shards.errors import BadFileError, ChangedError, UsageError
-from fineweb_shards.sources import parquet, token_rows
-from fineweb_shards.sources.base import ReadSettings
+from fineweb_shards.formats import parquet, token_rows
+from fineweb_shards.formats.base import ReadSettings
+from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.sources.files import find_files
-from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.tokenizers.encoder import TokenJoiner
 from fineweb_shards.types import Batch
 from fineweb_shards.vocabulary import Vocabulary
@@ -314,7 +314,7 @@ def test_columns_with_similar_names(tmp_path: Path) -> None:
     assert runs.encode_inline(tmp_path / "a.parquet", tokens_column="tokens.list")[0] == [EOT, 9, EOT, 9]
     for column in ("tokens", "tokens.list"):
         source = runs.job_of(tmp_path / "out", tmp_path / "a.parquet", tokens_column=column).source
-        assert source.formats["parquet"].footer(source.files[0]).path == f"{column}.list.element"
+        assert source.reader_of(source.files[0]).footer(source.files[0]).path == f"{column}.list.element"
 
 
 @pytest.mark.parametrize(
@@ -394,8 +394,9 @@ def test_reading_imports_no_pandas(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.parquet", [[1, 2], None, [3]])
     code = f"""
 import sys
-from fineweb_shards.sources.base import InputFile, ReadSettings
-from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.storage.place import InputFile
+from fineweb_shards.formats.base import ReadSettings
+from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.types import Batch
 from fineweb_shards.vocabulary import GPT2
 file = InputFile(0, {str(path)!r}, "a", "parquet", None, {path.stat().st_size}, 0, "")

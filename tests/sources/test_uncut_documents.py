@@ -13,8 +13,8 @@ import runs
 from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources import ranges
-from fineweb_shards.sources.separators import make_separator
+from fineweb_shards.formats import ranges
+from fineweb_shards.formats.ranges import make_separator
 from fineweb_shards.vocabulary import CutRule
 
 LIMIT = 2000  # bytes that are encoded whole

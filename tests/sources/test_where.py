@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from promises import Tries
 
 from fineweb_shards.errors import BadFileError, UsageError
-from fineweb_shards.sources.row_filter import RowFilter
-from fineweb_shards.sources.where import (
+from fineweb_shards.formats.row_filter import RowFilter
+from fineweb_shards.formats.where import (
     MOST_CHARACTERS,
     AllOf,
     AnyOf,
@@ -359,7 +359,7 @@ def test_a_json_line_that_is_left_out_is_not_looked_at(
         source = runs.job_of(tmp_path / "out", later, where="n = 1", **settings).source
         with (
             contextlib.closing(source),
-            contextlib.closing(source.formats["jsonl"].batches(source.files[0], 0, False)) as batches,
+            contextlib.closing(source.batches(runs.START)) as batches,
         ):
             chunk = next(source.chunks(next(batches)))
         assert (len(chunk.documents), chunk.counts.filtered_documents) == (2, 1)
@@ -417,10 +417,10 @@ def test_reading_with_a_filter_imports_no_pandas(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "one", "n": 1, "t": "a"}\n{"text": "two", "n": 2}\n')
     code = f"""
 import sys
-from fineweb_shards.sources import open_source
-from fineweb_shards.sources.base import ReadSettings
+from fineweb_shards.sources.source import open_source
+from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.sources.files import find_files
-from fineweb_shards.sources.where import parse_where
+from fineweb_shards.formats.where import parse_where
 from fineweb_shards.types import Cursor
 from fineweb_shards.vocabulary import GPT2
 files = find_files(({str(tmp_path)!r},), "auto", lambda path: False, skip_bad=False, note=print)

@@ -16,9 +16,9 @@ from bucket_view import BucketView
 from doubles import Listener
 from promises import Tries
 
-from fineweb_shards.buckets.bucket import Bucket
-from fineweb_shards.buckets.errors import ConflictError
 from fineweb_shards.errors import LockedError, OutputError
+from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.store import bucket_lock
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.system.background import in_background

@@ -16,9 +16,9 @@ from documents import make_documents
 from inputs import write_jsonl
 from layout_reference import Wanted
 
-from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.errors import LockedError, NetworkError
 from fineweb_shards.events import Observer
+from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store import bucket_lock
 from fineweb_shards.store.opening import open_store
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from bucket_server import Door, Fault
 
-from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.errors import NetworkError
+from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.mirrored_files import MirroredFiles
 
 LOG = ".fineweb-shards/log.txt"

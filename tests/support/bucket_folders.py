@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.storage.bucket import Bucket
 
 
 def upload_folder(folder: Path, url: str) -> Bucket:

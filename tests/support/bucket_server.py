@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fineweb_shards.buckets import stores, upload_file
+from fineweb_shards.storage import bucket_client as stores
+from fineweb_shards.storage import bucket_uploads as upload_file
 
 KEY, SECRET, TOKEN = "AKIACANARYCANARY1234", "canarySECRETcanarySECRETcanary12", "canaryTOKENcanary"
 _SERVER = """

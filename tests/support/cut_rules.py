@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 import runs
 
+from fineweb_shards.formats import ranges, rows, text
 from fineweb_shards.run import job
-from fineweb_shards.sources import ranges, rows, text
 from fineweb_shards.tokenizers import encoder, resolve_engine
 from fineweb_shards.tokenizers.definition import GPT2_DEFINITION
 from fineweb_shards.tokenizers.encoder import Encoder

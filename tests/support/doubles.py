@@ -12,7 +12,7 @@ from fineweb_shards.executors.base import Executor, Result
 from fineweb_shards.executors.encode_batch import encode_batch
 from fineweb_shards.executors.in_process import InProcessPlane, completed
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.source import Source
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.retry import Clock

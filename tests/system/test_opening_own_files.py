@@ -33,8 +33,8 @@ ELSEWHERE = {
     "system/shared_value.py": {"truncate"},  # of a file that is open
     "system/standard_streams.py": {"open"},  # /dev/null
     "executors/ray/vocabulary.py": {"write_bytes"},  # in a new folder that nobody else can write to
-    "sources/hub/download.py": {"truncate"},  # of a file that is open
-    "sources/pipes.py": {"open"},  # a pipe of the input, to read from
+    "storage/hub_download.py": {"truncate"},  # of a file that is open
+    "storage/local.py": {"open"},  # a pipe of the input, to read from
     "store/folder_store.py": {"truncate"},  # of a file that is open
     "writing/growing_file.py": {"truncate"},  # the same
     "reading/token_file.py": {"memmap"},  # to read, as in the next one

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.source import Source
 
 _HUB = ("HF_", "DATASETS_")
 _STORES = {"s3": ("AWS_",), "gs": ("GOOGLE_",), "az": ("AZURE_",)}  # by the scheme of an address

@@ -104,10 +104,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._out = out
         self._shared_folder = shared_folder
         self._most_tasks = most_tasks
-        files = spec.source.files
-        has_streams = any(file.by_value and not file.is_small_object for file in files)
-        small_bytes = sum(file.size_bytes for file in files if file.is_small_object)
-        self._window_bytes = window_bytes if has_streams or small_bytes > window_bytes else _ALL
+        self._window_bytes = window_bytes if spec.source.bytes_by_value > window_bytes else _ALL
         self._observer = observer or Observer()
         self._waits = Waits(self._observer)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

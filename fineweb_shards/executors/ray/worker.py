@@ -39,6 +39,7 @@ from fineweb_shards.executors.ray.messages import (
 from fineweb_shards.executors.ray.one_by_one_process import ProcessDiedError, encode_in_process
 from fineweb_shards.executors.ray.vocabulary import unpacked
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.storage.place import LOCAL
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
@@ -221,7 +222,7 @@ class RunProcess:
         """Raise InputError if this node can't see the batch's file. It would be taken for a damaged one, and
         left out with --on-bad-file skip."""
         file = self._source.files[batch.file]
-        reads_path = batch.payload is None and batch.problem is None and file.format == file.kind
+        reads_path = batch.payload is None and batch.problem is None and file.place == LOCAL
         if reads_path and not os.path.exists(file.path):
             raise InputError(
                 f"{os.path.abspath(file.path)}: this file is not there on node {node_name()}.",

@@ -19,15 +19,15 @@ from bucket_server import KEY, SECRET, Door, Fault
 from documents import make_documents
 from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
-from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.errors import ChangedError, InputError, ShardError, UsageError
 from fineweb_shards.events import Observer
+from fineweb_shards.formats import base
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import make_plan
-from fineweb_shards.sources import base
 from fineweb_shards.sources.changed_files import check_same_files
 from fineweb_shards.sources.files import files_to_json, find_files
+from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.system.install_command import install_command
 from fineweb_shards.system.retry import Clock
 
@@ -93,7 +93,7 @@ def test_the_same_bytes_by_ranges(
 ) -> None:
     """A text that is not small is read by ranges: the same tokens, also after faults; an object that is
     replaced is noticed."""
-    monkeypatch.setattr(base, "_SMALL_TEXT_BYTES", 0)
+    monkeypatch.setattr(base, "_SMALL_BYTES", 0)
     monkeypatch.setattr(Clock, "sleep", lambda clock, seconds: None)
     upload_forms(tmp_path, bucket_url, {f"a/0.{form}": PLAIN})
     door.faults += [Fault(method="GET", cut=True, skip=4, times=2), Fault(method="GET", status=500, skip=8)]

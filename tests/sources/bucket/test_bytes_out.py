@@ -11,7 +11,7 @@ import runs
 from bucket_server import Door, Read
 from inputs import write_jsonl, write_parquet, write_text
 
-from fineweb_shards.buckets.bucket import Bucket
+from fineweb_shards.storage.bucket import Bucket
 
 pytestmark = pytest.mark.full
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from doubles import FakeClock
 
-from fineweb_shards.sources.hub.address import Address, lifetime_seconds
-from fineweb_shards.sources.hub.quota import Quota
+from fineweb_shards.storage.hub_file import Address, lifetime_seconds
+from fineweb_shards.storage.hub_session import Quota
 from fineweb_shards.system.retry import TransientError
 
 NOW = 1_800_000_000.0

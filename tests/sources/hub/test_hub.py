@@ -390,8 +390,8 @@ def test_a_file_replaced_while_it_is_read_is_noticed(
     from huggingface_hub import constants
 
     from fineweb_shards.errors import ChangedError
-    from fineweb_shards.sources.hub.remote_file import RemoteFile
-    from fineweb_shards.sources.hub.session import open_session
+    from fineweb_shards.storage.hub_file import RemoteFile
+    from fineweb_shards.storage.hub_session import open_session
     from fineweb_shards.system.retry import Retrier
 
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
@@ -416,7 +416,7 @@ def test_a_silent_listing_is_asked_again(
     """The clients would wait for ever; a session of ours has a timeout for every request."""
     from huggingface_hub import get_session
 
-    from fineweb_shards.sources.hub.session import open_session
+    from fineweb_shards.storage.hub_session import open_session
     from fineweb_shards.system.retry import Retrier
 
     plan = ScriptedFaults(script=[Stall(seconds=30), Stall(0.5, seconds=30)], on="api")

@@ -51,12 +51,12 @@ from fineweb_shards.commands import main as cli
 from fineweb_shards.commands import plan as plan_command
 from fineweb_shards.errors import HubError
 from fineweb_shards.run.config import Config
-from fineweb_shards.sources.hub.environment import check_addresses, check_token
-from fineweb_shards.sources.hub.errors import translated_errors
-from fineweb_shards.sources.hub.rate_limit import (
+from fineweb_shards.storage.hub_environment import check_addresses, check_token
+from fineweb_shards.storage.hub_errors import (
     LONGEST_REQUESTED_SECONDS,
     describe_limit,
     requested_wait_seconds,
+    translated_errors,
 )
 from fineweb_shards.system.retry import Retrier, TransientError
 
@@ -126,7 +126,7 @@ def test_a_rate_limit_is_our_wait(repository: Repository) -> None:
     """In huggingface_hub's own download: told by us, with host and times, and waited with our retrier."""
     from huggingface_hub import get_hf_file_metadata
 
-    from fineweb_shards.sources.hub.session import open_session
+    from fineweb_shards.storage.hub_session import open_session
 
     clock, listener = FakeClock(), Listener()
     retrier = Retrier(3600, listener, clock=clock)

@@ -14,13 +14,15 @@ import runs
 from promises import Tries
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.sources import Source
-from fineweb_shards.sources.base import HubRef, InputFile
-from fineweb_shards.sources.hub.rows import HubRowsFormat
+from fineweb_shards.formats.hub_rows import HubRowsFormat
+from fineweb_shards.formats.table import ROWS
+from fineweb_shards.sources.source import Source
+from fineweb_shards.storage.local import LocalPlace
+from fineweb_shards.storage.place import HUB, HubRef, InputFile
 from fineweb_shards.system.retry import TransientError
 
-FILE = InputFile(0, "hf://datasets/a/b@c/train", "train", "hub-rows", None, 0, 0, "")
-HUB = HubRef("a/b", "", "train", "c", "", keep_downloads=False)
+FILE = InputFile(0, "hf://datasets/a/b@c/train", "train", ROWS, None, 0, 0, "", place=HUB)
+DATASET = HubRef("a/b", "", "train", "c", "", keep_downloads=False)
 VALUES = ["text", "", None, 7, 1.5, float("nan"), True, ["a"], {"a": 1}, b"bytes", b"\xff", "\ud800",
           "\0\n\u2028", datetime.datetime(2026, 1, 1), object(), {1, 2}, 10**400]  # fmt: skip
 
@@ -30,14 +32,16 @@ def source_of(tmp_path: Path, rows: list[Any], *, skip: bool, batch_bytes: int =
     settings = runs.job_of(tmp_path / "out", __file__, batch_bytes=batch_bytes).source.settings
 
     class Rows(HubRowsFormat):
-        def _open(self, position: int) -> Iterator[Any]:
+        def _open_rows(self, position: int) -> Iterator[Any]:
             for row in rows[position:]:
                 if isinstance(row, Exception):
                     raise row
                 yield row
 
-    settings = replace(settings, skip_bad=skip, hub=HUB, max_outage_seconds=3600)
-    return Source((FILE,), {"hub-rows": Rows(settings)}, settings)
+    settings = replace(settings, skip_bad=skip, hub=DATASET, max_outage_seconds=3600)
+    return Source(
+        (FILE,), settings, {(HUB, ROWS): Rows(settings, LocalPlace(DATASET, settings.max_outage_seconds))}
+    )
 
 
 def documents_of(source: Source) -> tuple[list[str], int, list[str]]:
@@ -98,7 +102,7 @@ def test_an_outage_is_no_damage(tmp_path: Path) -> None:
     trouble = TransientError("the connection is gone")
     source = source_of(tmp_path, rows, skip=True)
     opened: list[int] = []
-    real = source.formats["hub-rows"]._open  # type: ignore[attr-defined]  # the double's own
+    real = source.reader_of(FILE)._open_rows  # type: ignore[attr-defined]  # the double's own
 
     def open_once_broken(position: int) -> Iterator[Any]:
         opened.append(position)
@@ -107,6 +111,6 @@ def test_an_outage_is_no_damage(tmp_path: Path) -> None:
                 raise trouble
             yield row
 
-    source.formats["hub-rows"]._open = open_once_broken  # type: ignore[attr-defined]
+    source.reader_of(FILE)._open_rows = open_once_broken  # type: ignore[attr-defined]
     assert documents_of(source)[0] == [row["text"] for row in rows]
     assert opened == [0, 4]

@@ -25,7 +25,7 @@ from standin_hub import StandInHub
 from standin_repository import Repository
 
 from fineweb_shards.errors import HubError
-from fineweb_shards.sources.hub.listed_files import ListedFile, Listing
+from fineweb_shards.sources.hub_files import ListedFile, Listing
 
 FILES = 3
 

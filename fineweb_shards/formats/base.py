@@ -1,0 +1,147 @@
+"""Define a format: what is in a file, cut into batches in the parent and read in the workers.
+
+A new format is a subclass of `Format` with three methods, and an entry in the table (table.py). `batches`
+runs once, in the parent, and should read next to nothing; `chunks` runs in the workers and does the reading.
+Both read through `place`, so that a format works wherever files are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Self
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.formats.table import FORMATS
+from fineweb_shards.formats.where import Where
+from fineweb_shards.storage.local import LocalPlace
+from fineweb_shards.storage.place import HubRef, InputFile, Place
+from fineweb_shards.types import Batch, TextChunk
+from fineweb_shards.vocabulary import Vocabulary
+
+_SMALL_BYTES = 2**20  # of a text over the network, of which a good part is looked at to list its documents
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """The settings that decide how documents are read from files."""
+
+    text_column: str
+    separator: str
+    batch_bytes: int
+    skip_bad: bool
+    vocabulary: Vocabulary  # whose tokens FineWeb's `token_count` counts, or not
+    max_outage_seconds: int = 0  # of the network, if files are remote
+    hub: HubRef | None = None  # the dataset that remote files belong to
+    where: Where | None = None  # which documents to read; None: all
+    tokens_column: str | None = None  # holds the documents as lists of ids; None: text_column holds them
+    largest_page_bytes: int = 2**40  # of a parquet file, unpacked: what is larger does not fit into memory
+
+    @property
+    def column(self) -> str:
+        """The column that holds the documents, as text or as ids."""
+        return self.text_column if self.tokens_column is None else self.tokens_column
+
+    def column_hint(self, column: str = "column") -> str:
+        """Return what to do if that column, or key, is not there or holds something else."""
+        if self.tokens_column is None:
+            return f"Name the {column} with the text: --text-column."
+        return f"Name the {column} with the lists of ids: --tokens-column; for text it is --text-column."
+
+
+class Format(ABC):
+    """Reads documents from one kind of file in one place. Exists in the parent and, by pickling, in every
+    worker."""
+
+    def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
+        self.settings = settings
+        self.place = place or LocalPlace()
+        self.doubts = Counter[str]()  # by path: batches that looked wrong
+
+    def __reduce__(self) -> tuple[type[Format], tuple[ReadSettings, Place]]:
+        return type(self), (self.settings, self.place)  # without open files, which can't be pickled
+
+    def reopened(self, place: Place) -> Self:
+        """Return the same format with no file open, for files in `place`."""
+        return type(self)(self.settings, place)
+
+    @abstractmethod
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
+        """Yield batches that refer to the file's documents from `position` on, in order."""
+
+    def sample_batches(self, file: InputFile, position: int, limit_bytes: int) -> Iterator[Batch]:
+        """Yield batches like `batches`, from which about `limit_bytes` will be read: where bytes have to be
+        fetched, they are no larger than that needs."""
+        return self.batches(file, position, False)
+
+    @abstractmethod
+    def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
+        """Read the documents of a batch."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close files that were kept open for the next batch."""
+
+    def is_small(self, file: InputFile) -> bool:
+        """Return whether a file is a small text that is fetched once, whole, by the parent: to list its
+        documents the parent has to look at a good part of it anyway."""
+        is_text = FORMATS[file.format].is_text and file.compression is None
+        return self.place.is_remote and is_text and file.size_bytes <= _SMALL_BYTES
+
+    def by_value(self, file: InputFile) -> bool:
+        """Return whether a file can only be read front to back, so that its batches carry their bytes; also
+        one over the network of which all has to be read to list its batches: it should be fetched once."""
+        is_stream = file.is_pipe or file.compression is not None
+        fetched_whole = self.place.is_remote and not FORMATS[file.format].by_ranges
+        return is_stream or fetched_whole or self.is_small(file)
+
+    def leave_out(self, error: BadFileError) -> str:
+        """Return the message that something is left out; without `--on-bad-file skip`, raise the error."""
+        if not self.settings.skip_bad:
+            raise error
+        return f"left out: {error.message}"
+
+    def expect(self, files: Sequence[InputFile]) -> None:
+        """Prepare files of this format and place that will be read next. Runs in the parent."""
+
+    def share_before(self, file: InputFile, position: int) -> float | None:
+        """Return the share of a file before a position, from 0 to 1; None if unknown. Runs in the parent."""
+        return None
+
+    def prefetch(self, file: InputFile, batch: Batch) -> None:
+        """Begin to fetch the bytes of a batch that will be read soon, and don't wait for them. Runs in a
+        worker, in the thread that receives orders."""
+
+    def fetch_again(self, file: InputFile, batch: Batch) -> None:
+        """Drop what was fetched of a batch that has been read, and fetch it again for the next reading."""
+
+
+def load_format(name: str) -> type[Format]:
+    """Import the class that reads files of a format."""
+    module, _, kind = FORMATS[name].reader.rpartition(".")
+    found: type[Format] = getattr(import_module(f"{__package__}.{module}"), kind)
+    return found
+
+
+def decode_text(data: bytes) -> tuple[str, int]:
+    """Decode UTF-8; return the text, and the number of characters that replace invalid bytes."""
+    try:
+        return data.decode("utf-8"), 0
+    except UnicodeDecodeError:
+        text = data.decode("utf-8", "replace")
+        return text, text.count("\ufffd") - data.count("\ufffd".encode())
+
+
+def utf8_bytes(text: str) -> int:
+    """Return the length of a text in UTF-8, a lone surrogate counting as U+FFFD. Quick for ASCII."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def first_line(error: Exception) -> str:
+    """Return what a library's error says, in one line without a full stop."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

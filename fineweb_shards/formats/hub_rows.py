@@ -1,0 +1,139 @@
+"""Stream datasets on the hub that are not parquet (JSON, CSV, text, …) front to back with `datasets`.
+
+The parent reads the rows and passes them to the workers as JSON lines; the position is the row's number.
+`datasets`' own state is not used: it has skipped and repeated rows (datasets#8145, #8308, #7538). After an
+interruption the stream is opened again and rows are skipped up to the next one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from fineweb_shards.errors import BadFileError, HubError
+from fineweb_shards.formats.base import decode_text, first_line
+from fineweb_shards.formats.jsonl import JsonLinesFormat
+from fineweb_shards.storage.hub_errors import hub_host, translated_errors
+from fineweb_shards.storage.place import InputFile
+from fineweb_shards.system.retry import TransientError
+from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.types import Batch
+
+_END = object()
+
+
+class HubRowsFormat(JsonLinesFormat):
+    """Rows of a dataset that is not parquet, streamed by `datasets`."""
+
+    def by_value(self, file: InputFile) -> bool:
+        return True
+
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
+        lines: list[str] = []
+        size, first = 0, position
+        rows, failure = self._rows(position), None
+        while True:
+            try:
+                lines.append(self._line(next(rows)))
+            except StopIteration:
+                break
+            except BadFileError as error:
+                failure = error  # raised later, so that the rows before it are kept for any batch size
+                break
+            size += len(lines[-1])
+            if size >= self.settings.batch_bytes:
+                yield _batch(file, first, lines)
+                first, size, lines = first + len(lines), 0, []
+        if lines:
+            yield _batch(file, first, lines)
+        if failure is not None:
+            raise failure
+
+    def _line(self, row: dict[str, Any]) -> str:
+        """Return a row as a JSON line with only the columns that are needed; if it has no text, with all its
+        keys, for the error."""
+        kept = {name: row[name] for name in self._columns() if name in row}
+        missing = {} if self.settings.column in row else dict.fromkeys(row)
+        return json.dumps(missing | kept, default=_as_json)
+
+    def _columns(self) -> list[str]:
+        """Return the columns that are needed: the documents', and those of --where."""
+        where = self.settings.where
+        return list(dict.fromkeys((self.settings.column, *(where.columns if where else ()))))
+
+    def place_of(self, batch: Batch, line: int, offset: int) -> int:
+        return batch.position + line
+
+    def _rows(self, position: int) -> Iterator[Any]:
+        """Yield the rows from `position` on, across any number of interruptions."""
+        rows: Iterator[Any] | None = None
+
+        def next_row() -> Any:
+            nonlocal rows
+            try:
+                with translated_errors("the dataset"):
+                    if rows is None:
+                        rows = iter(self._open_rows(position))
+                    return next(rows, _END)
+            except TransientError:
+                rows = None  # open the stream again, at the next row
+                raise
+            except Exception as error:
+                if not _is_damage(error):
+                    raise
+                place = f"{self._dataset()}: row {position:,}"
+                raise BadFileError(f"{place} can't be read: {first_line(error)}.") from error
+
+        while (row := self.place.retrier.call(next_row)) is not _END:
+            position += 1
+            yield row
+
+    def _dataset(self) -> str:
+        return f"dataset {self.settings.hub.dataset}" if self.settings.hub else "the dataset"
+
+    def _open_rows(self, position: int) -> Any:
+        import datasets
+
+        hub = self.settings.hub
+        assert hub is not None
+        try:
+            stream = datasets.load_dataset(
+                hub.dataset, name=hub.name or None, split=hub.hub_split, revision=hub.commit, streaming=True
+            )
+        except FileNotFoundError as error:
+            if type(error) is FileNotFoundError:  # this is how `datasets` reports an outage
+                raise TransientError(f"{hub_host()}: the listing could not be read") from None
+            raise HubError(f"dataset {hub.dataset}: {first_line(error)}") from None
+        names = stream.column_names
+        for column in self._columns() if names is not None else ():
+            if column not in names:
+                is_ours = column == self.settings.column
+                raise HubError(
+                    f"dataset {hub.dataset}: there is no column {column!r}; the columns are: "
+                    f"{', '.join(names)}.",
+                    self.settings.column_hint() if is_ours else "Check the names in --where.",
+                )
+        if names is not None:
+            stream = stream.select_columns(self._columns())
+        return stream.skip(position) if position else stream
+
+
+def _batch(file: InputFile, first: int, lines: list[str]) -> Batch:
+    payload = "\n".join(lines).encode()
+    return Batch(file.index, first, first + len(lines), sum(map(len, lines)), payload=SharedBytes(payload))
+
+
+def _as_json(value: Any) -> Any:
+    """Convert a value that JSON lacks: bytes to text, as in parquet; anything else to its type's name."""
+    return decode_text(value)[0] if isinstance(value, bytes) else {type(value).__name__: None}
+
+
+def _is_damage(error: Exception) -> bool:
+    """Tell whether the content is damaged. Finds `datasets`' exception by its name, not by an import."""
+    if isinstance(error, MemoryError):  # pyarrow's subclass of it is an ArrowException, too
+        return False
+    by_datasets = any(kind.__name__ == "DatasetBuildError" for kind in type(error).__mro__)
+    return by_datasets or isinstance(error, (ValueError, TypeError, LookupError, pa.ArrowException))

@@ -1,0 +1,305 @@
+"""Read JSON lines: batches are byte ranges that end at line ends; every line is an object with a text in it,
+or with a list of ids.
+
+A bad line, also one that is too long, is left out alone (`--on-bad-file skip`), or stops the run after
+everything before it has been read: neither depends on where batches end.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import compress
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.formats.base import ReadSettings, decode_text
+from fineweb_shards.formats.ranges import Range, next_target
+from fineweb_shards.formats.row_filter import load_filter
+from fineweb_shards.formats.text import TextFormat, batches_of, go_to
+from fineweb_shards.formats.text_check import SAMPLE_BYTES, check_is_text
+from fineweb_shards.formats.token_rows import TokenRows, parse_ids
+from fineweb_shards.formats.views import ByteView, StreamView
+from fineweb_shards.formats.where import kind_of
+from fineweb_shards.storage.place import InputFile, Place
+from fineweb_shards.texts import Texts, encode_utf8
+from fineweb_shards.token_lists import Ids
+from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
+
+# Longer lines would have to be parsed in pieces; such a document belongs in a text file.
+MAX_LINE_BYTES = 64 * 2**20
+_WINDOW_BYTES = 64 * 1024
+_MOST_DIGITS = 400  # more than any double has
+_ROUNDED = 2.0**63  # orjson returns longer whole numbers as doubles
+_WHERE_HINT = "Correct --where or the line, or leave out such lines: --on-bad-file skip."
+_BOM = b"\xef\xbb\xbf"
+
+
+def _parse_integer(digits: str) -> float:
+    """Parse a whole number; Python refuses very long ones, and nothing is compared with those."""
+    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_parse_integer)  # one for all lines, because creating it is slow
+
+
+class _Row(NamedTuple):
+    """What is needed of a line."""
+
+    document: bytes | Ids | None  # UTF-8 or, with --tokens-column, ids; None if it is null
+    id: str | None
+    replaced: int  # characters
+    values: tuple[Any, ...]  # of the keys that --where needs
+    place: int = 0  # where the line begins
+    failure: BadFileError | None = None  # why there is no document, which matters only if --where keeps it
+
+
+class JsonLinesFormat(TextFormat):
+    """Documents that are the value of a key, one JSON object per line."""
+
+    def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
+        super().__init__(settings, place)
+        self.row_filter = load_filter(settings.where)
+
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
+        view = self.open_view(file)
+        try:
+            head = view.read_at(0, SAMPLE_BYTES)
+            check_is_text(file, head)
+            if is_array(head):
+                raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", _unwrap(file))
+            go_to(file, view, position)
+            yield from batches_of(file, view, self._ranges(file, view, position), "")
+        finally:
+            view.close()
+
+    def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Range]:
+        """Yield ranges of whole lines, about `batch_bytes` each; a line that is too long is one by itself."""
+        while view.read_at(start, 1):
+            target = next_target(start, self.settings.batch_bytes) - 1
+            end = _find_line_end(view, target, start + MAX_LINE_BYTES)
+            if end is None:  # find out whether the line around `target` is too long, or only far from `start`
+                line = start + view.read_at(start, target - start).rfind(b"\n") + 1
+                end = _find_line_end(view, line, line + MAX_LINE_BYTES)
+            if end is not None:
+                yield Range(start, end)
+            else:
+                if line > start:
+                    yield Range(start, line)
+                end = skip_line(view, line)
+                if not (isinstance(view, StreamView) and view.is_cut_off_at(end)):
+                    yield Range(line, end, problem=self.leave_out(_too_long(file, line)))
+            start = end
+
+    def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
+        data = self.read_range(file, batch)
+        lines = data.split(b"\n")
+        if batch.broken_off:
+            lines.pop()
+        rows: list[_Row] = []
+        counts = Counts()
+        problems: list[str] = []
+        failure: BadFileError | None = None
+        offset, end = batch.position, batch.end
+        for number, line in enumerate(lines):
+            try:
+                if len(line) > MAX_LINE_BYTES:
+                    raise _too_long(file, offset)
+                text = line if offset else line.removeprefix(_BOM)
+                if text.strip():  # empty lines are ignored
+                    row = self._parse_line(file, text, offset)
+                    if row.failure is not None:
+                        row = row._replace(place=self.place_of(batch, number, offset))
+                    rows.append(row)
+            except BadFileError as error:
+                if not self.settings.skip_bad:
+                    failure, end = error, self.place_of(batch, number, offset)
+                    break
+                problems.append(self.leave_out(error))
+                counts += Counts(bad_parts=1)
+            offset += len(line) + 1
+        if self.row_filter is not None:
+            rows, left_out, bad = self._select(rows)
+            counts += left_out
+            if bad and not self.settings.skip_bad:
+                failure, end = bad[0].failure, bad[0].place
+            else:
+                problems += [self.leave_out(row.failure) for row in bad if row.failure]
+                counts += Counts(bad_parts=len(bad))
+        counts += Counts(
+            skipped_documents=sum(row.document is None for row in rows),
+            replaced_characters=sum(row.replaced for row in rows),
+        )
+        chunk = self._join([row for row in rows if row.document is not None])
+        yield replace(
+            chunk,
+            start=Cursor(batch.file, batch.position),
+            end=Cursor(batch.file, end),
+            counts=chunk.counts + counts,
+            problems=tuple(problems),
+        )
+        if failure is not None:  # only now, so that the documents before it are kept
+            raise failure
+
+    def _select(self, rows: list[_Row]) -> tuple[list[_Row], Counts, list[_Row]]:
+        """Return the rows that --where keeps, counts of the others, and those that it keeps but that have no
+        document; without `--on-bad-file skip` only what is before the first such row."""
+        assert self.row_filter is not None
+        passes, left_out = self.row_filter.select_values([row.values for row in rows])
+        kept = list(compress(rows, passes))
+        bad = [row for row in kept if row.failure is not None]
+        if not bad:
+            return kept, left_out, []
+        if not self.settings.skip_bad:
+            kept, left_out, _ = self._select(rows[: next(i for i, row in enumerate(rows) if row is bad[0])])
+        return [row for row in kept if row.failure is None], left_out, bad
+
+    def _join(self, rows: list[_Row]) -> TextChunk:
+        """Return the documents of some lines as a chunk without cursors."""
+        if self.settings.tokens_column is not None:
+            found = TokenRows.from_arrays(
+                [row.document for row in rows if isinstance(row.document, np.ndarray)]
+            )
+            vocabulary = self.settings.vocabulary
+            lists = found.without_outer_eots(vocabulary).to_documents(vocabulary)
+            return TextChunk(lists, None, None)
+        texts = Texts.from_pieces([row.document for row in rows if isinstance(row.document, bytes)])
+        origin = Origin(0, len(rows), ids=[row.id for row in rows])
+        return TextChunk(texts, None, None, counts=Counts(texts.size_bytes), origins=(origin,))
+
+    def place_of(self, batch: Batch, line: int, offset: int) -> int:
+        """Return the position, in this format's unit, of a line of a batch that begins at byte `offset`."""
+        return offset
+
+    def _parse_line(self, file: InputFile, line: bytes, offset: int) -> _Row:
+        """Return what is needed of a line; BadFileError if it has no document (with --where, only once it is
+        known that the line is kept), or if --where can't use it.
+
+        orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it
+        knows neither NaN nor half a character), and about every line without a document.
+        """
+        try:
+            row = orjson.loads(line)
+            document = self._to_document(row[self.settings.column])
+            if document is not None:
+                name = row.get("id")
+                values = self._fast_values(file, row, offset) if self.row_filter else ()
+                return _Row(document, name if isinstance(name, str) else None, 0, values)
+        except (ValueError, LookupError, TypeError):
+            pass
+        return self._parse_slowly(file, line, offset)
+
+    def _values(self, file: InputFile, row: dict[str, Any], offset: int) -> tuple[Any, ...]:
+        """Return the values that --where needs, None for those that are missing."""
+        assert self.row_filter is not None
+        problem = self.row_filter.find_wrong_value(row)
+        if problem is not None:
+            raise BadFileError(f"{file.path}: the line at byte {offset:,} {problem}.", _WHERE_HINT)
+        return tuple(row.get(name) for name in self.row_filter.where.columns)
+
+    def _fast_values(self, file: InputFile, row: dict[str, Any], offset: int) -> tuple[Any, ...]:
+        """Return the same of a row that orjson has parsed; ValueError if it may have rounded a whole number
+        that is longer than 64 bits."""
+        values = self._values(file, row, offset)
+        if any(isinstance(value, float) and abs(value) >= _ROUNDED for value in values):
+            raise ValueError
+        return values
+
+    def _parse_slowly(self, file: InputFile, line: bytes, offset: int) -> _Row:
+        """Do the same with Python's parser."""
+        place = f"{file.path}: the line at byte {offset:,}"
+        source, replaced = decode_text(line)
+        try:
+            row = _DECODER.decode(source)
+        except ValueError as error:
+            raise BadFileError(f"{place} is no JSON: {error}.") from error
+        except RecursionError as error:
+            raise BadFileError(f"{place} is nested too deeply.") from error
+        column = self.settings.column
+        if not isinstance(row, dict):
+            hint = _unwrap(file) if isinstance(row, list) else None
+            raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.", hint)
+        values = self._values(file, row, offset) if self.row_filter else ()
+        document, failure = None, None
+        if column not in row:
+            failure = BadFileError(
+                f"{place} has no key {column!r}; its keys are: {', '.join(map(str, row))[:200]}.",
+                self.settings.column_hint("key"),
+            )
+        elif row[column] is not None:
+            try:
+                document = self._to_document(row[column])
+            except (TypeError, ValueError) as error:
+                failure = BadFileError(f"{place}: {column!r} {error}.")
+        if failure is not None and self.row_filter is None:
+            raise failure
+        name = row.get("id")
+        return _Row(document, name if isinstance(name, str) else None, replaced, values, failure=failure)
+
+    def _to_document(self, value: Any) -> bytes | Ids:
+        """Return a value as UTF-8, or as ids; TypeError or ValueError, with a phrase, if it can't be."""
+        if self.settings.tokens_column is not None:
+            return parse_ids(value, self.settings.vocabulary)
+        if isinstance(value, str):
+            return encode_utf8(value)
+        found = "number" if kind_of(value) == "number" else type(value).__name__
+        raise TypeError(f"is not a text but a {found}")
+
+
+def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:
+    """Return the offset after the first line end from `offset` on; None if there is none up to `limit`."""
+    while offset <= limit:
+        window = view.read_at(offset, _WINDOW_BYTES)
+        if (found := window.find(b"\n")) >= 0:
+            return offset + found + 1 if offset + found <= limit else None
+        if len(window) < _WINDOW_BYTES:
+            return view.size_bytes if view.size_bytes <= limit else None
+        offset += _WINDOW_BYTES
+    return None
+
+
+def skip_line(view: ByteView, offset: int) -> int:
+    """Return the offset after a line of any length, without keeping it in memory."""
+    while window := view.read_at(offset, _WINDOW_BYTES):
+        if (found := window.find(b"\n")) >= 0:
+            return offset + found + 1
+        offset += len(window)
+        if isinstance(view, StreamView):
+            view.forget(offset)
+    return offset
+
+
+def _too_long(file: InputFile, offset: int) -> BadFileError:
+    return BadFileError(
+        f"{file.path}: the line at byte {offset:,} is longer than {MAX_LINE_BYTES:,} bytes.",
+        "Put documents of that length into text files (--separator none), or leave out such lines: "
+        "--on-bad-file skip.",
+    )
+
+
+def is_array(head: bytes) -> bool:
+    """Tell whether a file is one JSON array, on one line or over many, by its beginning."""
+    lines = head.removeprefix(_BOM).split(b"\n")
+    if len(head) >= SAMPLE_BYTES:
+        lines.pop()  # it may be cut off by the end of the sample
+    first, second = [*(line for line in lines if line.strip()), b"", b""][:2]
+    if not first.lstrip().startswith(b"["):
+        return False
+    return not second if _is_json(first) else bool(second) and not _is_json(second)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line, parse_int=_parse_integer)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _unwrap(file: InputFile) -> str:
+    return f"If it is one array, convert it first: jq -c '.[]' {shlex.quote(file.path)} > converted.jsonl"

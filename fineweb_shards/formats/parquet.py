@@ -1,0 +1,411 @@
+"""Read parquet files: batches are sequences of row groups; of the columns only those are read that hold the
+documents, FineWeb's token counts, and what --where needs.
+
+With `ParquetFile`, never with a dataset scan: those abort or hang at exit when left half read
+(arrow#45214). A worker keeps its current file open and the footer parsed, because parsing the footer of
+a FineWeb-Edu file (2 GB, 700 row groups) takes longer than reading one row group. Over the network a footer
+takes three requests in a row, so files are opened in the background, the next one ahead of time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from fineweb_shards.errors import BadFileError, ShardError
+from fineweb_shards.formats.base import Format, ReadSettings
+from fineweb_shards.formats.parquet_file import (
+    LARGEST_FETCH_BYTES,
+    Footer,
+    ParquetSource,
+    open_parquet,
+    translated_pyarrow_errors,
+)
+from fineweb_shards.formats.row_filter import load_filter
+from fineweb_shards.formats.rows import TOKEN_COUNT_VOCABULARY, append_chunk, split_rows, unwrap
+from fineweb_shards.formats.token_rows import split_token_rows
+from fineweb_shards.storage.place import InputFile, Place
+from fineweb_shards.system.background import in_background
+from fineweb_shards.texts import NO_TEXTS
+from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
+
+# Rows are decoded a slice at a time and encoded a chunk at a time: both fit a worker's share of memory,
+# however large the row groups are.
+_SLICE_ROWS = 128
+_SLICE_TOKEN_ROWS = 2048  # they are checked and copied all at once, so that few at a time would be slow
+_SLICE_BYTES = 512 * 1024
+_CHUNK_BYTES = 12 * 2**20  # of two row groups as FineWeb has them one block is made
+# How many times `batch_bytes` a batch has: each costs the parent a millisecond, and from the hub a request.
+_BATCHES_AT_ONCE = 2
+_SMALL_SHARE = 0.05  # of the text's size
+# No document has so many tokens: a `token_count` with larger numbers counts something else.
+_LARGEST_TOKEN_COUNT = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class StatedExtent:
+    """What a file says about its documents: their number, and their tokens without EOT."""
+
+    documents: int
+    tokens: int
+
+
+class ParquetFormat(Format):
+    """Documents that are the rows of a column of texts, or of lists of ids."""
+
+    def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
+        super().__init__(settings, place)
+        _use_small_memory_pool()
+        self._opened: dict[str, Future[ParquetSource]] = {}  # by path, those that are needed last at the end
+        self._fetches: dict[tuple[str, int], Future[None]] = {}  # by path and position: batches to be read
+        self._reading: str | None = None  # the path of the batch that is being read
+        self._expected: set[str] = set()  # paths of files that will be listed next
+        self._lock = threading.RLock()  # one thread receives orders, another one reads
+        self._rows: _RowReader | None = None
+        self._group_counts: dict[int, int] = {}
+        self.row_filter = load_filter(settings.where)
+
+    # Listing batches
+
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
+        return self._cut(file, position, _BATCHES_AT_ONCE * self.settings.batch_bytes)
+
+    def sample_batches(self, file: InputFile, position: int, limit_bytes: int) -> Iterator[Batch]:
+        if not self.place.is_remote:
+            return self.batches(file, position, False)
+        return self._cut(file, position, min(self.settings.batch_bytes, limit_bytes))
+
+    def _cut(self, file: InputFile, position: int, wanted: int) -> Iterator[Batch]:
+        """Yield batches of at least `wanted` bytes of text each, from a row group on."""
+        footer = self.footer(file)
+        groups = self._group_counts[file.index] = len(footer.group_rows)
+        first, size = position, 0
+        for group in range(position, groups):
+            group_size = footer.group_bytes[group]
+            if group_size >= 2 * wanted:
+                if size:
+                    yield Batch(file.index, first, group, size)
+                yield from self._stripes(file, group, footer.group_rows[group], group_size)
+                first, size = group + 1, 0
+                continue
+            size += group_size
+            if size >= wanted:
+                yield Batch(file.index, first, group + 1, size)
+                first, size = group + 1, 0
+        if first < groups:
+            yield Batch(file.index, first, groups, size)
+
+    def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Iterator[Batch]:
+        """Yield batches of some rows each for a large row group (pandas writes a million rows into one). Over
+        the network it stays in one batch: if it were divided, every worker would fetch all of it."""
+        if self.place.is_remote:
+            yield Batch(file.index, group, group + 1, size)
+            return
+        parts = max(1, min(rows, size // self.settings.batch_bytes))
+        for first, end in pairwise(rows * i // parts for i in range(parts + 1)):
+            yield Batch(file.index, group, group + 1, size // parts, rows=(first, end))
+
+    def share_before(self, file: InputFile, position: int) -> float | None:
+        groups = self._group_counts.get(file.index)  # known once `batches` was called
+        return position / groups if groups else None
+
+    # Open files
+
+    def expect(self, files: Sequence[InputFile]) -> None:
+        """Open the current file and the next ones, over the network."""
+        if self.place.is_remote:
+            with self._lock:
+                self._expected = {file.path for file in files}
+            for file in files:
+                self._begin_opening(file)
+
+    def open(self, file: InputFile) -> ParquetSource:
+        """Return an open file. It stays open until another file is opened and nobody needs it."""
+        return self._begin_opening(file).result()
+
+    def footer(self, file: InputFile) -> Footer:
+        """Return the checked footer of a file."""
+        return self.open(file).footer
+
+    def _begin_opening(self, file: InputFile, address: str | None = None) -> Future[ParquetSource]:
+        """Open a file, if it is not open, and close those that nobody needs. Over the network that happens in
+        the background."""
+        with self._lock:
+            if file.path not in self._opened:
+                needed = {self._reading, *self._expected, *(path for path, _ in self._fetches)}
+                kept = list(self._opened)[:-1] if self.place.is_remote else list(self._opened)
+                for old in [path for path in kept if path not in needed]:
+                    self._close_file(old)
+                self._opened[file.path] = self._start_opening(partial(self._open, file, address))
+            return self._opened[file.path]
+
+    def _start_opening(self, opening: Callable[[], ParquetSource]) -> Future[ParquetSource]:
+        if self.place.is_remote:
+            return in_background(opening)
+        opened: Future[ParquetSource] = Future()
+        opened.set_result(opening())
+        return opened
+
+    def _open(self, file: InputFile, address: str | None) -> ParquetSource:
+        is_remote = self.place.is_remote
+        try:
+            return open_parquet(file, self.place.open(file, address), self.settings, is_remote=is_remote)
+        except BadFileError:
+            if not is_remote:
+                raise
+        # The footer may have been damaged on the way.
+        return open_parquet(file, self.place.open(file, address), self.settings, is_remote=is_remote)
+
+    def _close_file(self, path: str) -> None:
+        opening = self._opened.pop(path)
+        if opening.done() and opening.exception() is None:
+            opening.result().close()
+
+    def close(self) -> None:
+        self._rows = None
+        for path in list(self._opened):
+            self._close_file(path)
+
+    # Fetching ahead
+
+    def prefetch(self, file: InputFile, batch: Batch) -> None:
+        if not self.place.is_remote:
+            return
+        opening = self._begin_opening(file, batch.address)
+        begin = in_background(partial(self._begin_fetching, opening, batch))
+        with self._lock:
+            self._fetches[file.path, batch.position] = begin
+
+    def _begin_fetching(self, opening: Future[ParquetSource], batch: Batch) -> None:
+        if isinstance(opening.exception(), ShardError):
+            return  # reading the batch will raise it again, and then it is reported
+        opened = opening.result()
+        for start, stop in opened.ranges(batch.position, batch.end):
+            if stop - start <= LARGEST_FETCH_BYTES:
+                opened.content.prefetch(start, stop)
+
+    def fetch_again(self, file: InputFile, batch: Batch) -> None:
+        """Open the file again as well: its footer, which says where a row group is, may be what is wrong."""
+        with self._lock:
+            self._rows = None
+            if file.path in self._opened:
+                self._close_file(file.path)
+        self.prefetch(file, batch)
+
+    # Reading
+
+    def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
+        """Read the documents of a batch. Only the first chunk has a start cursor and only the last an end
+        cursor, and those only at the boundary of a row group."""
+        with self._lock:
+            self._reading = file.path
+            fetch = self._fetches.pop((file.path, batch.position), None)
+        if fetch is not None:
+            fetch.exception()  # waits; what went wrong is raised by reading
+        opened = self._begin_opening(file, batch.address).result()
+        if self.place.is_remote:
+            opened.content.forget_before(opened.ranges(batch.position, batch.end)[0][0])
+        footer = opened.footer
+        begins = batch.rows is None or batch.rows[0] == 0
+        chunk = TextChunk(NO_TEXTS, Cursor(batch.file, batch.position) if begins else None, None)
+        if footer.note and begins and batch.position == 0:
+            chunk = replace(chunk, problems=(footer.note,))
+        size_bytes = 0
+        for group in range(batch.position, batch.end):
+            try:
+                for part in self._read_group(opened, group, batch.rows):
+                    size_bytes += part.documents.size_bytes
+                    if chunk.documents and size_bytes > _CHUNK_BYTES:
+                        yield chunk
+                        chunk, size_bytes = TextChunk(NO_TEXTS, None, None), part.documents.size_bytes
+                    chunk = append_chunk(chunk, part)
+                    if part.ends_mid_document:  # the rest of the document begins the next chunk
+                        yield chunk
+                        chunk, size_bytes = TextChunk(NO_TEXTS, None, None), 0
+            except BadFileError as error:
+                if not self.settings.skip_bad:
+                    raise
+                chunk = replace(
+                    chunk,
+                    counts=chunk.counts + Counts(bad_parts=1),
+                    problems=(*chunk.problems, f"left out: {error.message}"),
+                )
+        ends = batch.rows is None or batch.rows[1] == footer.group_rows[batch.position]
+        yield replace(chunk, end=Cursor(batch.file, batch.end) if ends else None)
+
+    def _read_group(
+        self, opened: ParquetSource, group: int, rows: tuple[int, int] | None
+    ) -> Iterator[TextChunk]:
+        """Yield the documents of a row group, or of some of its rows, a slice at a time.
+
+        A row group can only be read from its start. So the reader is kept for the next batch of the same row
+        group: every worker reads a large row group only once, whichever rows it gets.
+        """
+        footer, file, vocabulary = opened.footer, opened.file, self.settings.vocabulary
+        first, end = rows or (0, footer.group_rows[group])
+        place = f"{file.path}: row group {group}"
+        reader = self._rows
+        if reader is None or reader.place != place or reader.next_row > first:
+            most_rows = _SLICE_ROWS if self.settings.tokens_column is None else _SLICE_TOKEN_ROWS
+            slice_rows = _slice_rows(footer.group_rows[group], footer.group_bytes[group], most_rows)
+            try:
+                slice_rows = opened.check_pages(group, slice_rows, self.settings.largest_page_bytes)
+            except BadFileError:
+                if first == 0:  # of several batches of a row group, the first one reports it
+                    raise
+                return
+            needed = len(footer.needed_columns)
+            reader = _RowReader(place, opened.parsed, group, opened.columns, needed, slice_rows)
+            self._rows = reader
+        try:
+            for row, row_slice in reader.read(first, end):
+                selection = self.row_filter.select(row_slice) if self.row_filter else None
+                first_row = footer.first_rows[group] + row
+                if self.settings.tokens_column is None:
+                    rule = vocabulary.cut_rule
+                    yield from split_rows(row_slice, first_row, rule, footer.count_columns, selection)
+                else:
+                    leave_out = partial(self._leave_out_row, file)
+                    yield from split_token_rows(row_slice, first_row, vocabulary, leave_out, selection)
+        except BadFileError:
+            self._rows = None
+            if reader.next_row >= first:  # if it broke before, the batch with those rows reports it
+                raise
+
+    def _leave_out_row(self, file: InputFile, sentence: str) -> str:
+        """Return what to report about a bad row, or raise an error that says so."""
+        hint = "Name the right --tokenizer, or leave out such rows: --on-bad-file skip."
+        return self.leave_out(BadFileError(f"{file.path}: {sentence}.", hint))
+
+    def stated_extent(
+        self, file: InputFile, least_tokens: int = 0, most_tokens: int | None = None
+    ) -> StatedExtent | None:
+        """Add up the file's `token_count` over the documents that --where and these limits keep; None if it
+        has no usable one, or if the columns that --where needs are large."""
+        opened = self.open(file)
+        schema = opened.parsed.schema_arrow
+        if self.settings.vocabulary != TOKEN_COUNT_VOCABULARY or self.settings.tokens_column is not None:
+            return None
+        if self.settings.text_column != "text" or schema.names.count("token_count") != 1:
+            return None
+        if not pa.types.is_integer(schema.field("token_count").type):
+            return None
+        columns = list(dict.fromkeys(("token_count", *opened.footer.needed_columns[1:])))
+        if self.row_filter and not _are_small(opened, self.row_filter.where.columns):
+            return None
+        import pyarrow.compute as pc  # here: only the parent needs it, and it takes 40 ms
+
+        documents = total = 0
+        try:
+            with translated_pyarrow_errors(f"{file.path}: the column token_count can't be read"):
+                # In small batches: a damaged footer must not make pyarrow allocate a huge one.
+                for rows in opened.parsed.iter_batches(columns=columns, use_threads=False):
+                    found = [unwrap(rows.column(rows.schema.names.index(name))) for name in columns]
+                    counts = found[0]
+                    extremes = pc.min_max(counts).as_py()
+                    if counts.null_count or extremes["min"] < 0 or extremes["max"] > _LARGEST_TOKEN_COUNT:
+                        return None
+                    if self.row_filter is not None:
+                        met = self.row_filter.evaluate(pa.RecordBatch.from_arrays(found, columns))
+                        counts = counts.filter(met)  # null: left out, too
+                    counts = counts.filter(pc.greater_equal(counts, least_tokens)) if least_tokens else counts
+                    if most_tokens is not None:
+                        counts = counts.filter(pc.less_equal(counts, most_tokens))
+                    documents += len(counts)
+                    total += int(pc.sum(counts).as_py() or 0)
+        except BadFileError:
+            return None  # the text may be sound all the same
+        return StatedExtent(documents, total)
+
+
+def _are_small(opened: ParquetSource, columns: Sequence[str]) -> bool:
+    """Tell whether columns are small beside the text, by the sizes in the footer."""
+    metadata = opened.parsed.metadata
+    size_bytes = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        chunks = map(group.column, range(group.num_columns))
+        size_bytes += sum(c.total_uncompressed_size for c in chunks if c.path_in_schema in columns)
+    return size_bytes <= _SMALL_SHARE * sum(opened.footer.group_bytes)
+
+
+def _use_small_memory_pool() -> None:
+    """Have pyarrow allocate with jemalloc, where it has it. By default it does with mimalloc, which keeps
+    47 MB more in every worker, for as much speed; malloc has ten times the page faults."""
+    if "jemalloc" in pa.supported_memory_backends():
+        pa.set_memory_pool(pa.jemalloc_memory_pool())
+
+
+class _RowReader:
+    """Reads one row group from front to back.
+
+    Where a damaged row group ends must depend on nothing but the file. So whole slices are decoded, whatever
+    rows are asked for, and if columns that are not needed can't be read, the others are read without them.
+    """
+
+    def __init__(
+        self, place: str, file: Any, group: int, columns: list[str], needed: int, slice_rows: int
+    ) -> None:
+        self.place = place
+        self.next_row = 0
+        self._file = file
+        self._group = group
+        self._columns = columns  # the documents' first
+        self._needed = needed  # how many of them
+        self._slice_rows = slice_rows
+        self._rest: Any = None  # rows of the last slice that were not asked for yet
+        self._slices: Iterator[Any] | None = None
+
+    def read(self, first: int, end: int) -> Iterator[tuple[int, Any]]:
+        """Yield the rows from `first` to `end` a slice at a time, each with the number of its first row."""
+        while self.next_row < end:
+            rows = self._next_slice() if self._rest is None else self._rest
+            begin, used = max(0, first - self.next_row), min(len(rows), end - self.next_row)
+            self._rest = rows.slice(used) if used < len(rows) else None
+            row, self.next_row = self.next_row + begin, self.next_row + used
+            if begin < used:
+                yield row, rows.slice(begin, used - begin)
+
+    def _next_slice(self) -> Any:
+        try:
+            return self._decode_slice()
+        except BadFileError:
+            if len(self._columns) == self._needed:
+                raise
+        self._columns, self._slices = self._columns[: self._needed], None
+        rows, decoded = self._decode_slice(), 0
+        while decoded + len(rows) <= self.next_row:
+            decoded += len(rows)
+            rows = self._decode_slice()
+        return rows.slice(self.next_row - decoded)
+
+    def _decode_slice(self) -> Any:
+        with translated_pyarrow_errors(f"{self.place} can't be read"):
+            if self._slices is None:
+                self._slices = self._file.iter_batches(
+                    batch_size=self._slice_rows,
+                    row_groups=[self._group],
+                    columns=self._columns,
+                    use_threads=False,
+                )
+            rows = next(self._slices, None)
+            if rows is None:
+                raise pa.ArrowInvalid(f"it ends after {self.next_row} rows")
+            # By position of the exact name: pyarrow takes `a` for `a.b` as well.
+            found = [rows.column(rows.schema.names.index(name)) for name in self._columns]
+            return pa.RecordBatch.from_arrays([unwrap(column) for column in found], self._columns)
+
+
+def _slice_rows(rows: int, size_bytes: int, most_rows: int = _SLICE_ROWS) -> int:
+    """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer.
+
+    It must not depend on a setting that may change, because where a damaged row group ends depends on it.
+    """
+    average = size_bytes // max(1, rows) + 1
+    return min(max(_SLICE_BYTES // average, 1), most_rows)

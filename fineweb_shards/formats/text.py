@@ -1,0 +1,266 @@
+"""Read plain text: batches are byte ranges that end where a document ends, or at a safe cut in a long one.
+
+The rules:
+
+- A byte order mark at the start of a file is dropped; a file whose beginning is no text is refused.
+- CRLF is read as LF, as editors and Python's text mode do, in a separator as well. A lone CR stays.
+- Invalid UTF-8 becomes U+FFFD and is counted.
+- Of a damaged compressed file every document is read that ends before the damage.
+- A document is the text between two separators, otherwise unchanged; empty ones are dropped.
+- `blank`: one or more empty lines (so no document begins with an empty line, and only the last one of a file
+  can end with a line end). `line`: a line end. `auto`: what detection.py finds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fineweb_shards.errors import BadFileError, ChangedError
+from fineweb_shards.formats.base import Format, ReadSettings
+from fineweb_shards.formats.detection import AUTO, find_separator
+from fineweb_shards.formats.ranges import FARTHEST_BYTES, Range, Separator, find_ranges, make_separator
+from fineweb_shards.formats.text_check import SAMPLE_BYTES, check_is_text, decode_texts, is_utf8
+from fineweb_shards.formats.views import ByteView, RangeView, StreamView
+from fineweb_shards.storage.byte_source import ByteSource
+from fineweb_shards.storage.place import InputFile, Place
+from fineweb_shards.storage.streams import ReadAhead, open_stream
+from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.texts import TextBuffer, Texts
+from fineweb_shards.types import Batch, Counts, Cursor, Positions, TextChunk
+from fineweb_shards.vocabulary import CutRule
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class TextFormat(Format):
+    """Documents of plain text, found by a separator."""
+
+    def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
+        super().__init__(settings, place)
+        self._sources: dict[
+            str, ByteSource
+        ] = {}  # by path: files of which batches are read, or fetched ahead
+        self._waiting = Counter[str]()  # by path: how many batches are fetched ahead
+        self._streams: dict[str, ReadAhead] = {}  # by path: what is being read front to back
+        self._lock = threading.Lock()  # one thread receives orders, another one reads
+
+    def expect(self, files: Sequence[InputFile]) -> None:
+        """Begin to fetch, or to unpack, the files that will be read next and are read front to back."""
+        for file in files:
+            if (file.compression or self.is_small(file)) and file.path not in self._streams:
+                with contextlib.suppress(BadFileError):  # which is raised when the file's turn comes
+                    self._streams[file.path] = open_stream(file, self.place)
+
+    def open_view(self, file: InputFile) -> ByteView:
+        """Open a file to cut it into batches."""
+        if self.by_value(file):
+            stream = self._streams.pop(file.path) if file.path in self._streams else None
+            return StreamView(file, stream or open_stream(file, self.place))
+        return RangeView(self.place.open(file), self.settings.batch_bytes)
+
+    def sample_batches(self, file: InputFile, position: int, limit_bytes: int) -> Iterator[Batch]:
+        if not self.place.is_remote:
+            return self.batches(file, position, False)
+        smaller = replace(self.settings, batch_bytes=min(self.settings.batch_bytes, limit_bytes))
+        return type(self)(smaller, self.place).batches(file, position, False)
+
+    def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
+        view = self.open_view(file)
+        try:
+            check_is_text(file, view.read_at(0, SAMPLE_BYTES))
+            name = self.settings.separator
+            name = find_separator(file, view) if name == AUTO else name
+            go_to(file, view, position)
+            start = len(_BOM) if position == 0 and view.read_at(0, len(_BOM)) == _BOM else position
+            separator, batch_bytes = make_separator(name), self.settings.batch_bytes
+            rule = self.settings.vocabulary.cut_rule
+            ranges = find_ranges(view, separator, start, starts_mid_document, batch_bytes, rule)
+            ranges = (self._report_uncut(file, part) for part in ranges)
+            with DamageLookahead(file, self.place, separator, batch_bytes, rule) as lookahead:
+                yield from batches_of(file, view, ranges, name, lookahead)
+        finally:
+            view.close()
+
+    def _report_uncut(self, file: InputFile, part: Range) -> Range:
+        """Return a range as it is or, if it has to be left out, with the message that it is."""
+        if not part.is_uncut:
+            return part
+        error = BadFileError(
+            f"{file.path}: a document goes on for over {FARTHEST_BYTES:,} bytes from byte {part.start:,} on "
+            f"without a place where {self.settings.vocabulary.name} allows to cut it.",
+            "Name what separates documents (--separator), split it into several, or leave out the rest of "
+            "such a document: --on-bad-file skip.",
+        )
+        return replace(part, problem=self.leave_out(error))
+
+    def share_before(self, file: InputFile, position: int) -> float | None:
+        is_unknown = file.is_pipe or file.compression is not None or not file.size_bytes
+        return None if is_unknown else position / file.size_bytes
+
+    def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
+        data = self.read_range(file, batch)
+        starts, ends = make_separator(batch.separator).split(data, batch.starts_mid_document)
+        wanted = starts < ends
+        # Empty documents are dropped, but not the empty rest of one that began in an earlier batch.
+        wanted[0] |= batch.starts_mid_document
+        wanted[-1] &= not batch.broken_off
+        texts, text_bytes, replaced = _make_texts(data, starts[wanted], ends[wanted])
+        start = Cursor(batch.file, batch.position, starts_mid_document=batch.starts_mid_document)
+        yield TextChunk(
+            texts,
+            None if batch.starts_at_seam else start,
+            Cursor(batch.file, batch.end, starts_mid_document=batch.ends_mid_document),
+            starts_mid_document=batch.starts_mid_document,
+            ends_mid_document=batch.ends_mid_document,
+            starts_at_seam=batch.starts_at_seam,
+            ends_at_seam=batch.ends_at_seam,
+            counts=Counts(text_bytes, replaced_characters=replaced),
+        )
+
+    def prefetch(self, file: InputFile, batch: Batch) -> None:
+        if not self.place.is_remote:
+            return
+        with self._lock:
+            self._waiting[file.path] += 1
+            source = self._open(file, batch)
+        source.prefetch(batch.position, batch.end)
+
+    def fetch_again(self, file: InputFile, batch: Batch) -> None:
+        self.prefetch(file, batch)  # what was fetched is dropped when it is read
+
+    def _open(self, file: InputFile, batch: Batch) -> ByteSource:
+        """Return a file, which stays open until another one is opened and nothing of it is fetched ahead."""
+        if file.path not in self._sources:
+            for path in [path for path in self._sources if not self._waiting[path]]:
+                self._sources.pop(path).close()
+            self._sources[file.path] = self.place.open(file, batch.address)
+        return self._sources[file.path]
+
+    def read_range(self, file: InputFile, batch: Batch) -> bytes:
+        """Return the bytes of a batch, from the file or from the batch itself."""
+        if batch.payload is not None:
+            return batch.payload.read()
+        with self._lock:
+            source = self._open(file, batch)
+        data = source.read_at(batch.position, batch.end - batch.position)
+        if len(data) < batch.end - batch.position:
+            raise BadFileError(f"{file.path}: the file has become shorter while it was read.")
+        source.forget_before(batch.end)
+        with self._lock:
+            self._waiting[file.path] = max(0, self._waiting[file.path] - 1)
+        return data
+
+    def close(self) -> None:
+        while self._streams:
+            self._streams.popitem()[1].close()
+        while self._sources:
+            self._sources.popitem()[1].close()
+
+
+def _make_texts(data: bytes, starts: Positions, ends: Positions) -> tuple[Texts, int, int]:
+    """Return documents as valid UTF-8 without CRLF, their size before invalid bytes were replaced, and how
+    many characters replace them. Usually nothing has to be changed, and nothing is copied."""
+    found = Texts(TextBuffer(data, starts, ends))
+    has_crlf = b"\r" in data and b"\r\n" in data  # one byte is found 15 times as fast as two
+    if not has_crlf and is_utf8(data):
+        return found, found.size_bytes, 0
+    pieces = [piece.replace(b"\r\n", b"\n") for piece in found.iter_bytes()]
+    texts, replaced = decode_texts(pieces)
+    return texts, sum(map(len, pieces)), replaced
+
+
+class DamageLookahead:
+    """Reads ahead in a compressed file to the end of a document that is longer than a batch: no piece of it
+    may go to a worker before it is known that the document is not cut off by damage."""
+
+    def __init__(
+        self,
+        file: InputFile,
+        place: Place,
+        separator: Separator,
+        batch_bytes: int,
+        rule: CutRule | None,
+    ) -> None:
+        self._file = file
+        self._place = place
+        self._separator = separator
+        self._batch_bytes = batch_bytes
+        self._rule = rule
+        self._view: StreamView | None = None
+        self._whole_until = 0 if file.compression else None  # None: only compressed files have such damage
+
+    def __enter__(self) -> DamageLookahead:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._view is not None:
+            self._view.close()
+
+    def find_damage(self, offset: int) -> StreamView | None:
+        """Check the document that continues at `offset`; if damage cuts it off, return the view that has read
+        up to the damage, else None."""
+        if self._whole_until is None or offset < self._whole_until:
+            return None
+        view = self._view = self._view or StreamView(self._file, open_stream(self._file, self._place))
+        view.skip_to(offset)
+        start = end = offset
+        for part in find_ranges(view, self._separator, offset, True, self._batch_bytes, self._rule):
+            start, end = part.start, part.end
+            if not part.ends_mid_document:
+                break
+            view.forget(end)
+        if not view.is_cut_off_at(end):
+            self._whole_until = end
+            return None
+        documents = self._separator.split(view.read_at(start, end - start), True)
+        return None if len(documents.starts) > 1 else view
+
+
+def batches_of(
+    file: InputFile,
+    view: ByteView,
+    ranges: Iterator[Range],
+    separator: str,
+    lookahead: DamageLookahead | None = None,
+) -> Iterator[Batch]:
+    """Turn ranges into batches: references if workers can read the file themselves, else with the bytes."""
+    for part in ranges:
+        if part.problem is not None:
+            yield Batch(file.index, part.start, part.end, 0, problem=part.problem)
+            continue
+        size = part.end - part.start
+        damage = lookahead.find_damage(part.end) if lookahead and part.ends_mid_document else None
+        payload, broken_off = None if size else SharedBytes(b""), False
+        if isinstance(view, StreamView):
+            payload = view.share_at(part.start, size)
+            broken_off = damage is not None or view.is_cut_off_at(part.end)
+            view.forget(part.end)
+        yield Batch(
+            file.index,
+            part.start,
+            damage.size_bytes if damage else part.end,
+            size,
+            starts_mid_document=part.starts_mid_document,
+            ends_mid_document=part.ends_mid_document and damage is None,
+            starts_at_seam=part.starts_at_seam,
+            ends_at_seam=part.ends_at_seam and damage is None,
+            separator=separator,
+            payload=payload,
+            broken_off=broken_off,
+        )
+        if damage is not None and damage.failure is not None:
+            raise damage.failure
+    if isinstance(view, StreamView) and view.failure is not None:
+        raise view.failure
+
+
+def go_to(file: InputFile, view: ByteView, position: int) -> None:
+    """Move the view to `position`; ChangedError if it ends before: standard input may be another stream."""
+    if isinstance(view, StreamView):
+        view.skip_to(position - 1)
+    if position and not view.read_at(position - 1, 1):
+        raise ChangedError(f"{file.path}: ends before byte {position:,}, which the last run had reached.")

@@ -1,0 +1,159 @@
+"""List the files of a dataset on the hub: once, in the parent, at one pinned commit.
+
+Config and split are resolved by `datasets` itself. Files that our readers know are then read without it; what
+is left is streamed front to back by it (rows.py). Workers get paths, sizes and hashes; a resume takes them
+from the manifest (listed_files.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, hf_hub_url
+
+from fineweb_shards.errors import HubError
+from fineweb_shards.formats.jsonl import is_array
+from fineweb_shards.formats.table import FORMATS, split_suffixes
+from fineweb_shards.formats.text_check import SAMPLE_BYTES
+from fineweb_shards.sources.hub_files import ListedFile, Listing
+from fineweb_shards.storage.decompression import DamagedStreamError, GzipUnpacker
+from fineweb_shards.storage.hub_errors import hub_host, translated_errors
+from fineweb_shards.storage.hub_file import RemoteFile
+from fineweb_shards.storage.hub_session import Quota, open_session
+from fineweb_shards.system.retry import Retrier, TransientError
+
+_PATHS_AT_ONCE = 500
+# Of a config of `datasets`: what says nothing about how files are read.
+_PLAIN_FIELDS = {"name", "version", "data_dir", "data_files", "description", "features"}
+_UNREADABLE = {
+    ".arrow": "an Arrow file",
+    ".tar": "an archive (WebDataset)",
+    ".tar.gz": "an archive (WebDataset)",
+    ".py": "a script",
+}
+
+
+def list_dataset(
+    dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, work_folder: Path
+) -> Listing:
+    """List the files of a config and split."""
+    open_session(retrier, Quota(work_folder, retrier.clock))
+    api = HfApi()
+
+    def commit_of() -> str:
+        with translated_errors(f"dataset {dataset}"):
+            return str(api.dataset_info(dataset, revision=revision or None).sha)
+
+    # First, because its errors are clear: `datasets` reports an outage as a missing file.
+    commit = retrier.call(commit_of)
+    found = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
+    prefix = f"hf://datasets/{dataset}@{commit}/"
+    paths = [url.removeprefix(prefix) for url in found.urls]
+    _refuse_unreadable(dataset, paths)
+    rows = Listing(dataset, commit, (ListedFile(f"{name or dataset}/{hub_split}", 0, ""),))
+    if found.needs_datasets or not all(_is_known(path) for path in paths):
+        return rows
+
+    def describe(some: list[str]) -> list[Any]:
+        with translated_errors(f"dataset {dataset}"):
+            return list(api.get_paths_info(dataset, some, repo_type="dataset", revision=commit))
+
+    infos: dict[str, Any] = {}
+    for first in range(0, len(paths), _PATHS_AT_ONCE):
+        some = paths[first : first + _PATHS_AT_ONCE]
+        infos |= {info.path: info for info in retrier.call(partial(describe, some))}
+    missing = [path for path in paths if path not in infos]
+    if missing:
+        raise HubError(f"dataset {dataset}: {missing[0]} is listed but not there.")
+    listing = Listing(dataset, commit, tuple(_listed_file(infos[path]) for path in paths))
+    return rows if _is_one_array(listing, retrier) else listing
+
+
+def _is_known(path: str) -> bool:
+    """Return whether one of our readers reads a file, by its name."""
+    kind, compression = split_suffixes(path)
+    return kind is not None and (compression is None or FORMATS[kind].is_text)
+
+
+def _refuse_unreadable(dataset: str, paths: list[str]) -> None:
+    """Raise HubError for files that hold no text, or in a way that nobody here reads."""
+    for path in paths:
+        for ending, what in _UNREADABLE.items():
+            if path.lower().endswith(ending):
+                raise HubError(
+                    f"dataset {dataset}: {path} is {what}, which can't be read.",
+                    "Choose another config or dataset; the hub's own conversion to parquet may be on its "
+                    "branch refs/convert/parquet (--revision).",
+                )
+
+
+def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
+    """Return whether the first `.json` file is an array, which `datasets` can read, and not JSON lines."""
+    file = next((file for file in listing.files if _may_be_array(file.name)), None)
+    if file is None or not file.size_bytes:
+        return False
+    url = hf_hub_url(listing.dataset, file.name, repo_type="dataset", revision=listing.commit)
+    remote = RemoteFile(url, file.size_bytes, file.content_hash, retrier)
+    head = bytes(remote.fetch(0, min(SAMPLE_BYTES, file.size_bytes)))
+    if split_suffixes(file.name)[1] == "gzip":
+        with contextlib.suppress(DamagedStreamError):  # which is raised when the file is read
+            head = GzipUnpacker(io.BytesIO(head)).read(SAMPLE_BYTES)
+    starts_long_line = b"\n" not in head and head.lstrip().startswith(b"[")
+    return is_array(head) or starts_long_line
+
+
+def _may_be_array(name: str) -> bool:
+    """Return whether a file may hold one array, by its name. With zstd it is refused when it is read."""
+    return name.lower().endswith((".json", ".json.gz", ".json.gzip"))
+
+
+def _listed_file(info: Any) -> ListedFile:
+    return ListedFile(info.path, info.size, info.lfs.sha256 if info.lfs else info.blob_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """What `datasets` says about a config and split."""
+
+    urls: list[str]
+    needs_datasets: bool  # the dataset's card says how to read them, in a way that our readers don't know
+
+
+def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> _Resolved:
+    import datasets  # heavy, and only needed here
+
+    try:
+        with translated_errors(f"dataset {dataset}"):
+            builder = datasets.load_dataset_builder(dataset, name=name or None, revision=commit)
+    except ValueError as error:  # a misspelt config; the message has the names that exist
+        names = re.findall(r"'([^']+)'", str(error).partition("Available")[2])
+        known = f"Its configs are: {', '.join(names)}." if names else str(error)
+        raise HubError(f"dataset {dataset}: there is no config {name!r}.", known) from None
+    except RuntimeError as error:  # the dataset needs a script, which `datasets` no longer runs
+        raise HubError(f"dataset {dataset}: {str(error).splitlines()[0]}") from None
+    except FileNotFoundError as error:
+        if type(error) is FileNotFoundError:  # this is how `datasets` reports an outage
+            raise TransientError(f"{hub_host()}: the listing could not be read") from None
+        raise HubError(f"dataset {dataset}: {str(error).splitlines()[0]}") from None
+    found = builder.config.data_files or {}
+    if hub_split not in found:
+        known = ", ".join(map(str, found)) or "none"
+        raise HubError(f"dataset {dataset}: there is no split {hub_split!r}.", f"Its splits are: {known}.")
+    return _Resolved([str(url) for url in found[hub_split]], _has_instructions(builder.config))
+
+
+def _has_instructions(config: Any) -> bool:
+    """Return whether a config says how its files are to be read, such as the field of a JSON file, or the
+    separator of a CSV file."""
+    fields = [field for field in dataclasses.fields(config) if field.name not in _PLAIN_FIELDS]
+    changed = {field.name for field in fields if getattr(config, field.name) != field.default}
+    if getattr(config, "sep", None) == "\t":  # set for .tsv by `datasets` itself
+        changed.discard("sep")
+    return bool(changed)

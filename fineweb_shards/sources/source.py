@@ -1,0 +1,246 @@
+"""Define a source: an ordered list of files, each read by its format where it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby, islice
+
+from fineweb_shards.errors import BadFileError, NetworkError
+from fineweb_shards.events import Observer
+from fineweb_shards.formats.base import Format, ReadSettings, load_format
+from fineweb_shards.formats.table import FORMATS
+from fineweb_shards.storage.place import LOCAL, InputFile, open_place
+from fineweb_shards.texts import NO_TEXTS
+from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
+
+# With a batch for each, 20,000 files of 500 bytes took 54 s of processor time; together they take 12.
+_SMALL_SHARE = 0.5  # of a batch: a larger file has one of its own
+_MOST_JOINED = 128  # files in one batch: enough to make up for it, and workers still share what there is
+_EXPECTED_FILES = 3  # the current one and the next two
+# How many batches of a file are fetched again because something in them only looks wrong. A file whose every
+# token_count is another tokenizer's must not be fetched twice.
+_MOST_DOUBTS = 4
+
+
+def open_source(
+    files: tuple[InputFile, ...], settings: ReadSettings, observer: Observer | None = None
+) -> Source:
+    """Make a source of these files. `observer` is told about waits for the network."""
+    names = {(file.place, file.format) for file in files}
+    places = {
+        place: open_place(place, settings.hub, settings.max_outage_seconds, observer) for place, _ in names
+    }
+    readers = {(place, name): load_format(name)(settings, places[place]) for place, name in names}
+    return Source(files, settings, readers)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a run, and the formats that read them."""
+
+    files: tuple[InputFile, ...]
+    settings: ReadSettings
+    readers: dict[tuple[str, str], Format] = field(repr=False)  # by place and format
+
+    def batches(self, start: Cursor) -> Iterator[Batch]:
+        """Yield all batches from the cursor on, over all files; of small files, several in one.
+
+        Which ones depends on where it begins, but not if it begins with a batch of an earlier run, as every
+        cursor in a manifest does: so a resume ends with the same cursors.
+        """
+        for kind, files in groupby(self.files[start.file :], self._joined_kind):
+            batches = chain.from_iterable(self._batches_or_problem(file, start) for file in files)
+            yield from batches if kind is None else _join_small(batches, self.settings.batch_bytes)
+
+    def _joined_kind(self, file: InputFile) -> bool | None:
+        """Return what files must have in common to be in one batch: the split that they may be meant for;
+        None if a file is large, or not simply read by a worker."""
+        is_small = file.size_bytes <= self.settings.batch_bytes * _SMALL_SHARE
+        is_plain = (
+            file.place == LOCAL and FORMATS[file.format].is_text and not self.reader_of(file).by_value(file)
+        )
+        return file.for_validation if is_small and is_plain else None
+
+    def _batches_or_problem(self, file: InputFile, start: Cursor) -> Iterator[Batch]:
+        """Yield the batches of one file; with `--on-bad-file skip`, a problem instead of an error."""
+        first = file.index == start.file
+        position, starts_mid_document = (start.position, start.starts_mid_document) if first else (0, False)
+        done = position
+        self._expect(file)
+        try:
+            for batch in self._batches_of(file, position, starts_mid_document):
+                yield batch
+                done = batch.end
+        except BadFileError as error:
+            if not self.settings.skip_bad:
+                raise
+            yield Batch(file.index, done, done, 0, problem=f"left out: {error.message}")
+
+    def _batches_of(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
+        if file.problem is not None:
+            raise BadFileError(file.problem)
+        reader = self.reader_of(file)
+        for batch in reader.batches(file, position, starts_mid_document):
+            address = None if batch.payload is not None else reader.place.address_of(file)
+            yield batch if address is None else replace(batch, address=address)
+
+    def _expect(self, file: InputFile) -> None:
+        """Have this file and the next ones prepared, as far as they are in the same place."""
+        reader = self.reader_of(file)
+        following = self.files[file.index : file.index + _EXPECTED_FILES]
+        here = [one for one in following if one.place == file.place and one.problem is None]
+        reader.place.expect(here)
+        reader.expect([one for one in here if one.format == file.format and reader.place.has(one)])
+
+    def reader_of(self, file: InputFile) -> Format:
+        """Return what reads a file."""
+        return self.readers[file.place, file.format]
+
+    def chunks(self, batch: Batch) -> Iterator[TextChunk]:
+        """Read the documents of a batch in this process. What can't be read, and came over the network, is
+        fetched once more before the file is blamed."""
+        if batch.members:
+            for member in batch.members:
+                yield from self.chunks(member)
+            return
+        if batch.problem is not None:
+            start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
+            if start == end:  # the problem concerns the rest of the file, however long that is
+                end = Cursor(batch.file + 1, 0)
+            counts = Counts(bad_parts=1)
+            yield TextChunk(NO_TEXTS, start, end, counts=counts, problems=(batch.problem,))
+            return
+        file = self.files[batch.file]
+        reader = self.reader_of(file)
+        read: list[int] = []  # the number of documents in each chunk that was passed on
+        try:
+            for chunk in reader.chunks(file, batch):
+                if _is_doubtful(chunk, batch) and self.fetch_again(batch):
+                    break
+                yield chunk
+                read.append(len(chunk.documents))
+            else:
+                return
+        except BadFileError:
+            if not self.fetch_again(batch, damaged=True):
+                raise
+        chunks = reader.chunks(file, batch)
+        if [len(chunk.documents) for chunk in islice(chunks, len(read))] != read:
+            raise NetworkError(
+                f"{file.path}: what is at position {batch.position:,} differs each time it is fetched.",
+                "Bytes are damaged on the way: check the network and its proxies, then start over (--fresh); "
+                "with --download the files of a dataset are checked by their hashes.",
+            )
+        for chunk in chunks:
+            sound = not _is_doubtful(chunk, batch)
+            yield replace(chunk, problems=(*chunk.problems, arrived_damaged(file, batch))) if sound else chunk
+
+    def fetch_again(self, batch: Batch, *, damaged: bool = False) -> bool:
+        """Have a batch that was just read fetched again, because it is damaged or looks so; False if that
+        would change nothing, and the file is to blame."""
+        file = self.files[batch.file]
+        if not file.is_remote or batch.payload is not None:
+            return False
+        reader = self.reader_of(file)
+        reader.doubts[file.path] += not damaged
+        if not damaged and reader.doubts[file.path] > _MOST_DOUBTS:
+            return False
+        reader.fetch_again(file, batch)
+        return True
+
+    def prefetch(self, batch: Batch) -> None:
+        """Fetch the batch's bytes ahead, if its format has to fetch them."""
+        if batch.problem is None and batch.payload is None:
+            file = self.files[batch.file]
+            self.reader_of(file).prefetch(file, batch)
+
+    def reopened(self, observer: Observer | None = None) -> Source:
+        """Return a source of the same files with none of them open; a new `observer` replaces the old one."""
+        places = {place: reader.place.reopened(observer) for (place, _), reader in self.readers.items()}
+        readers = {key: reader.reopened(places[key[0]]) for key, reader in self.readers.items()}
+        return replace(self, readers=readers)
+
+    def share_before(self, place: Cursor) -> float | None:
+        """Return the share of the input's bytes that is before a cursor, from 0 to 1; None if unknown."""
+        if place.file >= len(self.files):
+            return 1.0
+        file = self.files[place.file]
+        share = self.reader_of(file).share_before(file, place.position)
+        if share is None or not self.size_bytes:
+            return None
+        before = sum(earlier.size_bytes for earlier in self.files[: place.file])
+        return (before + share * file.size_bytes) / self.size_bytes
+
+    def release_before(self, index: int) -> None:
+        """Release the files before `index`: all their documents are in finished shards."""
+        for name, place in {name: reader.place for (name, _), reader in self.readers.items()}.items():
+            place.release([file for file in self.files[:index] if file.place == name])
+
+    def close(self) -> None:
+        for reader in self.readers.values():
+            reader.close()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether workers fetch batches over the network."""
+        return any(file.is_remote for file in self.files)
+
+    @property
+    def bytes_by_value(self) -> float:
+        """How many bytes batches carry with them; infinity if files can only be read front to back."""
+        carried = [(file, self.reader_of(file)) for file in self.files if self.reader_of(file).by_value(file)]
+        return sum(file.size_bytes if reader.is_small(file) else math.inf for file, reader in carried)
+
+
+def _join_small(batches: Iterator[Batch], most_bytes: int) -> Iterator[Batch]:
+    """Yield the batches of small files, as many as allowed in one. If the listing fails, those before come
+    first."""
+    held: list[Batch] = []
+    held_bytes = 0
+    try:
+        for batch in batches:
+            is_whole = not (batch.starts_mid_document or batch.ends_mid_document or batch.starts_at_seam)
+            is_joined = is_whole and batch.payload is None and batch.problem is None
+            is_full = len(held) == _MOST_JOINED or held_bytes + batch.size_bytes > most_bytes
+            if held and (is_full or not is_joined):
+                yield _joined(held)
+                held, held_bytes = [], 0
+            if is_joined:
+                held.append(batch)
+                held_bytes += batch.size_bytes
+            else:
+                yield batch
+    except Exception:
+        if held:
+            yield _joined(held)
+        raise
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    size_bytes = sum(batch.size_bytes for batch in batches)
+    return replace(batches[0], size_bytes=size_bytes, members=tuple(batches))
+
+
+def arrived_damaged(file: InputFile, batch: Batch) -> str:
+    """Return the note about bytes that were sound only when they were fetched again."""
+    return (
+        f"{file.name}: bytes from position {batch.position:,} on arrived damaged and were fetched again; "
+        "the network, or a proxy, damages what it carries"
+    )
+
+
+def _is_doubtful(chunk: TextChunk, batch: Batch) -> bool:
+    """Return whether a chunk may come from bytes that were damaged on the way: something in it could not be
+    read, or what is next in its batch."""
+    ends_early = chunk.end is not None and chunk.end.position < batch.end
+    return bool(chunk.counts.bad_parts or chunk.counts.replaced_characters) or ends_early

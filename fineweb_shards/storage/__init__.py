@@ -1,0 +1,4 @@
+"""Where bytes live: on this machine, on the hub, or in a bucket. What they contain is for `formats` to know.
+
+May import: the root, `system`.
+"""

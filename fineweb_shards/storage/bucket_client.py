@@ -1,0 +1,260 @@
+"""The connections of this process to buckets: one obstore store for each bucket and use, opened when needed.
+
+A request is tried once: retrying is ours (system/retry.py), so that a wait is seen. Only the parts of an
+upload are retried by obstore, because it can't go on with an upload after a failed part.
+"""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import os
+import re
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fineweb_shards.errors import UsageError
+from fineweb_shards.storage.bucket_address import BucketAddress
+from fineweb_shards.system.install_command import install_command
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+
+CONNECT_SECONDS = 10
+STALL_SECONDS = 30  # silence in the middle of an answer
+ANSWER_SECONDS = 300  # for a whole range or part: a connection that trickles is given up then
+_PART_RETRIES = 6
+
+_stores: dict[tuple[str, str, bool], ObjectStore] = {}
+_answered: set[tuple[str, str]] = set()  # buckets that have answered, so that credentials were found
+_lock = threading.Lock()
+_process: int | None = None  # that has used obstore first, also in those that were forked from it
+
+
+def require_obstore(address: BucketAddress) -> None:
+    """Raise UsageError if the optional package is not installed."""
+    if importlib.util.find_spec("obstore") is None:
+        raise UsageError(
+            f"{address}: object stores need the package obstore.",
+            f"Install it: {install_command('obstore')}",
+        )
+
+
+def get_store(address: BucketAddress, *, for_upload: bool = False) -> ObjectStore:
+    """Return this process's store for a bucket."""
+    global _process
+    if was_forked():
+        raise UsageError(
+            f"{address}: this process was forked from one that has used an object store, and would hang.",
+            "Start processes with the method spawn.",
+        )
+    key = (address.scheme, address.bucket, for_upload)
+    with _lock:
+        _process = os.getpid()
+        if key not in _stores:
+            _stores[key] = _open(address, for_upload)
+        return _stores[key]
+
+
+def was_forked() -> bool:
+    """Tell whether this process was forked from one that has used obstore. Its threads are not here, so that
+    every request would wait for them for ever."""
+    return _process not in (None, os.getpid())
+
+
+def forget_stores(address: BucketAddress) -> None:
+    """Drop what is known of a bucket, so that its credentials are looked for again."""
+    with _lock:
+        for for_upload in (False, True):
+            _stores.pop((address.scheme, address.bucket, for_upload), None)
+
+
+def note_answer(address: BucketAddress) -> None:
+    """Remember that a bucket has answered a request."""
+    _answered.add((address.scheme, address.bucket))
+
+
+def has_answered(address: BucketAddress) -> bool:
+    """Tell whether a bucket has ever answered a request of this process."""
+    return (address.scheme, address.bucket) in _answered
+
+
+def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
+    from obstore.exceptions import BaseError
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    client: dict[str, Any] = {
+        "allow_http": True,  # only if the endpoint says http
+        "connect_timeout": f"{CONNECT_SECONDS}s",
+        "timeout": f"{ANSWER_SECONDS}s",
+    }
+    if not for_upload:  # there it would count the time in which a part is sent
+        client["read_timeout"] = f"{STALL_SECONDS}s"
+    options = store_options(address.scheme) | {
+        "client_options": client,
+        "retry_config": {"max_retries": _PART_RETRIES if for_upload else 0},
+    }
+    _check_endpoint(options.get("endpoint"))
+    kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
+    if address.scheme == "s3":
+        options["disable_bulk_delete"] = True  # not every store that speaks S3 knows it
+    try:
+        store: ObjectStore = kinds[address.scheme](address.bucket, **options)
+    except (BaseError, ValueError):  # its message may quote what is in the environment
+        raise UsageError(
+            f"{address}: the settings in the environment can't be used.", SETTINGS[address.scheme]
+        ) from None
+    return store
+
+
+def _check_endpoint(of_profile: str | None) -> None:
+    """Raise UsageError for an endpoint that is no address of the web; obstore panics."""
+    names = (
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT",
+        "AZURE_STORAGE_ENDPOINT",
+        "AZURE_ENDPOINT",
+    )
+    values = {name: os.environ.get(name) for name in names} | {"endpoint_url of the AWS profile": of_profile}
+    for name, value in values.items():
+        if value and not re.match(r"https?://[^/@\s]+(/|$)", value):
+            raise UsageError(f"{name} is no address.", "It is like https://host or http://host:port.")
+
+
+# Where the settings of each store come from.
+SETTINGS = {
+    "s3": "Check AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    "gs": "Check GOOGLE_APPLICATION_CREDENTIALS: it names the JSON file of a service account or of "
+    "`gcloud auth application-default login`.",
+    "az": "Check AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN).",
+}
+
+
+# Find credentials and settings that the ecosystem knows and obstore does not find by itself.
+#
+# obstore reads the environment (AWS_*, GOOGLE_*, AZURE_*), Google's application default credentials, and asks
+# for the roles of instances, containers and pods. It does not read the profiles of the AWS tools
+# (~/.aws/credentials and ~/.aws/config) and two of the Azure tools' variables. A profile with keys is read
+# here; one that needs a login or a role is left to boto3.
+#
+# Nothing here is kept, printed or pickled: every process looks for itself.
+
+_KEY, _SECRET = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
+# A profile with one of these has its keys made by somebody else: by a login, a role or a program.
+_MADE_ELSEWHERE = (
+    "sso_session",
+    "sso_start_url",
+    "role_arn",
+    "credential_process",
+    "web_identity_token_file",
+    "login_session",
+)
+# boto3 renews credentials 10 minutes before they expire, if it is asked.
+_ASK_BOTO3_EVERY = timedelta(minutes=5)
+
+
+def store_options(scheme: str) -> dict[str, Any]:
+    """Return what a store has to be told, beyond what obstore finds by itself."""
+    if scheme == "s3":
+        return _aws_options()
+    return _azure_options() if scheme == "az" else {}
+
+
+def may_be_renewed(scheme: str) -> bool:
+    """Tell whether credentials that have expired may be replaced while this process runs. Those in its
+    environment can't be."""
+    fixed = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_BEARER_TOKEN", "az": "AZURE_STORAGE_SAS_TOKEN"}
+    return not os.environ.get(fixed[scheme])
+
+
+def _aws_options() -> dict[str, Any]:
+    """Read a profile, if the environment has no keys. What is in the environment comes first."""
+    name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    profile = _read_profile(name)
+    options: dict[str, Any] = {}
+    if not any(os.environ.get(one) for one in ("AWS_REGION", "AWS_DEFAULT_REGION")) and "region" in profile:
+        options["region"] = profile["region"]
+    endpoints = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    if not any(os.environ.get(one) for one in endpoints) and "endpoint_url" in profile:
+        options["endpoint"] = profile["endpoint_url"]
+    if os.environ.get(_KEY):
+        _require_beside(_KEY, _SECRET)
+        return options
+    if "aws_access_key_id" in profile and "role_arn" not in profile:
+        options["access_key_id"] = profile["aws_access_key_id"]
+        options["secret_access_key"] = profile.get("aws_secret_access_key", "")
+        if "aws_session_token" in profile:
+            options["session_token"] = profile["aws_session_token"]
+    elif any(key in profile for key in _MADE_ELSEWHERE):
+        options["credential_provider"] = _ask_boto3(name or "default")
+    elif os.environ.get(_SECRET):
+        _require_beside(_SECRET, _KEY)
+    return options
+
+
+def _require_beside(given: str, other: str) -> None:
+    """Raise UsageError if, of a pair of variables, only one is set."""
+    if not os.environ.get(other):
+        raise UsageError(f"{given} is set, and {other} is not.", f"Set {other} as well, or neither.")
+
+
+def _read_profile(name: str | None) -> Mapping[str, str]:
+    """Return a profile's settings from both files; those in `credentials` come first, as in the AWS tools."""
+    files = {
+        "config": Path(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser(),
+        "credentials": Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser(),
+    }
+    wanted = name or "default"
+    settings: dict[str, str] = {}
+    found = False
+    for kind, path in files.items():
+        section = f"profile {wanted}" if kind == "config" and wanted != "default" else wanted
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path)
+        except (OSError, UnicodeDecodeError, configparser.Error):
+            # The parser's own message quotes lines of the file, which hold keys.
+            raise UsageError(f"{path}: this file of AWS profiles can't be read.", "Repair it.") from None
+        if parser.has_section(section):
+            found = True
+            settings |= dict(parser.items(section))
+    if name is not None and not found:
+        raise UsageError(
+            f"AWS_PROFILE is {name}, and there is no such profile.", f"Look into {files['config']}."
+        )
+    return settings
+
+
+def _ask_boto3(name: str) -> Any:
+    """Return boto3's credentials for a profile that needs a login, a role or a program."""
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        raise UsageError(
+            f"The AWS profile {name} needs a login, a role or a program for its keys, which boto3 handles.",
+            f"Install it: {install_command('boto3')}",
+        ) from None
+    try:
+        return Boto3CredentialProvider(boto3.Session(profile_name=name), ttl=_ASK_BOTO3_EVERY)
+    except (BotoCoreError, ValueError):
+        raise UsageError(
+            f"The AWS profile {name} gives no credentials.",
+            f"Try: aws sts get-caller-identity --profile {name}",
+        ) from None
+
+
+def _azure_options() -> dict[str, Any]:
+    """Return the account by the names that the Azure tools have for its variables."""
+    options = {}
+    if not os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") and os.environ.get("AZURE_STORAGE_ACCOUNT"):
+        options["account_name"] = os.environ["AZURE_STORAGE_ACCOUNT"]
+    if not os.environ.get("AZURE_STORAGE_ACCOUNT_KEY") and os.environ.get("AZURE_STORAGE_KEY"):
+        options["account_key"] = os.environ["AZURE_STORAGE_KEY"]
+    return options

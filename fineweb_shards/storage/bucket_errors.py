@@ -1,0 +1,225 @@
+"""Translate obstore's exceptions: TransientError if waiting may help, an error in our own words if not.
+
+obstore's messages hold addresses, headers and answers, which may hold signatures and keys. So none of them is
+passed on: a status, an error code of the store and a host name are picked out, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fineweb_shards.errors import LockedError, ShardError
+from fineweb_shards.storage.bucket_address import BucketAddress
+from fineweb_shards.storage.bucket_client import SETTINGS, forget_stores, has_answered, may_be_renewed
+from fineweb_shards.system.retry import TransientError
+
+_TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT_CODES = frozenset(
+    {
+        "ConditionalRequestConflict",  # two writers at the same moment: the next try shows who was first
+        "InternalError",
+        "NoSuchUpload",  # the upload was ended by an answer that was lost, or by somebody else
+        "OperationAborted",
+        "RequestTimeout",
+        "ServerBusy",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+    }
+)
+_EXPIRED_CODES = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+)
+_BAD_KEY_CODES = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidSecurity", "AuthenticationFailed"}
+)
+_REGION_CODES = frozenset(
+    {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+)
+_NO_BUCKET_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"})
+_METADATA_HOSTS = ("169.254.", "metadata.google.internal", "[fd00:ec2::254]", "metadata:")
+_CERTIFICATE = "certificate"
+_NOT_PARTIAL = "a range is answered with status 200, not 206"
+# What obstore's message says about a request without an answer, and what we say.
+_BROKEN = {
+    "dns error": "no such host, or no network",
+    "ConnectionRefused": "the connection is refused",
+    "TimedOut": "no answer",
+    "timed out": "no answer",
+    "timeout": "no answer",
+}
+
+
+class ConflictError(LockedError):
+    """Somebody else has written the object."""
+
+    hint = "Another run writes to the same place. Wait for it, or choose another."
+
+
+class AnswerError(Exception):
+    """A refusal that is an answer, and no error, for some methods; `refusal` is the error for the others."""
+
+    def __init__(self, refusal: ShardError) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class MissingError(AnswerError):
+    """There is no such object."""
+
+
+class UnconditionalError(AnswerError):
+    """The store does not know such a request: it has no conditional writes."""
+
+
+class PreconditionError(AnswerError):
+    """The object is not what the request says it must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The parts of obstore's message that may be shown."""
+
+    kind: str  # the name of obstore's class
+    status: int
+    code: str
+    host: str
+    broken: str  # why there is no answer; empty if there is one
+
+    @classmethod
+    def of(cls, error: Exception) -> Refusal:
+        text = str(error)
+        status = re.search(r"status code: (\d{3})\b", text)
+        code = re.search(r"<Code>([A-Za-z]{1,60})</Code>", text)
+        host = re.search(r"https?://([A-Za-z0-9.:\[\]_-]+)", text)
+        is_redirect = "BareRedirect" in text
+        return cls(
+            type(error).__name__,
+            int(status[1]) if status else 301 if is_redirect else 0,
+            code[1] if code else "",
+            host[1] if host else "",
+            "" if status or is_redirect else _why_broken(text),
+        )
+
+
+def _why_broken(text: str) -> str:
+    """Return why there is no whole answer, by obstore's message; nothing if it says something else."""
+    if "NotPartial" in text:
+        return _NOT_PARTIAL
+    if "HttpError" not in text or "builder error" in text:
+        return ""
+    if "certificate" in text:
+        return _CERTIFICATE
+    return next((ours for theirs, ours in _BROKEN.items() if theirs in text), "the connection broke")
+
+
+def is_without_reason(error: Exception) -> bool:
+    """Tell whether a store refuses and does not say why, as in answers to HEAD."""
+    found = Refusal.of(error)
+    return found.status in (400, 403) and not found.code
+
+
+def translate(error: Exception, address: BucketAddress, name: str, kind: type[ShardError]) -> Exception:
+    """Return what to raise instead of an exception of obstore; `kind` is the class for a final refusal."""
+    found = Refusal.of(error)
+    url = address.child(name) if name else address
+    return (
+        _transient(found, address, kind)
+        or _about_credentials(found, address, kind)
+        or _as_answer(found, _final(found, address, f"{url}", kind))
+    )
+
+
+def _transient(found: Refusal, address: BucketAddress, kind: type[ShardError]) -> Exception | None:
+    at_metadata = found.host.startswith(_METADATA_HOSTS)
+    if at_metadata and not has_answered(address):
+        return None  # there is no such service here: no credentials
+    where = found.host or str(address)
+    if found.broken == _NOT_PARTIAL:  # a proxy may do it once, some servers always; obstore can't use it
+        error = kind(
+            f"{address}: the store answers a request for a range of an object with status 200, not 206.",
+            "`rclone serve s3` does that, and some proxies. Use another server; or a folder on this machine, "
+            "and copy it with the store's own program.",
+        )
+        return TransientError(f"{where}: {found.broken}", error=error)
+    if found.broken and found.broken != _CERTIFICATE:
+        return TransientError(f"{where}: {found.broken}")
+    if found.status in _TRANSIENT_STATUSES or found.code in _TRANSIENT_CODES or at_metadata:
+        what = " ".join(part for part in (str(found.status), found.code) if part)
+        return TransientError(f"{where}: status {what}")
+    return None
+
+
+def _as_answer(found: Refusal, refusal: ShardError) -> Exception:
+    """Return a refusal as what it may be instead of an error."""
+    if found.code in _NO_BUCKET_CODES:
+        return refusal
+    if found.status == 404:
+        return MissingError(refusal)
+    if found.status in (409, 412) or found.kind in ("AlreadyExistsError", "PreconditionError"):
+        return PreconditionError(refusal)
+    if found.status == 501 or found.kind == "NotSupportedError":
+        return UnconditionalError(refusal)
+    return refusal
+
+
+def _about_credentials(found: Refusal, address: BucketAddress, kind: type[ShardError]) -> Exception | None:
+    settings = SETTINGS[address.scheme]
+    if found.host.startswith(_METADATA_HOSTS):
+        public = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}[address.scheme]
+        return kind(
+            f"{address}: no credentials were found.",
+            f"{settings} A public bucket is read with {public}_SKIP_SIGNATURE=true.",
+        )
+    if found.code in _EXPIRED_CODES:
+        if may_be_renewed(address.scheme):
+            forget_stores(address)
+            return TransientError(
+                f"{address}: the credentials have expired", advice="it goes on when they are renewed"
+            )
+        return kind(
+            f"{address}: the credentials have expired.", "Renew them, and run the same command again."
+        )
+    if found.code in _BAD_KEY_CODES or found.status == 401:
+        return kind(f"{address}: the credentials are refused{_show(found)}.", settings)
+    if found.code == "RequestTimeTooSkewed":
+        return kind(f"{address}: this machine's clock is wrong, says the store.", "Set the clock.")
+    return None
+
+
+def _final(found: Refusal, address: BucketAddress, url: str, kind: type[ShardError]) -> ShardError:
+    settings = SETTINGS[address.scheme]
+    place = f"{address.scheme}://{address.bucket}"
+    if found.code in _NO_BUCKET_CODES:
+        return kind(
+            f"{place}: there is no such bucket{' at ' + found.host if found.host else ''}.",
+            f"Check the name, or make the bucket first. {settings}",
+        )
+    if found.code in _REGION_CODES or found.status == 301:
+        return kind(f"{place}: the bucket is in another region.", "Set AWS_REGION to the bucket's region.")
+    if found.status == 403:
+        return kind(
+            f"{url}: access is denied{_show(found)}.",
+            "These credentials need the right to list and read, and for --out also to write and delete.",
+        )
+    if found.broken == _CERTIFICATE:
+        return kind(
+            f"{found.host}: its certificate can't be trusted.",
+            "Check the clock and the endpoint; name certificates of your own with SSL_CERT_FILE.",
+        )
+    if found.kind == "InvalidPathError":
+        return kind(
+            f"{url}: an object below has a name that no folder could hold (//, . or ..).", "Rename it."
+        )
+    if found.status == 404:
+        return kind(f"{url}: there is no such object.", "Check the address.")
+    if not found.status:
+        return kind(f"{place}: the request can't be sent ({found.kind}).", settings)
+    return kind(f"{url}: the store refuses{_show(found)}.", settings)
+
+
+def _show(found: Refusal) -> str:
+    shown = " ".join(part for part in (str(found.status or ""), found.code) if part)
+    return f" ({shown})" if shown else ""

@@ -1,0 +1,132 @@
+"""Read the bytes of one file by ranges, wherever it is; ranges can be fetched ahead in the background.
+
+One class for every reader: formats ask for ranges, pyarrow for a seekable file, and what is read front to
+back (`blocks_ahead`) has the next blocks fetched by itself. Retrying is inside `fetch`, around a single
+range.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, BinaryIO
+
+from fineweb_shards.events import Observer
+from fineweb_shards.system.background import in_background
+from fineweb_shards.system.seekable_file import SeekableFile
+
+Fetch = Callable[[int, int], memoryview]  # returns the bytes of a range, all of them
+_BLOCK_BYTES = 4 * 2**20
+_BLOCKS_AHEAD = 4  # with the current one 20 MiB
+_BUFFER_BYTES = 2**17
+
+
+class ByteSource(SeekableFile):
+    """A file on the hub or in a bucket. Reads inside a range that is fetched ahead make no request."""
+
+    def __init__(
+        self, fetch: Fetch, size_bytes: int, observer: Observer | None = None, blocks_ahead: int = 0
+    ) -> None:
+        super().__init__()
+        self._fetch = fetch
+        self._size_bytes = size_bytes
+        self._observer = observer or Observer()
+        self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
+        self._blocks_ahead = blocks_ahead
+        self._last_block = -1  # the one that was read last
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def prefetch(self, start: int, stop: int) -> None:
+        """Begin to fetch a range in the background. It is kept until `forget_before`."""
+        if (start, stop) not in self._ahead:
+            self._ahead[start, stop] = in_background(partial(self._fetch, start, stop))
+
+    def forget_before(self, position: int) -> None:
+        """Drop ranges that end before `position`."""
+        for start, stop in list(self._ahead):
+            if stop <= position:
+                del self._ahead[start, stop]
+
+    def is_fetched(self, start: int, stop: int) -> bool:
+        """Return whether reading a range takes no request that is not under way already."""
+        return any(first <= start and stop <= last for first, last in list(self._ahead))
+
+    def read_range(self, start: int, stop: int) -> memoryview:
+        """Return the bytes of a range, without a copy of those that were fetched ahead."""
+        for (first, last), future in list(self._ahead.items()):
+            if first <= start and stop <= last:
+                return self._wait_for(future)[start - first : stop - first]
+        return self._fetch(start, stop)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset` on; fewer only at the end."""
+        stop = min(offset + size, self.size_bytes)
+        return bytes(self.read_range(offset, stop)) if offset < stop else b""
+
+    def for_arrow(self) -> Any:
+        """Return what pyarrow reads the file by."""
+        return self
+
+    def _wait_for(self, future: Future[memoryview]) -> memoryview:
+        if not future.done():
+            begin = time.monotonic()
+            future.exception()  # waits; `result` raises it
+            self._observer.add_fetch_wait(time.monotonic() - begin)
+        return future.result()
+
+    # As a file
+
+    def read(self, length: int = -1) -> memoryview:
+        """Read without a copy: pyarrow accepts any object with a buffer."""
+        start, size = self._position, self.size_bytes
+        stop = size if length is None or length < 0 else min(size, start + length)
+        if stop <= start:
+            return memoryview(b"")
+        self._position = stop
+        return self.read_range(start, stop)
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override] # any buffer, says typeshed
+        start, number = self._position, self._position // _BLOCK_BYTES
+        stop = min(self.size_bytes, start + len(buffer), (number + 1) * _BLOCK_BYTES)
+        if stop <= start:
+            return 0
+        self._fetch_blocks(number)
+        buffer[: stop - start] = self.read_range(start, stop)
+        self._position = stop
+        return stop - start
+
+    def readall(self) -> bytes:
+        parts, buffer = [], bytearray(_BLOCK_BYTES)
+        while length := self.readinto(memoryview(buffer)):
+            parts.append(bytes(buffer[:length]))
+        return b"".join(parts)
+
+    def _fetch_blocks(self, number: int) -> None:
+        """Have a block fetched and, if the file is read in order, those after it; drop all others."""
+        in_order = number in (self._last_block, self._last_block + 1)
+        self._last_block = number
+        wanted = range(number, number + 1 + self._blocks_ahead)
+        for start, stop in list(self._ahead):
+            if start // _BLOCK_BYTES not in wanted:
+                del self._ahead[start, stop]
+        for block in wanted if in_order else wanted[:1]:
+            start, stop = block * _BLOCK_BYTES, min((block + 1) * _BLOCK_BYTES, self.size_bytes)
+            if start < stop:
+                self.prefetch(start, stop)
+
+    def close(self) -> None:
+        self._ahead.clear()
+        super().close()
+
+
+def open_in_order(fetch: Fetch, size_bytes: int) -> BinaryIO:
+    """Return a file that is read front to back, or searched, with blocks fetched ahead while it is read in
+    order. It holds 20 MiB."""
+    # It reads by `readinto` alone.
+    return io.BufferedReader(ByteSource(fetch, size_bytes, blocks_ahead=_BLOCKS_AHEAD), _BUFFER_BYTES)  # type: ignore[type-var]

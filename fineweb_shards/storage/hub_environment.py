@@ -1,0 +1,110 @@
+"""What is needed of the hub before its clients are imported: check the environment, and silence them.
+
+The clients read environment variables on import, and some values crash them. Later a mistake would look
+like an outage and be waited for, although waiting can't help; so it is reported at once. A token and the
+password of a proxy are never shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.request
+import warnings
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from fineweb_shards.errors import HubError
+
+_PROXY_SCHEMES = ("http", "https", "socks5", "socks5h")
+
+
+def check_addresses() -> None:
+    """Raise HubError for a variable that can't be the address of a hub or of a proxy."""
+    endpoint = os.environ.get("HF_ENDPOINT", "")
+    if endpoint and not _is_address(endpoint, ("http", "https")):
+        raise HubError(
+            f"HF_ENDPOINT={endpoint}: not the address of a hub.",
+            "Write it with its scheme, such as https://huggingface.co, or unset it.",
+        )
+    for name, value in _proxies():
+        if not _is_address(value if "://" in value else f"http://{value}", _PROXY_SCHEMES):
+            raise HubError(
+                f"{name}={value.rpartition('@')[2]}: not the address of a proxy.",
+                f"Write it as http://host:port, or unset {name}.",
+            )
+
+
+def check_token(token: str | None) -> None:
+    """Raise HubError for a text that can't be a token: no request could be sent with it."""
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise HubError(
+            "HF_TOKEN holds characters that no token has.",
+            "Copy it again from https://huggingface.co/settings/tokens; it begins with hf_.",
+        )
+
+
+def proxy_for(url: str) -> str | None:
+    """Return the address of the proxy for a request, with its password; None if it uses none."""
+    proxies, parts = urllib.request.getproxies(), urlsplit(url)
+    found = proxies.get(parts.scheme) or proxies.get("all")
+    if not found or urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    return found if "://" in found else f"http://{found}"
+
+
+def proxy_host_for(url: str) -> str | None:
+    """Return host and port of the proxy for a request; None if it uses none."""
+    proxy = proxy_for(url)
+    return None if proxy is None else urlsplit(proxy).netloc.rpartition("@")[2]
+
+
+def _proxies() -> list[tuple[str, str]]:
+    """Return name and value of every variable that names a proxy."""
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    return [(name, os.environ[name]) for name in os.environ if name.upper() in names and os.environ[name]]
+
+
+def _is_address(text: str, schemes: tuple[str, ...]) -> bool:
+    try:
+        parts = urlsplit(text)
+        named = bool(parts.hostname) and parts.port != 0
+        return parts.scheme in schemes and named and not any(char.isspace() for char in text)
+    except ValueError:  # a port that is no number, or an unbalanced bracket
+        return False
+
+
+def quiet_clients() -> None:
+    """Turn off progress bars, log lines and warnings of huggingface_hub, datasets and hf_xet: this program
+    shows progress and waits itself. Log lines that the user has asked for (HF_HUB_VERBOSITY,
+    DATASETS_VERBOSITY) stay on."""
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
+        os.environ[name] = "1"
+    for name in ("HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
+        os.environ.setdefault(name, "critical")
+    warnings.filterwarnings("ignore", module=r"(huggingface_hub|datasets)\b")
+
+
+# The hash by which the hub knows a file: SHA-256 of a large one, git's own of a small one.
+
+_GIT_HASH_DIGITS = 40
+
+
+class Digest(Protocol):
+    """A hash that is being computed."""
+
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def is_git_hash(content_hash: str) -> bool:
+    """Return whether a hash is git's: then the hub keeps the file itself, and not in a large store."""
+    return len(content_hash) == _GIT_HASH_DIGITS
+
+
+def make_digest(content_hash: str, size_bytes: int) -> Digest:
+    """Return a digest of the same kind as `content_hash`, for a file of that size."""
+    if is_git_hash(content_hash):
+        return hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
+    return hashlib.sha256()

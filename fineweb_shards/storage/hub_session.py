@@ -1,0 +1,230 @@
+"""The HTTP session for all requests to the hub, those of huggingface_hub and datasets included.
+
+By default the clients send requests without a timeout, retry for 23 s (or as long as a 429 says, five times),
+and print messages of their own. In this session every request has a timeout, transient failures are retried
+by our retrier, and all others are reported at once. Requests that the hub counts wait for its quota
+(`Quota`). The bytes of files don't come this way, but by `send_get`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import httpx2
+import urllib3
+from huggingface_hub import constants, get_token, set_client_factory
+from huggingface_hub.errors import OfflineModeIsEnabled
+from urllib3.util import Retry, Timeout, make_headers
+
+from fineweb_shards.errors import HubError
+from fineweb_shards.storage.hub_environment import check_token, proxy_for
+from fineweb_shards.storage.hub_errors import (
+    LONGEST_REQUESTED_SECONDS,
+    TRANSIENT_STATUSES,
+    check_json,
+    describe_limit,
+    is_hub,
+    read_limits,
+    request_error,
+    requested_wait_seconds,
+    status_error,
+)
+from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.retry import Clock, Retrier, TransientError
+from fineweb_shards.system.shared_value import SharedValue
+
+ANSWER_SECONDS = 30.0
+_CONNECT_SECONDS = 10.0
+
+
+def open_session(
+    retrier: Retrier | None, quota: Quota | None = None, answer_seconds: float = ANSWER_SECONDS
+) -> None:
+    """Make all further requests of this process use our session. Without a retrier a failure is raised at
+    once, for requests that must not be sent twice."""
+    check_token(get_token())
+    set_client_factory(partial(_make_session, retrier, quota, answer_seconds))
+
+
+def _make_session(retrier: Retrier | None, quota: Quota | None, answer_seconds: float) -> HubSession:
+    try:
+        return HubSession(retrier, quota, answer_seconds)
+    except (ValueError, ImportError, httpx2.InvalidURL) as error:  # from an unusable proxy
+        raise HubError(
+            f"The proxy in the environment can't be used: {error}",
+            "Check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.",
+        ) from None
+
+
+class HubSession(httpx2.Client):
+    """A session like huggingface_hub's own, but with our timeouts and retries."""
+
+    def __init__(self, retrier: Retrier | None, quota: Quota | None, answer_seconds: float) -> None:
+        timeout = httpx2.Timeout(answer_seconds, connect=min(answer_seconds, _CONNECT_SECONDS))
+        super().__init__(
+            event_hooks={"request": [_respect_offline_mode]}, follow_redirects=True, timeout=timeout
+        )
+        self._hub_retrier = retrier
+        self._quota = quota
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        if not _should_retry(request, streamed=bool(options.get("stream"))):
+            return super().send(request, **options)
+        if self._hub_retrier is None:
+            return self._send_once(request, options)
+        return self._hub_retrier.call(partial(self._send_once, request, options))
+
+    def _send_once(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
+        url = str(request.url)
+        quota = self._quota if is_hub(url) else None
+        if quota is not None:
+            quota.take(url, has_token=get_token() is not None)
+        try:
+            response = super().send(request, **options)
+        except httpx2.RequestError as error:
+            raise request_error(url, error) from None
+        if quota is not None:  # by the hub's own answer, not by that of a CDN to which it redirects
+            first = (*response.history, response)[0]
+            quota.learn(url, first.status_code, first.headers)
+        if response.status_code in TRANSIENT_STATUSES:
+            response.close()
+            raise status_error(response)
+        if "/api/" in request.url.path and response.status_code == 200 and not options.get("stream"):
+            check_json(response)
+        return response
+
+
+def _respect_offline_mode(request: httpx2.Request) -> None:
+    if constants.is_offline_mode():
+        raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
+
+
+def _should_retry(request: httpx2.Request, *, streamed: bool) -> bool:
+    """Tell whether our retrier handles a request: if it is about files, but not the clients' telemetry. A
+    body that can be read only once is left to the client, which can rewind it."""
+    path = request.url.path
+    about_files = streamed or any(part in path for part in ("/resolve/", "/api/datasets/", "/api/models/"))
+    return about_files and isinstance(request.stream, httpx2.ByteStream)
+
+
+# Keep the hub's quotas for all processes of a run together: wait before one is used up, not after a 429.
+#
+# The hub counts requests in windows of five minutes: those to `/resolve/` ("resolvers") and those to its API
+# ("api"). Its answers say how many are left (`RateLimit`). All processes share what they have learned in one
+# small file, so that they wait once, together, and none of them asks while another one was told to wait.
+
+FILE_NAME = "hub-quota.json"
+# After a wait the processes don't all come back in the same instant.
+_SPREAD_SECONDS = 1.0
+_SAME_WINDOW_SECONDS = 5.0
+
+
+class Quota:
+    """What is left of the quotas of one hub. `folder` holds the file; None: this process is alone. The
+    clock must be the same one for all processes, as the system's is."""
+
+    def __init__(self, folder: Path | None = None, clock: Clock | None = None) -> None:
+        self._shared = SharedValue(None if folder is None else folder / FILE_NAME)
+        self._clock = clock or Clock()
+
+    def take(self, url: str, *, has_token: bool) -> None:
+        """Count a request that is about to be sent; TransientError if it has to wait for the next window."""
+        kind, host = _kind_of(url), urlsplit(url).netloc
+        now = self._clock.now()
+        with self._shared.changing() as value:
+            state = _state_of(value, kind)
+            wait = state["until"] - now
+            if 0 < wait <= LONGEST_REQUESTED_SECONDS and state["left"] <= 0:
+                _, advice = describe_limit(kind, has_token=has_token)
+                seconds = wait + random.uniform(0, min(_SPREAD_SECONDS, wait))
+                raise TransientError(f"{host}: the rate limit is used up", seconds, advice)
+            if wait <= 0 and state["quota"]:  # a new window
+                state |= {"left": state["quota"], "until": now + state["window"]}
+            state["left"] = max(0, state["left"] - 1)
+
+    def learn(self, url: str, status: int, headers: Mapping[str, str]) -> None:
+        """Note what an answer says about the quotas."""
+        kind, now = _kind_of(url), self._clock.now()
+        wait = requested_wait_seconds(headers, status) if status == 429 else 0.0
+        limits = [limit for limit in read_limits(headers) if limit.kind == kind]
+        if not limits and not wait:
+            return
+        with self._shared.changing() as value:
+            state = _state_of(value, kind)
+            for limit in limits:
+                until = now + limit.reset_seconds
+                same = abs(until - state["until"]) < _SAME_WINDOW_SECONDS
+                # In one window it only gets less: answers arrive in any order, and others are under way.
+                state["left"] = min(state["left"], limit.left) if same else limit.left
+                state["until"] = until
+                state |= {"quota": limit.quota, "window": limit.window_seconds} if limit.quota else {}
+            if wait:
+                state |= {"left": 0, "until": now + wait}
+
+
+def _kind_of(url: str) -> str:
+    return "resolvers" if "/resolve/" in urlsplit(url).path else "api"
+
+
+def _state_of(value: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return what is known about one quota, as a part of the shared value."""
+    unknown = {"left": 0, "until": 0.0, "quota": 0, "window": 0}
+    known = value.get(kind)
+    if not isinstance(known, dict) or known.keys() != unknown.keys():
+        known = value[kind] = unknown
+    return known
+
+
+# Fetch ranges of files over kept connections, several at once.
+#
+# With urllib3, not with the session of the hub's clients: httpx takes 3.6 s of processor time for a GiB of
+# body, urllib3 1.2 s, and that is time in which a worker could encode. What may be trusted (certificates) and
+# which proxy is used is the same as there.
+
+_KEPT_CONNECTIONS = 64  # to one host
+_MOST_REDIRECTS = 5
+
+
+def send_get(
+    url: str, headers: Mapping[str, str], timeout_seconds: float, *, follow_redirects: bool
+) -> urllib3.BaseHTTPResponse:
+    """Send a GET request and return the answer with its body still to be read. Nothing is tried again."""
+    redirects = _MOST_REDIRECTS if follow_redirects else False
+    return _connections(proxy_for(url)).request(
+        "GET",
+        url,
+        headers=dict(headers),
+        preload_content=False,
+        redirect=follow_redirects,
+        retries=Retry(total=None, connect=False, read=False, status=False, other=False, redirect=redirects),
+        timeout=Timeout(connect=timeout_seconds, read=timeout_seconds),
+    )
+
+
+@cache
+def _connections(proxy: str | None) -> urllib3.PoolManager:
+    """Return this process's connections by way of a proxy, or without one."""
+    trust = httpx2.create_ssl_context()
+    if proxy is None:
+        return urllib3.PoolManager(maxsize=_KEPT_CONNECTIONS, ssl_context=trust)
+    if urlsplit(proxy).scheme.startswith("socks"):
+        try:
+            from urllib3.contrib.socks import SOCKSProxyManager
+        except ImportError:
+            raise HubError(
+                "The proxy in the environment can't be used: SOCKS needs the package PySocks.",
+                f"Install it: {install_command('PySocks')}",
+            ) from None
+        return SOCKSProxyManager(proxy, maxsize=_KEPT_CONNECTIONS, ssl_context=trust)
+    password = unquote(urlsplit(proxy).netloc.rpartition("@")[0])
+    return urllib3.ProxyManager(
+        proxy,
+        maxsize=_KEPT_CONNECTIONS,
+        ssl_context=trust,
+        proxy_headers=make_headers(proxy_basic_auth=password) if password else None,
+    )

@@ -1,0 +1,141 @@
+"""Files and pipes on this machine.
+
+Standard input and named pipes (a shell's `<(…)` is one) can be read only once, front to back. The beginning
+is read ahead, for its hash: on a resume only that can show whether the input is the same stream again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from functools import cache
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from fineweb_shards.errors import InputError
+from fineweb_shards.storage.byte_source import ByteSource
+from fineweb_shards.storage.place import STANDARD_INPUT, InputFile, Place, read_error
+
+_HEAD_BYTES = 64 * 1024
+_HELD_BYTES = 2**20
+
+
+class LocalPlace(Place):
+    """The disk. Nothing has to be fetched ahead: the kernel reads ahead, and keeps what was read."""
+
+    def open(self, file: InputFile, address: str | None = None) -> ByteSource:
+        return LocalSource(file)
+
+    def stream(self, file: InputFile) -> BinaryIO:
+        if file.compression == "zstd":
+            native: BinaryIO = pa.OSFile(os.fsencode(file.path))  # read without Python's lock
+            return native
+        return open(file.path, "rb")
+
+
+class LocalSource(ByteSource):
+    """A file on the disk. It may be shorter, or longer, than when it was found."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        try:
+            self._handle = open(file.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise read_error(file, error) from error
+        super().__init__(self._read, file.size_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self._handle.fileno()).st_size
+
+    def prefetch(self, start: int, stop: int) -> None:
+        """There is nothing to wait for."""
+
+    def is_fetched(self, start: int, stop: int) -> bool:
+        return True
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        try:
+            self._handle.seek(offset)
+            parts = [self._handle.read(size)]
+            while parts[-1] and (left := size - sum(map(len, parts))):
+                parts.append(self._handle.read(left))
+        except OSError as error:
+            raise read_error(self._file, error) from error
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read(self, start: int, stop: int) -> memoryview:
+        return memoryview(self.read_at(start, stop - start))
+
+    def for_arrow(self) -> Any:
+        try:
+            return pa.OSFile(os.fsencode(self._file.path))  # as bytes: a name need not be UTF-8
+        except OSError as error:
+            raise read_error(self._file, error) from error
+
+    def close(self) -> None:
+        self._handle.close()
+        super().close()
+
+
+class Pipe:
+    """A pipe whose beginning, `head`, was read ahead; `read` returns it once more."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = _open(path)
+        self._ended = False
+        self.head = b""
+        while len(self.head) < _HEAD_BYTES and (data := self._read(_HEAD_BYTES - len(self.head))):
+            self.head += data
+        self._unread = self.head
+
+    def read(self, size: int) -> bytes:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        if self._ended:
+            return b""
+        try:
+            data = os.read(self._descriptor, size)
+            if not data:
+                self._ended = True
+                if self._descriptor != 0:
+                    os.close(self._descriptor)
+            return data
+        except OSError as error:  # not a BadFileError, which could be skipped: it may succeed the next time
+            raise InputError(f"--input {self._path}: {error.strerror}.", "Run it again.") from error
+
+
+@cache
+def open_pipe(path: str) -> Pipe:
+    """Return this process's only pipe of that name: a second one would miss what was already read."""
+    return Pipe(path)
+
+
+def _open(path: str) -> int:
+    if path != STANDARD_INPUT:
+        try:
+            return _enlarge(os.open(path, os.O_RDONLY))  # blocks until another process writes to it
+        except OSError as error:
+            raise InputError(f"--input {path}: {error.strerror}.", "Check its permissions.") from error
+    if sys.stdin is None:  # Python was started with standard input closed
+        raise InputError(
+            "--input -: standard input is closed.", "Send it something: … | fineweb-shards build --input - …"
+        )
+    return _enlarge(0)
+
+
+def _enlarge(descriptor: int) -> int:
+    """Let a pipe hold a whole block: with its usual 64 kB the two sides would wait for each other all the
+    time."""
+    with contextlib.suppress(ImportError, AttributeError, OSError):  # not Linux, not allowed, or no pipe
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _HELD_BYTES)
+    return descriptor
