@@ -13,6 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
+from standin_hub import StandInHub
+from standin_repository import Repository
+from text_datasets import environment
+
+from fineweb_shards.storage.bucket import Bucket
 
 pytestmark = pytest.mark.full
 
@@ -41,7 +46,7 @@ class Toy(Layout):
         return [f"toy --data {folder}"]
 """
 
-SOURCE = '''
+FORMAT = '''
 import json
 
 from fineweb_shards.formats.base import Format
@@ -57,8 +62,8 @@ class ToyFormat(Format):
             yield Batch(file.index, position, file.size_bytes, file.size_bytes)
 
     def chunks(self, file, batch):
-        with open(file.path) as data:
-            texts = json.load(data)
+        with self.place.open(file, batch.address) as source:
+            texts = json.loads(source.read_at(0, file.size_bytes))
         start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
         yield TextChunk(Texts.from_strings(texts), start, end)
 
@@ -98,12 +103,16 @@ def add(package: Path, file: str, text: str, table: str, old: str, new: str) -> 
     (package / table).write_text(entries.replace(old, new))
 
 
-def command(package: Path, *words: object) -> str:
+def command(package: Path, *words: object, **variables: str) -> str:
     """Run the changed program; return what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "fineweb_shards", *map(str, words)],
         cwd=package.parent,
-        env={**os.environ, "PYTHONPATH": f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        env={
+            **os.environ,
+            **variables,
+            "PYTHONPATH": f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -144,19 +153,45 @@ print(loader.next_batch()[0].tolist())
     assert json.loads(done.stdout) == [stream[5:9].tolist()]
 
 
-def test_a_source(package: Path, tmp_path: Path) -> None:
-    """Found by its ending, chosen by --format, refused where it can't be read front to back."""
-    entry = """"toy": FormatEntry("toy.ToyFormat", (".toy",), reads_streams=False),
-    "hub-parquet": FormatEntry("""
-    add(package, "sources/toy.py", SOURCE, "formats/table.py", '"hub-parquet": FormatEntry(', entry)
-    source = tmp_path / "a.toy"
-    source.write_text(json.dumps(DOCUMENTS))
-    for number, words in enumerate([[], ["--format", "toy"]]):
-        out = tmp_path / f"out{number}"
-        command(package, "build", source, *words, "--val-tokens", "0", "--out", out, "--workers", "1")
-        found = np.load(out / "edufineweb_train_000000.npy")
-        assert found.tolist() == reference.stream(DOCUMENTS).tolist()
-    assert "toy" in command(package, "build", "--help")
+@pytest.fixture
+def with_format(package: Path) -> Path:
+    """The package with a new format. `datasets`, which lists the hub's files, has to know the ending."""
+    entry = """"toy": FormatEntry("toy.ToyFormat", (".xml",)),
+    ROWS: FormatEntry("""
+    add(package, "formats/toy.py", FORMAT, "formats/table.py", "ROWS: FormatEntry(", entry)
+    return package
+
+
+def check_format(package: Path, out: Path, *words: object, **variables: str) -> None:
+    """A build of what the words name has the documents."""
+    command(package, "build", *words, "--val-tokens", "0", "--out", out, "--workers", "1", **variables)
+    found = np.load(out / "edufineweb_train_000000.npy")
+    assert found.tolist() == reference.stream(DOCUMENTS).tolist()
+
+
+def test_a_format_in_a_folder(with_format: Path, tmp_path: Path) -> None:
+    """Found by its ending, or chosen by --format."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.xml").write_text(json.dumps(DOCUMENTS))
+    (tmp_path / "b").write_text(json.dumps(DOCUMENTS))
+    check_format(with_format, tmp_path / "out1", tmp_path / "in")
+    check_format(with_format, tmp_path / "out2", tmp_path / "b", "--format", "toy")
+    assert "toy" in command(with_format, "build", "--help")
+
+
+def test_a_format_in_a_bucket(with_format: Path, tmp_path: Path, bucket_url: str) -> None:
+    """Nothing but the format's own two steps is needed."""
+    Bucket(bucket_url).overwrite("in/a.xml", json.dumps(DOCUMENTS).encode())
+    check_format(with_format, tmp_path / "out", f"{bucket_url}/in/")
+
+
+@pytest.mark.parametrize("download", [[], ["--download"]], ids=["ranges", "on-disk"])
+def test_a_format_on_the_hub(with_format: Path, tmp_path: Path, download: list[str]) -> None:
+    """Nothing but the format's own two steps is needed, by ranges or from the disk."""
+    content = json.dumps(DOCUMENTS) + " " * 2**20  # the hub keeps it as a large file
+    with StandInHub([Repository("me/toys", {"a.xml": content.encode()})]) as hub:
+        variables = environment(hub, tmp_path / "home")
+        check_format(with_format, tmp_path / "out", "--dataset", "me/toys", *download, **variables)
 
 
 def test_an_engine(package: Path, tmp_path: Path) -> None:
