@@ -57,6 +57,7 @@ def stream_of(documents: list[str], kind: str) -> list[int]:
     return reference.stream(kept).tolist()
 
 
+@pytest.mark.full(but=["words-*-1024", "None-*-1500"])
 @pytest.mark.parametrize("batch_bytes", BATCHES)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_every_kind_of_file_has_the_tokens_of_a_plain_loop(
@@ -74,6 +75,7 @@ def test_every_kind_of_file_has_the_tokens_of_a_plain_loop(
     assert counts.quarantined_documents == counts.bad_parts == 0
 
 
+@pytest.mark.full(but=["words-*-1024", "None-*-1500"])
 @pytest.mark.parametrize("batch_bytes", BATCHES)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_document_that_is_too_long_is_quarantined(

@@ -97,6 +97,7 @@ def test_no_cut_behind_a_word_changes_a_short_text() -> None:
     assert seen > 1900
 
 
+@pytest.mark.full
 def test_every_letter_of_the_rule_is_a_letter_to_all() -> None:
     """In each pattern, whatever its table of Unicode, two of them and the space before them are one piece."""
     assert len(PATTERNS) >= 7
@@ -116,6 +117,7 @@ def test_other_places_are_left_alone() -> None:
         assert places(text.encode()) == []
 
 
+@pytest.mark.full(but=["gigatoken-*", "tiktoken-*"])
 @pytest.mark.parametrize("rule", ["words", None])
 @pytest.mark.parametrize("engine", [*FAST_ENGINES, "tiktoken"])
 def test_long_documents_have_the_tokens_of_one_call(
