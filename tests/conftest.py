@@ -24,7 +24,7 @@ from fineweb_shards.layouts import LAYOUTS
 pytest_plugins = ["promises", "bucket_server"]
 
 # Timing never decides a test, and every run tries the same examples (soak runs try new ones).
-hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("quick")
 
 # Variables of a shell that would decide how a test ends: settings of the libraries we use, of Python (as
@@ -123,23 +123,24 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 # Files whose tests take longest, the first ones most.
 LONG = [
-    "test_vocabularies.py",
-    "test_poison.py",
-    "test_hub.py",
+    "test_kill.py",
     "test_same_bytes.py",
+    "test_vocabularies.py",
+    "test_local.py",
+    "test_kill_bucket.py",
+    "test_deaths.py",
     "test_layouts.py",
     "test_kill_layouts.py",
     "test_transport.py",
-    "test_quota.py",
-    "test_local.py",
-    "test_standard_streams.py",
-    "test_hub_text.py",
-    "test_kill.py",
-    "test_deaths.py",
-    "test_follow.py",
-    "test_memory.py",
-    "test_downloads.py",
+    "test_bucket_faults.py",
+    "test_bucket_shards.py",
+    "test_hub.py",
+    "test_poison.py",
+    "test_hub_faults.py",
+    "test_bucket_output.py",
     "test_unwritten.py",
+    "test_large_listing.py",
+    "test_memory.py",
 ]
 
 

@@ -35,6 +35,7 @@ exec "$@"
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="shells have other limits elsewhere")
 def test_tests_inherit_nothing_from_the_shell() -> None:
     """Whatever the shell ignores, limits or sets, the programs that tests start find the same."""

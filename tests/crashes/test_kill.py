@@ -126,7 +126,7 @@ def test_kills_of_the_whole_group_at_random_moments(tmp_path: Path, tries: Tries
     )  # fmt: skip
     chooser = random.Random(7)
     before: dict[str, str] = {}
-    for _ in tries(4, 200):
+    for _ in tries(2, 200):
         if (out / "manifest.json").exists() and json.loads((out / "manifest.json").read_text())["complete"]:
             subprocess.run(["rm", "-r", str(out)], check=True)  # it got through: start over
             before = {}
@@ -160,7 +160,7 @@ def test_signals_stop_cleanly_and_say_how_to_go_on(tmp_path: Path, tries: Tries,
         reference.stream([text for text in path.read_text().split("<|endoftext|>") if text]), 50_000
     )
     chooser = random.Random(12)
-    for attempt in tries(3, 30):
+    for attempt in tries(2, 30):
         number = [signal.SIGINT, signal.SIGTERM][attempt % 2]
         out = tmp_path / str(attempt)
         words = [

@@ -137,7 +137,7 @@ def test_a_kill_at_every_request(
     assert builds.run(out, source, **settings, scratch=str(tmp_path / "whole")) == (0, "")
     builds.pids.get()
     points = [(n, when) for n in range(1, len(killer.requests) + 1) for when in ("before", "after")]
-    points = points if tries.soak else points[3 :: len(points) // 4]
+    points = points if tries.soak else points[3 :: len(points) // 3]
     for attempt in tries(len(points), len(points)):
         number, when = points[attempt]
         out = f"{make_bucket(bucket_environment)}/folder"

@@ -45,7 +45,7 @@ def test_a_kill_at_every_file_operation(tmp_path: Path, wanted: Wanted, soak: bo
             "out": str(tmp_path / "out"),
             "settings": {**wanted.settings(), "batch_bytes": 2048},
             "resumed": {**wanted.settings(), "batch_bytes": 5000},
-            "writes": 1 if soak else 9,
+            "writes": 1 if soak else 40,
             "step": 1 if soak else 2,
             "expected": reference.digests(layout_reference.files(DOCUMENTS, wanted)),
         }

@@ -194,6 +194,7 @@ def test_a_terminal_that_closes_ends_the_run_cleanly(
     assert runs.shards_in(out) == expected_shards(source)
 
 
+@pytest.mark.full
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_hangups_come_in_numbers(tmp_path: Path, source: Path) -> None:
     """From the kernel, the shell and a session that ends: SIGHUP, SIGHUP and SIGTERM are one wish."""
@@ -213,6 +214,7 @@ def test_hangups_come_in_numbers(tmp_path: Path, source: Path) -> None:
     assert log[-1].endswith("Everything finished is kept")
 
 
+@pytest.mark.full
 def test_nohup_goes_on(tmp_path: Path, source: Path) -> None:
     """What ignores a closed terminal from its beginning ignores it to its end, and so do its workers."""
     out = tmp_path / "out"
@@ -271,6 +273,7 @@ def test_after_ctrl_c_it_says_at_once_that_it_stops(
     assert "Interrupted. Everything finished is kept." in rest
 
 
+@pytest.mark.full(but=["argparse--m", "*build-script", "pyarrow--m"])
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 @pytest.mark.parametrize("entry", ["-m", "script"])
 @pytest.mark.parametrize("module", ["argparse", "fineweb_shards.commands.build", "numpy", "pyarrow", "tqdm"])
@@ -309,6 +312,7 @@ def test_a_signal_during_the_start_of_a_thread_is_an_interruption(
     assert runs.shards_in(out) == expected_shards(source)
 
 
+@pytest.mark.full
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_an_impatient_ctrl_c_leaves_a_clean_terminal(
     tmp_path: Path, source: Path, terminals: list[Terminal], tries: Tries

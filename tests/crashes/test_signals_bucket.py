@@ -46,7 +46,7 @@ def start(words: list[str]) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.full(but=["an upload"])
+@pytest.mark.full
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 @pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.parametrize("step", ["an upload", "the manifest", "the check in the end"])
@@ -86,6 +86,7 @@ def test_ctrl_c_while_the_bucket_is_silent(
     check_finished(BucketView(door.endpoint, out), scratch, expected)
 
 
+@pytest.mark.full
 @pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 def test_kills_of_the_whole_group(
     bucket_url: str, door: Door, tmp_path: Path, source: Path, expected: dict[str, bytes], tries: Tries

@@ -88,6 +88,7 @@ FORMS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
 }
 
 
+@pytest.mark.full(but=["1024-a.parquet", "50000-a.jsonl.zst"])
 @pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize("form", [*FORMS, "a.jsonl.zst"])
 @pytest.mark.parametrize("batch_bytes", [1024, 50_000])
@@ -143,6 +144,7 @@ def test_records_of_csv(tmp_path: Path, delimiter: str) -> None:
     assert skipped.totals["bad_parts"] == 1
 
 
+@pytest.mark.full(but=["val_ratio1-*"])
 @pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("val_ratio", [None, Fraction(1, 4)])
@@ -211,6 +213,7 @@ def test_documents_longer_than_batches(tmp_path: Path, form: str, layout: str) -
             assert runs.outputs_in(out) == expected
 
 
+@pytest.mark.full
 def test_cells_of_many_megabytes(tmp_path: Path) -> None:
     """A parquet cell that is read in pieces is kept or left out as a whole, by --where and by its length."""
     huge, other = "words of text that are long enough for several pieces of it " * 150_000, "other " * 10
@@ -301,6 +304,7 @@ def test_real_workers(tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "long") == reference.shard_files(tokens, 100_000_000)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", [pytest.param("small columns", marks=pytest.mark.soak), "large columns", "rows"]
 )

@@ -43,6 +43,7 @@ PIPES = ("stdin", "stdin jsonl", "stdin csv")
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.mark.full(but=["fastokens-1"])
 @pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize(
     ("engine", "workers"),
@@ -115,6 +116,7 @@ def check_command(run: Command, files: list[Path], scratch: Path, shard_sizes: l
         assert manifest["complete"]
 
 
+@pytest.mark.full(but=["parquet", "jsonl", "txt.gz", "csv.zstd", "stdin"])
 @pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize("form", [*FILES, *PACKED_FILES, *PIPES])
 def test_the_same_documents_in_every_form(tmp_path: Path, form: str, soak: bool) -> None:

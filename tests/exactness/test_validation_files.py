@@ -54,6 +54,7 @@ def expected_files(wanted: Wanted) -> dict[str, bytes]:
     return layout_reference.files([*VALIDATION, *TRAINING], by_number)
 
 
+@pytest.mark.full(but=["700-*"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shard_tokens", [700, 10**6])
 def test_a_build_is_the_reference_resumed_or_not(
@@ -74,7 +75,7 @@ def test_a_build_is_the_reference_resumed_or_not(
     assert verify_folder(FolderStore(out)).damages == []
 
 
-@pytest.mark.full(but=["3"])
+@pytest.mark.full
 @pytest.mark.parametrize("workers", ["1", "3"])
 def test_the_command_with_real_workers(tmp_path: Path, data: Path, workers: str) -> None:
     """The same bytes, and the plan says which files are for validation."""

@@ -88,6 +88,7 @@ def test_shards_are_the_references(tokenizer: Tokenizer, source: Path, tmp_path:
     assert runs.shards_in(tmp_path / "fast") == before
 
 
+@pytest.mark.full(but=["nanochat", "llama2", "sentence_pieces"])
 @pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_hostile_strings_and_special_tokens_are_ordinary_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Whatever a document says, it is what the reference makes of it, and never EOT."""
@@ -203,6 +204,7 @@ def test_a_wrong_tokenizer_has_its_sentence(files: Path, flags: list[str], code:
     assert not (files / "out" / "manifest.json").exists()
 
 
+@pytest.mark.full
 def test_a_plan_names_the_tokenizer_and_does_not_believe_token_count(tmp_path: Path) -> None:
     """FineWeb counts GPT-2's tokens, which are not those of another vocabulary."""
     tokenizer, documents = vocabularies.nanochat(tmp_path), make_documents(200)
@@ -237,7 +239,7 @@ def with_added(folder: Path, *tokens: dict[str, object], normalizer: object = No
     return path
 
 
-@pytest.mark.full(but=["NFC"])
+@pytest.mark.full
 @pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 @pytest.mark.parametrize(
     ("tokens", "normalizer", "documents"),

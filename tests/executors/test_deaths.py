@@ -73,7 +73,7 @@ def test_a_killed_worker_is_replaced(
     source, documents = make(tmp_path)  # type: ignore[operator]
     expected = reference.stream(documents)
     chooser = random.Random(longest_pause)
-    kills = iter(tries(2, 25))
+    kills = iter(tries(1, 25))
     with LocalExecutor(runs.spec_of(source), 2, 10**6, MemoryGuard(2**40)) as executor:
         while (kill := next(kills, None)) is not None:
             parts: list[Tokens] = []

@@ -63,6 +63,7 @@ def test_blocks_come_in_order(source: Source) -> None:
             assert tokens_of(list(collecting.encode(executor, source.batches(runs.START)))) == EXPECTED
 
 
+@pytest.mark.full
 def test_every_worker_killed_in_turn(source: Source) -> None:
     """The run goes on with the same tokens, and says what happened."""
     blocks, listener = [], Listener()
@@ -104,6 +105,7 @@ def test_workers_that_die_before_they_know_thousands_of_files(source: Source) ->
     assert tokens_of(blocks) == EXPECTED
 
 
+@pytest.mark.full
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_an_interruption_in_the_middle_of_a_message(source: Source, tmp_path: Path) -> None:
     """What is placed is still written: by another worker, because nobody understands this one any more."""
@@ -176,6 +178,7 @@ def test_a_bug_in_a_worker_is_told_with_its_traceback(source: Source) -> None:
             list(stream)
 
 
+@pytest.mark.full
 def test_an_error_of_the_listing_comes_in_its_turn(source: Source) -> None:
     """Batches listed before it are finished first."""
 
@@ -193,6 +196,7 @@ def test_an_error_of_the_listing_comes_in_its_turn(source: Source) -> None:
     assert len(blocks) == 12
 
 
+@pytest.mark.full
 def test_what_is_in_flight_is_bounded_in_bytes(source: Source) -> None:
     """However slow the consumer and however many the workers, never more than the window and one batch."""
     batches = list(source.batches(runs.START))
@@ -245,6 +249,7 @@ def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
     assert len(after) == 2
 
 
+@pytest.mark.full
 @pytest.mark.promise("short memory pauses the run")
 def test_a_worker_beyond_its_share_is_renewed_between_batches(
     source: Source, monkeypatch: pytest.MonkeyPatch

@@ -123,6 +123,7 @@ def test_what_is_set_on_a_node_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
 
 
+@pytest.mark.full
 def test_the_files_of_a_vocabulary_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node has them while an engine loads them, in a folder of its own, and nothing afterwards; nor, for
     long, what a process left there that was killed while it loaded."""

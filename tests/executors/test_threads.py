@@ -90,6 +90,7 @@ def encode(source: Source, batches: Iterator[Batch]) -> tuple[list[int], Listene
     return np.concatenate([block.array for block in blocks]).tolist(), listener
 
 
+@pytest.mark.full
 @pytest.mark.promise("a worker's death never hangs the run")
 def test_a_prefetch_that_fails_costs_nothing(source: Source) -> None:
     """The batch is read without it: the same tokens, and the log says what failed."""
@@ -102,6 +103,7 @@ def test_a_prefetch_that_fails_costs_nothing(source: Source) -> None:
     assert "ValueError: Retry-After: 1.5" in told[0]
 
 
+@pytest.mark.full(but=["exit"])
 @pytest.mark.promise("a worker's death never hangs the run")
 @pytest.mark.parametrize("fault", ["exit", "order"])
 def test_a_receiver_that_fails_ends_its_worker(
@@ -118,6 +120,7 @@ def test_a_receiver_that_fails_ends_its_worker(
         encode(source, faulty.mined(batches) if fault == "order" else batches)
 
 
+@pytest.mark.full
 @pytest.mark.promise("no orphans, nothing left in /dev/shm")
 def test_a_worker_that_cannot_watch_its_parent_ends(source: Source) -> None:
     """It would be an orphan one day."""
@@ -140,6 +143,7 @@ def test_a_listing_that_fails_ends_the_run(source: Source, error: BaseException)
     assert type(error).__name__ in repr(caught.value)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_listing_that_ends_without_a_word_ends_the_run(
     source: Source, monkeypatch: pytest.MonkeyPatch
@@ -202,6 +206,7 @@ def test_a_check_that_fails_ends_its_verb(tmp_path: Path, verb: str, monkeypatch
         check()
 
 
+@pytest.mark.full
 def test_a_watch_that_fails_is_told_and_goes_on(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, however often it fails; the run does not notice."""
     looked = threading.Event()

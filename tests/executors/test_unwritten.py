@@ -105,6 +105,7 @@ def deaths_in(out: Path) -> int:
     return (out / ".fineweb-shards" / "log.txt").read_text().count("was killed by signal 9; replaced")
 
 
+@pytest.mark.full(but=["llm.c"])
 @pytest.mark.promise("a worker's death with unwritten tokens costs only time")
 @pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[wanted.layout for wanted in LAYOUTS])
 def test_a_worker_killed_between_encoding_and_the_answer(
@@ -139,6 +140,7 @@ def test_a_disk_that_is_full_for_a_while_at_every_write(
     assert len(list((tmp_path / "faults").glob("write@*"))) < len(faults) - 20
 
 
+@pytest.mark.full(but=["build-nanogpt-EIO"])
 @pytest.mark.promise("a failing write in a worker never leaves a torn shard")
 @pytest.mark.parametrize("fault", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize(
@@ -191,6 +193,7 @@ def test_a_disk_that_fails_while_a_file_is_sealed(
     check(out, LAYOUTS[0])
 
 
+@pytest.mark.full(but=["encoded"])
 @pytest.mark.promise(
     "a worker's death never hangs the run", "a worker's death with unwritten tokens costs only time"
 )
@@ -263,6 +266,7 @@ def test_a_kill_of_everything_between_the_last_write_and_the_name(
         check(out, LAYOUTS[0])
 
 
+@pytest.mark.full
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_ctrl_c_with_several_shards_in_flight(
     tmp_path: Path, path: Path, tries: Tries, within: Measure

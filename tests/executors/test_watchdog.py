@@ -134,6 +134,7 @@ def test_a_stopped_worker_is_replaced(source: Source, monkeypatch: pytest.Monkey
     assert all("did nothing for" in text and "was killed; replaced" in text for text in told)
 
 
+@pytest.mark.full(but=["True"])
 @pytest.mark.promise("a worker's death never hangs the run")
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_reader_that_sleeps_for_ever_ends_the_run(

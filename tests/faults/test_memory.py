@@ -25,6 +25,7 @@ LINE = b"A plain sentence of some forty characters. "
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is only measured on Linux")
 
 
+@pytest.mark.full(but=["words0-300000000"])
 @pytest.mark.parametrize("limit", [300 * 10**6, 600 * 10**6])
 @pytest.mark.parametrize("words", [("build", "--out", "out"), ("plan",)])
 def test_too_little_address_space_has_its_sentence(
@@ -84,6 +85,7 @@ def run_limited(words: list[str], procs: Path) -> tuple[int, str, int]:
         return process.returncode, errors, memory.peak_bytes
 
 
+@pytest.mark.full(but=["a line of 100 MB"])
 @pytest.mark.promise("memory stays within the budget")
 @pytest.mark.parametrize(
     ("megabytes", "ending", "more"),

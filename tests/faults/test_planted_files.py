@@ -240,6 +240,7 @@ READ = {
 }
 
 
+@pytest.mark.full(but=["dangling link"])
 @pytest.mark.promise("nothing from data is executed or followed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_written_through_what_was_planted(
@@ -336,6 +337,7 @@ def test_the_scratch_folder_of_a_bucket(bucket_url: str, tmp_path: Path, soak: b
             shutil.rmtree(root)
 
 
+@pytest.mark.full(but=["link", "hard link"])
 @pytest.mark.promise("nothing from data is executed or followed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cache_of_a_loader(bucket_url: str, scenes: dict[str, Scene], tmp_path: Path, kind: str) -> None:
@@ -371,6 +373,7 @@ def test_the_cache_of_a_loader(bucket_url: str, scenes: dict[str, Scene], tmp_pa
         assert everything_in(elsewhere) == before
 
 
+@pytest.mark.full
 @pytest.mark.promise("nothing from data is executed or followed")
 def test_downloads_from_the_hub(tmp_path: Path, soak: bool) -> None:
     """A file of the hub that is read from the disk, a part of one, their folders and the quota's file."""

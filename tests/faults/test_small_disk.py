@@ -94,6 +94,7 @@ def test_it_waits_and_goes_on_by_itself(small_disk: Path, stream: Path, tmp_path
     assert "no space left on the disk" in log
 
 
+@pytest.mark.full(but=["1"])
 @pytest.mark.promise("a full disk loses nothing")
 @pytest.mark.parametrize("free_pages", range(4))
 def test_a_disk_that_is_full_at_the_start_has_its_sentence(small_disk: Path, free_pages: int) -> None:

@@ -106,6 +106,7 @@ def test_documents_and_batches_of_any_size(tmp_path: Path, name: str, batch_byte
     assert runs.shards_in(tmp_path / "out") == EXPECTED
 
 
+@pytest.mark.full(but=["a.csv.zst"])
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zst"])
 def test_a_resume_from_every_shard(tmp_path: Path, name: str) -> None:
     """Gives the same shards, with another batch size, also from a compressed file."""

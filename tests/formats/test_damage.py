@@ -148,6 +148,7 @@ def test_stop_then_skip_is_skip(tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "stop") == runs.shards_in(tmp_path / "skip")
 
 
+@pytest.mark.full
 @pytest.mark.promise("bad files are named, or skipped and counted")
 def test_flipped_bits_in_gzip(tmp_path: Path) -> None:
     """All text in front of the flip is there, whatever the batch."""
@@ -214,6 +215,7 @@ def test_an_empty_compressed_file_is_damaged(tmp_path: Path, name: str) -> None:
     assert manifest.totals["bad_parts"] == 1
 
 
+@pytest.mark.full(but=["middle-", "last-.gz"])
 @pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("packing", ["", ".gz"])
 @pytest.mark.parametrize("place", ["first", "middle", "last"])

@@ -52,6 +52,7 @@ def test_a_document_on_each_line_is_asked_about(tmp_path: Path, verb: str, name:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full(but=["build"])
 @pytest.mark.parametrize("verb", ["plan", "build"])
 def test_a_pipe_is_asked_about(tmp_path: Path, verb: str) -> None:
     """By its first 64 KiB, in which nothing is found."""
@@ -188,6 +189,7 @@ def test_a_resume_takes_the_separator_from_the_manifest(tmp_path: Path) -> None:
     assert [file.separator for file in job.source.files] == ["<|endoftext|>"]
 
 
+@pytest.mark.full(but=["plan"])
 @pytest.mark.parametrize("verb", ["plan", "build"])
 def test_a_text_in_a_bucket_is_asked_about(tmp_path: Path, bucket_url: str, door: Door, verb: str) -> None:
     """By samples of it, before anything is encoded; the rest is not fetched."""

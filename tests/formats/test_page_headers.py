@@ -95,6 +95,7 @@ def test_a_large_row_group_of_small_pages_is_read(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_values_that_are_repeated_are_decoded_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ class FarAway(Place):
         return memoryview(self._data)[start:stop]
 
 
+@pytest.mark.full(but=["True-1024-False"])
 @pytest.mark.parametrize(("largest_fetch", "refused"), [(MIB, True), (1024, False)])
 @pytest.mark.parametrize("ahead", [True, False])
 def test_remote_files_are_checked_in_what_is_fetched_anyway(

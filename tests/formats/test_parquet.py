@@ -38,6 +38,7 @@ def shards_of(documents: list[str], shard_tokens: int = 10**9) -> dict[str, byte
     return reference.shard_files(reference.stream(documents), shard_tokens)
 
 
+@pytest.mark.full(but=["1024-7", "20000-100", "10000000-1000"])
 @pytest.mark.parametrize("rows", [1, 7, 100, 1000])
 @pytest.mark.parametrize("batch_bytes", [1024, 20_000, 10**7])
 def test_row_groups_and_batches_of_any_size(tmp_path: Path, rows: int, batch_bytes: int) -> None:
@@ -47,6 +48,7 @@ def test_row_groups_and_batches_of_any_size(tmp_path: Path, rows: int, batch_byt
     assert runs.shards_in(tmp_path / "out") == shards_of(DOCUMENTS, 5000)
 
 
+@pytest.mark.full(but=["20"])
 @pytest.mark.parametrize("rows", [20, 1000])
 def test_resume_from_every_shard(tmp_path: Path, rows: int) -> None:
     """With another batch size than before; skipped documents are counted once."""

@@ -91,6 +91,7 @@ def test_utf8_with_a_nul_is_no_utf16(data: bytes) -> None:
     check_is_text(InputFile(0, "a.txt", "a.txt", "text", None, len(data), 0, ""), data)
 
 
+@pytest.mark.full(but=["plan-a b.csv*", "build-a.txt-data0*", "build-a.jsonl*"])
 @pytest.mark.parametrize(
     ("name", "data", "encoding"),
     [

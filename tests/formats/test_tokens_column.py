@@ -204,6 +204,7 @@ def test_resume_from_every_shard(tmp_path: Path) -> None:
             assert (runs.shards_in(tmp_path / "out"), again.totals) == (expected, first.totals)
 
 
+@pytest.mark.full
 @pytest.mark.promise("kill -9 loses only the unfinished shard")
 def test_a_kill_at_a_file_operation(tmp_path: Path, soak: bool) -> None:
     """At some of them, in a soak at every one; the resume has other batches, and the same bytes."""
@@ -347,6 +348,7 @@ def test_another_column_is_another_stream(tmp_path: Path) -> None:
         runs.build_inline(tmp_path / "out", path, tokens_column="others")
 
 
+@pytest.mark.full
 def test_the_command_with_workers(tmp_path: Path) -> None:
     """No engine in the manifest; the plan shows what the ids say, and how many there are about."""
     text = "The cat sat on the mat. " * 20

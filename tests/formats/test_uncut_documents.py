@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import cut_rules
 import numpy as np
@@ -57,6 +58,7 @@ def stream_of(documents: list[str], kind: str) -> list[int]:
     return reference.stream(kept).tolist()
 
 
+@pytest.mark.full(but=["words-*-1024", "None-*-1500"])
 @pytest.mark.parametrize("batch_bytes", BATCHES)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_every_kind_of_file_has_the_tokens_of_a_plain_loop(
@@ -74,6 +76,7 @@ def test_every_kind_of_file_has_the_tokens_of_a_plain_loop(
     assert counts.quarantined_documents == counts.bad_parts == 0
 
 
+@pytest.mark.full(but=["words-*-1024", "None-*-1500"])
 @pytest.mark.parametrize("batch_bytes", BATCHES)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_document_that_is_too_long_is_quarantined(
@@ -105,7 +108,8 @@ def test_a_cell_is_left_out_whole(tmp_path: Path, rule: CutRule | None) -> None:
 def endless(rule: CutRule | None) -> tuple[str, str, list[str]]:
     """Documents, one of which is too long to look for its end; what of it is kept; and all that is kept."""
     begins = PROSE * 3 if rule == "words" else ""
-    kept = re.match(r".*[a-z](?= )", begins)[0] if begins else ""
+    found = re.match(r".*[a-z](?= )", begins)
+    kept = found[0] if found else ""
     documents = ["one", f"{begins}{'-' * 5 * LIMIT} a b {'-' * 200}", *DOCUMENTS[:4], "last"]
     return "<|endoftext|>".join(documents), kept, [text for text in ["one", kept, *documents[2:]] if text]
 
@@ -228,7 +232,7 @@ def test_what_is_skipped_is_not_kept_in_memory(tmp_path: Path, monkeypatch: pyte
     kept: list[int] = []
     forget = ranges.StreamView.forget
 
-    def watch(view: ranges.StreamView, offset: int) -> None:
+    def watch(view: Any, offset: int) -> None:
         forget(view, offset)
         kept.append(offset)
 

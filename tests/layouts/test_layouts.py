@@ -47,6 +47,16 @@ def name_of(wanted: Wanted) -> str:
     return " ".join(str(value) for value in given.values())
 
 
+# In `make test`: every layout once, with all that it may have, and the other settings with one of them.
+@pytest.mark.full(
+    but=[
+        "* 1500 3/10 4 True",
+        "llm.c 2000 9001",
+        "nanogpt 2000 7",
+        "build-nanogpt 3000 True",
+        "megatron 2000 3100 True",
+    ]
+)
 @pytest.mark.parametrize("wanted", WANTED, ids=name_of)
 def test_a_build_is_the_reference_resumed_or_not(tmp_path: Path, wanted: Wanted) -> None:
     """Every file equals a plain loop's, the folder verifies; the same after resuming from checkpoints."""
@@ -64,6 +74,7 @@ def test_a_build_is_the_reference_resumed_or_not(tmp_path: Path, wanted: Wanted)
     assert verify_folder(FolderStore(out)).damages == []
 
 
+@pytest.mark.full(but=["parquet-nanogpt", "gzip-llm.c", "text-plain", "jsonl-llm.c"])
 @pytest.mark.parametrize("layout", ["nanogpt", "plain", "llm.c"])
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "text", "gzip"])
 def test_long_documents_cut_in_pieces(tmp_path: Path, layout: str, form: str) -> None:
@@ -89,6 +100,7 @@ def test_long_documents_cut_in_pieces(tmp_path: Path, layout: str, form: str) ->
         assert runs.outputs_in(out) == expected
 
 
+@pytest.mark.full
 def test_real_workers_put_eot_on_the_layouts_side(tmp_path: Path) -> None:
     """The command as a user types it gives the same bytes."""
     layout = "megatron"

@@ -49,6 +49,7 @@ def build(folder: Path, out: Path, layout: str) -> int:
     ).returncode
 
 
+@pytest.mark.full(but=["automodel-header1", "datatrove-None"])
 @pytest.mark.parametrize(
     ("layout", "header"),
     [

@@ -129,6 +129,7 @@ def cached(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.tokens"))
 
 
+@pytest.mark.full(but=["build-nanogpt-plain"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: "-".join(map(str, one.values())) or "plain")
 @pytest.mark.parametrize("layout", ["build-nanogpt", "nanogpt"])
 def test_the_batches_are_those_of_the_folder(
@@ -245,6 +246,7 @@ for x, y in loader.epoch_batches(0):
 """
 
 
+@pytest.mark.full
 def test_processes_share_a_cache(url: str, tmp_path: Path) -> None:
     """Four at once, with a cache that holds two shards: every batch of each is right."""
     expected = "".join(
@@ -401,6 +403,7 @@ def test_a_build_into_a_bucket_is_followed(
     assert min(build.waits) >= 1.0
 
 
+@pytest.mark.full
 def test_a_build_that_ends_while_it_is_followed(
     built: Callable[[str], Path],
     bucket_url: str,
@@ -428,6 +431,7 @@ def test_a_build_that_ends_while_it_is_followed(
     assert build.bucket.read(part_name("train.bin", 0)) is None
 
 
+@pytest.mark.full
 def test_a_build_that_runs_is_waited_for(
     bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def joined(batch: tuple[Any, Any]) -> list[Ids]:
     return np.column_stack([x, y[:, -1]]).tolist()
 
 
+@pytest.mark.full(but=["document-5-documents"])
 @any_settings
 @given(case=cases())
 def test_batches_are_those_of_plain_lists(settings: dict[str, Any], case: Case) -> None:

@@ -314,7 +314,7 @@ TEXT = "<|endoftext|>".join(PIPED).encode()
 PIECES = [TEXT[begin : begin + 40_000] for begin in range(0, len(TEXT), 40_000)]
 
 
-@pytest.mark.full(but=["build-nanogpt"])
+@pytest.mark.full
 @pytest.mark.parametrize("layout", ["build-nanogpt", "megatron"])
 def test_training_beside_a_real_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     """The first batches come before the build has all its input, and in the end every one is right."""

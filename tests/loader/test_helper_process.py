@@ -41,6 +41,7 @@ def raise_once(action: Callable[..., Any], error: BaseException, *, after: bool)
     return call
 
 
+@pytest.mark.full(but=["load-True"])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("step", ["dump", "load"])
 def test_a_call_that_is_interrupted_leaves_no_answer(

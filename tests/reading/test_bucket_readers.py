@@ -44,6 +44,7 @@ def url(bucket_url: str) -> str:
     return f"{bucket_url}/some/out"
 
 
+@pytest.mark.full(but=["megatron"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_verify_finds_what_was_changed(made: dict[str, Path], url: str, layout: str) -> None:
     """Nothing in a folder that is right; then an object with another byte, one that is too short, one that is
@@ -115,6 +116,7 @@ def test_a_folder_without_a_build_is_said(bucket_url: str) -> None:
     assert f"{bucket_url}/broken/manifest.json: the manifest is damaged" in done.stderr
 
 
+@pytest.mark.full(but=["megatron-True"])
 @pytest.mark.parametrize("bare", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_inspect_says_what_it_says_of_the_folder(
@@ -177,6 +179,7 @@ finally:
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_does_not_grow_with_a_file(url: str, tmp_path: Path) -> None:
     """Of 100 MB a few ranges are in memory at a time."""

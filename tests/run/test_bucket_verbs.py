@@ -80,6 +80,7 @@ def test_export_out_of_a_bucket_and_into_one(made: Path, bucket_url: str, tmp_pa
     assert "Nothing to do" in again.stdout
 
 
+@pytest.mark.full
 def test_an_export_reads_every_object_once(made: Path, bucket_url: str, door: Door, tmp_path: Path) -> None:
     """Though each is checked before it is used: bytes out of a bucket cost money."""
     upload_folder(made, f"{bucket_url}/a")
@@ -116,6 +117,7 @@ def test_a_store_that_ignores_conditions_is_said(bucket_url: str, door: Door, tm
     assert "the wait for the lock" not in done.stderr
 
 
+@pytest.mark.full
 def test_an_export_between_buckets_is_resumed(
     made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_damaged_source_is_refused(made: Path, bucket_url: str, tmp_path: Path
     assert f"{bucket_url}/a: {name}: SHA-256 is" in done.stderr
 
 
+@pytest.mark.full
 def test_a_tokenizer_comes_along(bucket_url: str, tmp_path: Path) -> None:
     """The file that says what the ids mean is copied into the bucket and out of it: inspect can decode."""
     tokenizer = tmp_path / "bytes.tiktoken"

@@ -47,6 +47,7 @@ def test_token_count_makes_it_exact(tmp_path: Path) -> None:
     assert (limited.extent.tokens, limited.shards) == (2500, 3)
 
 
+@pytest.mark.full(but=["parquet", "txt.gz"])
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "txt", "txt.gz"])
 def test_estimates_are_near_and_said_to_be_estimates(tmp_path: Path, form: str) -> None:
     """Within a quarter on a small file."""
@@ -62,6 +63,7 @@ def test_estimates_are_near_and_said_to_be_estimates(tmp_path: Path, form: str) 
     assert "an estimate" in "\n".join(plan_lines(plan))
 
 
+@pytest.mark.full(but=["jsonl"])
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "txt"])
 def test_plan_and_build_show_the_same_estimate(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch

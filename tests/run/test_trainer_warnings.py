@@ -218,6 +218,7 @@ def check_rebuilt(done: subprocess.CompletedProcess[str], out: Path, tokens: int
     assert [*itertools.chain(*found.values())] == reference.stream(DOCUMENTS).tolist()[:tokens]
 
 
+@pytest.mark.full(but=["jsonl-words0-True", "parquet-words2-False"])
 @pytest.mark.parametrize(
     ("form", "words", "is_certain"),
     [

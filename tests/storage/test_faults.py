@@ -41,6 +41,7 @@ PASSING = [
 ]
 
 
+@pytest.mark.full(but=["503SlowDown", "0_1", "400RequestTimeout"])
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.status}{fault.code}")
 def test_what_passes_is_survived_by_every_method(
     bucket: Bucket, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault

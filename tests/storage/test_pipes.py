@@ -51,6 +51,7 @@ def test_a_named_pipe_is_read_like_standard_input(tmp_path: Path) -> None:
         runs.build_inline(out, path, shard_tokens=1000)
 
 
+@pytest.mark.full
 def test_a_shells_process_substitution(tmp_path: Path) -> None:
     """`--input <(…)`, and its name does not depend on the number the shell chose."""
     flags = "--workers 1 --shard-tokens 100M --out out"
@@ -70,6 +71,7 @@ def test_a_compressed_pipe_is_refused_with_the_way_out(tmp_path: Path) -> None:
     assert "zcat" in error.value.hint
 
 
+@pytest.mark.full
 def test_a_closed_standard_input_is_told(tmp_path: Path) -> None:
     """And a build of a file does not mind."""
     (tmp_path / "a.txt").write_text("one\n\ntwo")

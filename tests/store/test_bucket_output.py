@@ -98,6 +98,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_parts(monkeypatch)
 
 
+@pytest.mark.full(but=["megatron"])
 @pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize(
@@ -231,6 +232,7 @@ def test_fresh_asks_for_every_object_once(
     assert left == []
 
 
+@pytest.mark.full
 def test_files_that_are_made_again_are_deleted_with_one_listing(
     build: Callable[..., object], view: BucketView, door: Door, scratch: Path
 ) -> None:
@@ -342,6 +344,7 @@ def test_an_error_of_the_second_segment_of_a_checkpoint_is_told(
         build(Wanted("llm.c", 6000, val_ratio=Fraction(2, 5)), max_outage=1, batch_bytes=2048)
 
 
+@pytest.mark.full
 def test_another_tokenizer_travels_with_the_shards(
     out: str, source: Path, tmp_path: Path, view: BucketView
 ) -> None:

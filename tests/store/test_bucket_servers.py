@@ -57,6 +57,7 @@ def test_the_same_bytes(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     settings = {"engine": "tiktoken", "max_outage": 1, "batch_bytes": 2048, **wanted.settings()}
     send = Bucket.upload_file
+    uploads = 0
 
     def fail_later(self: Bucket, *arguments: object) -> object:
         nonlocal uploads
@@ -65,7 +66,6 @@ def test_the_same_bytes(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise NetworkError("gone")
         return send(self, *arguments)  # type: ignore[arg-type]
 
-    uploads = 0
     monkeypatch.setattr(Bucket, "upload_file", fail_later)
     with pytest.raises(NetworkError):
         runs.build_inline(out, source, scratch=str(tmp_path / "scratch"), **settings)

@@ -189,6 +189,7 @@ def test_an_empty_folder_needs_no_question(tmp_path: Path) -> None:
     assert said == []
 
 
+@pytest.mark.full(but=["y*"])
 @pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 2), (b"\n", 2), (b"\x04", 2)])
 def test_in_a_terminal_it_asks(tmp_path: Path, answer: bytes, code: int) -> None:
     """Only a yes deletes."""

@@ -34,6 +34,7 @@ WANTED = [
 ]
 
 
+@pytest.mark.full(but=["*megatron*"])
 @pytest.mark.parametrize("wanted", WANTED, ids=str)
 def test_a_grown_folder_is_that_of_an_uninterrupted_run(tmp_path: Path, wanted: Wanted) -> None:
     """Limit after limit, in every layout: every file equals the reference's, every record that of a fresh

@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
         found = self.objects.get(self._target()[0])
         if found is None:
             return self._answer(404, _error("NoSuchKey") if with_body else b"")
-        more = {"ETag": f'"{found.etag}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        more: dict[str, Any] = {"ETag": f'"{found.etag}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         begin, end = (int(asked[1]), min(int(asked[2]) + 1, found.size)) if asked else (0, found.size)
         if asked:

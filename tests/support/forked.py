@@ -14,6 +14,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import runs
 
@@ -42,7 +43,7 @@ def close() -> None:
             process.stdin.close()
 
 
-def run_command(*words: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_command(*words: object, **environment: Any) -> subprocess.CompletedProcess[str]:
     """`fineweb-shards …`."""
     if always_with_workers:
         return runs.run_command(*words, **environment)

@@ -43,9 +43,9 @@ def obey(order: dict[str, Any]) -> int:
     import inline
 
     from fineweb_shards.commands import main as cli
-    from fineweb_shards.run import build
+    from fineweb_shards.run import executor
 
-    build.LocalExecutor = inline.InlineWorkers  # type: ignore[misc, assignment]
+    executor.LocalExecutor = inline.InlineWorkers  # type: ignore[assignment, attr-defined]
     sys.argv = [cli.__file__, *order["words"]]
     return cli.main()
 

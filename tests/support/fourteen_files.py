@@ -6,6 +6,7 @@ import io
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import forked
 import pyarrow as pa
@@ -65,8 +66,13 @@ def sample_files(rows: int = 1, files: int = FILES) -> dict[str, bytes]:
 
 def sample_repository(rows: int = 1, files: int = FILES, token: str | None = None) -> Repository:
     """The sample; with a token it is private."""
-    access = "private" if token else "public"
-    return Repository(REPO, sample_files(rows, files), commit=FINEWEB_EDU_COMMIT, access=access, token=token)
+    return Repository(
+        REPO,
+        sample_files(rows, files),
+        commit=FINEWEB_EDU_COMMIT,
+        access="private" if token else "public",
+        token=token,
+    )
 
 
 @cache
@@ -76,7 +82,7 @@ def expected_shards(files: int = FILES) -> dict[str, bytes]:
     return reference.shard_files(reference.stream(documents), SHARD_TOKENS)
 
 
-def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, str]:
+def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, Any]:
     return {
         "HF_ENDPOINT": hub.endpoint,
         "HF_HOME": str(home),

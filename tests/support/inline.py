@@ -47,7 +47,7 @@ class InlineWorkers(InlineExecutor):
     ) -> None:
         disk = Disk(spec.folder, spec.max_outage_seconds, observer or Observer())
         plane = AtOncePlane(spec.store, spec.shard_format, disk)
-        super().__init__(spec.source, _encoder_of(spec), plane)
+        super().__init__(spec.source.reopened(observer), _encoder_of(spec), plane)  # as a worker does
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _try_once(
     return trial
 
 
-def run_command(*words: Path | str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_command(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """`fineweb-shards …`; an exception that the command would show as a traceback is raised."""
     arguments = [str(word) for word in words]
     output, errors = io.StringIO(), io.StringIO()

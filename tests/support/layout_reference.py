@@ -105,7 +105,7 @@ def files_of_tokens(encoded: Sequence[Sequence[int]], wanted: Wanted) -> dict[st
     val, train = split_stream(encoded, wanted)
     one_file = wanted.layout in ("nanogpt", "megatron", "torchtitan")
     n = max(len(val), len(train), 1) if one_file else wanted.shard_tokens
-    found = {}
+    found: dict[str, bytes] = {}
     apart = wanted.val_ratio is not None or (wanted.layout == "nanogpt" and wanted.val_tokens is None)
     number = 0
     before = EOT  # the token that comes before the file in its stream

@@ -8,7 +8,7 @@ At the end of a soak a table shows promise, tries, failures, and the worst of wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -84,7 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if name not in PROMISES:
                 raise pytest.UsageError(f"{item.nodeid}: no promise in {__file__} is named {name!r}")
     soak = config.getoption("soak")
-    chosen, others = [], []
+    chosen: list[pytest.Item] = []
+    others: list[pytest.Item] = []
     for item in items:
         rare = item.get_closest_marker("soak") is not None
         (chosen if (rare or names(item) if soak else not rare) else others).append(item)
@@ -135,8 +136,10 @@ def within(request: pytest.FixtureRequest) -> Measure:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    report: pytest.TestReport = yield  # type: ignore[misc, assignment]
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
     for score in _scores(item):
         if report.failed:
             score.failures += 1
@@ -144,7 +147,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             score.skipped += 1
         elif report.when == "call" and "tries" not in getattr(item, "fixturenames", ()):
             score.tries += 1
-    return report  # type: ignore[return-value]
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -119,7 +119,7 @@ class RayDriver:
     def pid(self) -> int:
         return self._process.pid
 
-    def start(self, *words: Path | str) -> None:
+    def start(self, *words: object) -> None:
         """Begin to run a command."""
         assert self._process.stdin is not None
         print(json.dumps([str(word) for word in words]), file=self._process.stdin, flush=True)
@@ -130,7 +130,7 @@ class RayDriver:
         code, errors = json.loads(self._process.stdout.readline())
         return code, errors
 
-    def run(self, *words: Path | str) -> tuple[int, str]:
+    def run(self, *words: object) -> tuple[int, str]:
         self.start(*words)
         return self.wait()
 

@@ -122,12 +122,12 @@ def decode(tokens: list[int]) -> str:
     return reference.encoding().decode(tokens)
 
 
-def command(*words: Path | str) -> list[str]:
+def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "fineweb_shards", *map(str, words)]
 
 
 def run_command(
-    *words: Path | str, stdin: bytes | None = None, cwd: Path | None = None, **environment: str
+    *words: object, stdin: bytes | None = None, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """`fineweb-shards …`, as a user would run it."""
     done = subprocess.run(

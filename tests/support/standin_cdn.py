@@ -43,7 +43,7 @@ class Signer:
         nonce = secrets.token_hex(8)  # every resolve gives another address
         signature = self._signature(path, expires, nonce)
         begun = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(math.floor(self.now())))
-        fields = {
+        fields: dict[str, dict[str, object]] = {
             "cloudfront": {
                 "Expires": expires,
                 "Policy": nonce,
@@ -58,8 +58,8 @@ class Signer:
                 "X-Amz-Signature": signature,
             },
             "opaque": {"ticket": f"{nonce}.{expires:x}.{signature}"},
-        }[self.style]
-        return f"{path}?{urlencode(fields)}"
+        }
+        return f"{path}?{urlencode(fields[self.style])}"
 
     def check(self, address: str) -> None:
         """Raise RefusedError for an address that has expired, was revoked, or is none of ours."""

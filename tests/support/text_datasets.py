@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import forked
 import reference
@@ -78,7 +79,7 @@ def expected_shards() -> dict[str, bytes]:
     return reference.shard_files(reference.stream(DOCUMENTS), SHARD_TOKENS)
 
 
-def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, str]:
+def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, Any]:
     return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost", **more}
 
 

@@ -146,6 +146,7 @@ def test_links_above_the_folder_are_the_users_own(tmp_path: Path) -> None:
     assert (tmp_path / "disk/real/manifest.json").is_file()
 
 
+@pytest.mark.full(but=["../manifest.json", "statistics.bin"])
 @pytest.mark.parametrize(
     "name",
     ["../manifest.json", "heartbeat.json", "history.json", "statistics.bin", "tokenizer.json", "log.txt"],

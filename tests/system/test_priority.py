@@ -24,7 +24,7 @@ def disk_class(pid: int) -> str:
     return shown.partition(":")[0].strip()
 
 
-@pytest.mark.full(but=["background"])
+@pytest.mark.full
 @ONLY_LINUX
 @pytest.mark.parametrize(("flags", "expected"), CASES, ids=["default", "background", "normal"])
 def test_parent_and_workers_have_the_priority(tmp_path: Path, flags: list[str], expected: str) -> None:

@@ -19,6 +19,7 @@ from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import FAST_ENGINES, cuts, encoder, patterns
 from fineweb_shards.tokenizers.cuts import find_cuts
 from fineweb_shards.tokenizers.encoder import SAMPLE_BYTES, UnencodableError, _comparable
+from fineweb_shards.vocabulary import CutRule
 
 # In both spellings: as the reference is given them, and as the fast engines are.
 PATTERNS = {
@@ -97,6 +98,7 @@ def test_no_cut_behind_a_word_changes_a_short_text() -> None:
     assert seen > 1900
 
 
+@pytest.mark.full
 def test_every_letter_of_the_rule_is_a_letter_to_all() -> None:
     """In each pattern, whatever its table of Unicode, two of them and the space before them are one piece."""
     assert len(PATTERNS) >= 7
@@ -116,10 +118,11 @@ def test_other_places_are_left_alone() -> None:
         assert places(text.encode()) == []
 
 
+@pytest.mark.full(but=["gigatoken-*", "tiktoken-*"])
 @pytest.mark.parametrize("rule", ["words", None])
 @pytest.mark.parametrize("engine", [*FAST_ENGINES, "tiktoken"])
 def test_long_documents_have_the_tokens_of_one_call(
-    engine: str, rule: cuts.CutRule | None, monkeypatch: pytest.MonkeyPatch
+    engine: str, rule: CutRule | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With places to cut everywhere, somewhere, at the very end, or nowhere."""
     monkeypatch.setattr(encoder, "PASSAGE_BYTES", 300)
@@ -153,7 +156,7 @@ def test_the_longest_uncut_piece_depends_on_the_text_alone() -> None:
 
 @pytest.mark.parametrize("rule", ["words", None])
 def test_a_text_too_long_to_be_encoded_whole_is_refused(
-    rule: cuts.CutRule | None, monkeypatch: pytest.MonkeyPatch
+    rule: CutRule | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its length, the most, and the vocabulary; one byte less is encoded."""
     cut_rules.use_limits(monkeypatch, 1000)

@@ -106,6 +106,7 @@ def test_white_space_is_what_tiktoken_takes_for_it() -> None:
     assert found == cuts.WHITE_SPACE
 
 
+@pytest.mark.full
 def test_a_window_that_ends_in_white_space_of_several_bytes(mender: SeamMender) -> None:
     """White space before a word is split otherwise than at the end of a text, also at a window's end."""
     chooser = random.Random(4)

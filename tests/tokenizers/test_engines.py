@@ -197,6 +197,7 @@ def test_sample_finds_a_wrong_engine_and_names_the_document(monkeypatch: pytest.
         encoder.encode(chunk, "some.parquet")
 
 
+@pytest.mark.full
 def test_sample_covers_documents_as_often_as_it_says() -> None:
     """Over many chunks one document in SAMPLE_ONE_IN is chosen, whatever the chunk's size."""
     import random

@@ -132,6 +132,7 @@ def test_another_vocabulary_is_refused() -> None:
         GigatokenEngine(Vocabulary("made-up", "ab" * 32, 70_000, 69_999))
 
 
+@pytest.mark.full
 def test_the_engine_for_what_another_can_not_encode() -> None:
     """Beside gigatoken and fastokens it is tiktoken; beside tiktoken the first of the others."""
     tiktoken = TiktokenEngine()

@@ -78,6 +78,7 @@ def build(out: Path, *inputs: str, **settings: object) -> dict[str, bytes]:
     return runs.shards_in(out)
 
 
+@pytest.mark.full(but=["parquet", "jsonl.zst", "txt", "csv.gz"])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_bytes_as_the_reference(tmp_path: Path, bucket_url: str, form: str) -> None:
     """Every form, in several files of a folder, gives the tokens of a plain loop over its documents."""
@@ -105,7 +106,7 @@ def test_the_same_bytes_by_ranges(
         list(job.source.batches(runs.START))
 
 
-@pytest.mark.full(but=["jsonl.gz"])
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "jsonl.gz", "csv"])
 def test_the_real_command_with_workers(tmp_path: Path, bucket_url: str, form: str) -> None:
     """The command with two workers gives the same; so does one that is resumed."""
@@ -323,6 +324,7 @@ def test_a_copy_of_the_same_content_goes_on(tmp_path: Path, bucket_url: str) -> 
     assert build(tmp_path / "out", f"{bucket_url}/a") == expected(PLAIN)
 
 
+@pytest.mark.full(but=["parquet", "csv"])
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "jsonl.zst", "csv"])
 def test_faults_change_nothing(
     tmp_path: Path, bucket_url: str, door: Door, monkeypatch: pytest.MonkeyPatch, form: str
@@ -340,7 +342,7 @@ def test_faults_change_nothing(
     assert not any(fault.times for fault in door.faults)
 
 
-@pytest.mark.full(but=["jsonl"])
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_bytes_damaged_on_the_way_are_fetched_again(
     tmp_path: Path, bucket_url: str, door: Door, form: str
@@ -387,6 +389,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, bucket_url: str, door: Door)
     assert not any("GET" in request and "a/0.parquet" in request for request in door.requests)
 
 
+@pytest.mark.full
 def test_a_plan_takes_few_requests(tmp_path: Path, bucket_url: str, door: Door) -> None:
     """However many files there are, a plan reads a few footers and one sample."""
     upload_forms(tmp_path, bucket_url, {f"a/{n:02}.parquet": PLAIN[:40] for n in range(20)})

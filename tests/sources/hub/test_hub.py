@@ -213,6 +213,7 @@ def test_bytes_and_requests(home: Path, tmp_path: Path, other_columns: str) -> N
     assert runs.shards_in(tmp_path / "out") == expected
 
 
+@pytest.mark.full
 def test_a_resume_fetches_no_finished_row_group_again(hub: StandInHub, home: Path, out: Path) -> None:
     """It keeps the commit, even where the dataset has moved on, and begins at the last cursor."""
     manifest = json.loads((out / "manifest.json").read_text())
@@ -321,6 +322,7 @@ HOPELESS: list[tuple[list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.full
 def test_what_waiting_would_not_help(repository: Repository, home: Path, tmp_path: Path) -> None:
     """Fails at once, with the names that exist, and never with a token in it."""
     others = [
@@ -449,6 +451,7 @@ def test_counts_are_checked_against_token_count(home: Path, tmp_path: Path) -> N
     assert "Another token_count than ours: 1 document;" in done.stdout
 
 
+@pytest.mark.full
 def test_download_instead_of_streaming(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """Whole files, the same bytes; removed after use, or kept, and then not fetched again."""
     out = tmp_path / "out"
@@ -471,6 +474,7 @@ def test_download_instead_of_streaming(hub: StandInHub, home: Path, tmp_path: Pa
     assert content_requests(hub) == []
 
 
+@pytest.mark.full
 def test_a_dataset_that_is_not_parquet(home: Path, tmp_path: Path) -> None:
     """Streamed by `datasets`, resumed by row number, through an interruption."""
     texts = [text for text in make_documents(200, seed=97) if text]
@@ -553,6 +557,7 @@ def test_leaving_after_a_part_is_clean(hub: StandInHub, home: Path, tmp_path: Pa
         assert "terminate" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_file_on_the_hub_that_is_no_parquet(home: Path, tmp_path: Path) -> None:
     """Named, or left out with --on-bad-file skip."""
     names = sorted(FILES)

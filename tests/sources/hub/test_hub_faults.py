@@ -262,6 +262,7 @@ def test_a_host_that_is_not_found_is_waited_for_by_name(home: Path, tmp_path: Pa
     assert "secret_4713" not in done.stderr
 
 
+@pytest.mark.full(but=["<html>*"])
 @pytest.mark.parametrize("body", [b"<html>Please log in</html>", b"\xff\xfe\x80", b"", b"[" * 100_000])
 def test_an_answer_that_is_no_json(repository: Repository, home: Path, tmp_path: Path, body: bytes) -> None:
     """Waited for as an outage, because a proxy or a hotel's network answers so; if it lasts, a sentence."""
@@ -353,6 +354,7 @@ BLAME = ("token_count says", "left out: ", "Left out", "Another token_count")
 ARRIVED_DAMAGED = "arrived damaged and were fetched again"
 
 
+@pytest.mark.full(but=["words0-a letter", "words1-the footer"])
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("words", [(), ("--on-bad-file", "skip")])
 def test_bytes_damaged_on_the_way_are_fetched_again(
@@ -361,8 +363,9 @@ def test_bytes_damaged_on_the_way_are_fetched_again(
     """A row group that can't be decoded, a token_count that differs, a footer that makes no sense: if the
     bytes are sound the second time, the file is not blamed and nothing is left out."""
     plan = FlippedByte(*DAMAGES[damage], times=1)
+    command = build_with_workers if damage == "a length" else build  # whose events come from a worker
     with StandInHub([Repository(REPO, {SAMPLE_FILE: UNPACKED})], [plan]) as hub:
-        done = build(hub, home, tmp_path / "out", *SAMPLE, *words)
+        done = command(hub, home, tmp_path / "out", *SAMPLE, *words)
     assert done.returncode == 0, done.stderr
     assert plan.injected == 1
     assert runs.shards_in(tmp_path / "out") == UNPACKED_EXPECTED
@@ -371,6 +374,7 @@ def test_bytes_damaged_on_the_way_are_fetched_again(
         assert f"{SAMPLE_FILE}: bytes from position 22 on {ARRIVED_DAMAGED}" in done.stderr
 
 
+@pytest.mark.full
 def test_damage_that_stays_is_the_files(home: Path, tmp_path: Path) -> None:
     """Fetched twice, not more often; then it is reported as ever: exit code 3, left out with skip, or a
     token_count that differs."""
@@ -382,7 +386,7 @@ def test_damage_that_stays_is_the_files(home: Path, tmp_path: Path) -> None:
     ):
         plan = FlippedByte(*DAMAGES[damage], times=None)
         with StandInHub([Repository(REPO, {SAMPLE_FILE: UNPACKED})], [plan]) as hub:
-            done = build(hub, home, out, *SAMPLE, *words)
+            done = build_with_workers(hub, home, out, *SAMPLE, *words)
         assert plan.injected == 2, done.stderr
         assert ARRIVED_DAMAGED not in done.stderr
         assert "Traceback" not in done.stderr
@@ -398,6 +402,7 @@ def test_damage_that_stays_is_the_files(home: Path, tmp_path: Path) -> None:
             assert done.stderr.count("token_count says") == 1
 
 
+@pytest.mark.full
 def test_counts_that_are_all_wrong_are_soon_believed(home: Path, tmp_path: Path) -> None:
     """A token_count of another tokenizer differs for every document: that must not double the download."""
     fetched = []

@@ -117,6 +117,7 @@ def check_requests(hub: StandInHub) -> None:
             assert sum(last + 1 - first for first, last in fetched_ranges(hub, path)) == file.size, path
 
 
+@pytest.mark.full
 def test_all_of_it_downloaded(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """With `--download` a file that could be read by ranges comes to the disk once, and is read there."""
     done = build(hub, home, tmp_path / "out", "lines", "--download", "--keep-downloads")

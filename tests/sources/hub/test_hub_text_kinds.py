@@ -104,6 +104,7 @@ def unpack_zstd(packed: bytes) -> bytes:
     return bytes(text)
 
 
+@pytest.mark.full
 def test_a_file_that_is_cut_off(home: Path, tmp_path: Path) -> None:
     """As a local one: the run stops at the damage, or goes on behind it with what was whole."""
     whole = write_form(tmp_path, "jsonl.zst", MANY_DOCUMENTS)
@@ -137,6 +138,7 @@ def test_a_plan_downloads_nothing(home: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_a_folder_that_was_begun_with_datasets_goes_on_with_it(home: Path, tmp_path: Path) -> None:
     """Its cursors count rows, and its manifest has one file without a hash that stands for all of them."""
     out = tmp_path / "out"

@@ -27,6 +27,7 @@ def tokens_in(folder: Path) -> list[int]:
     return [token for path in paths for token in np.load(path).tolist()]
 
 
+@pytest.mark.full
 @pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_a_tokenizer_of_a_model(tmp_path: Path) -> None:
     """Its `tokenizer.json`, at the commit that is recorded. A resume needs no hub and no cache; a revision
@@ -52,6 +53,7 @@ def test_a_tokenizer_of_a_model(tmp_path: Path) -> None:
     assert runs.shards_in(out) == expected
 
 
+@pytest.mark.full
 def test_a_model_without_a_tokenizer_and_none_at_all(tmp_path: Path) -> None:
     """Each its sentence; a hub that stumbles is asked again."""
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS[:5])

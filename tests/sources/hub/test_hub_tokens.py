@@ -42,6 +42,7 @@ FILES = {
 }
 
 
+@pytest.mark.full(but=["a.parquet"])
 @pytest.mark.parametrize("name", FILES)
 def test_ids_from_the_hub(home: Path, tmp_path: Path, name: str) -> None:
     """The rows as they are; of parquet little more than their column is fetched."""

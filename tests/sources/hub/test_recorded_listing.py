@@ -63,6 +63,7 @@ def lose_last_shard(out: Path) -> None:
     (out / sorted(expected_shards(FILES))[-1]).unlink()
 
 
+@pytest.mark.full
 def test_a_finished_run_asks_for_nothing(
     hub: StandInHub, home: Path, out: Path, without_datasets: dict[str, str]
 ) -> None:
@@ -103,6 +104,7 @@ def test_other_files_are_still_asked_for(hub: StandInHub, home: Path, out: Path)
     assert json.loads((out / "manifest.json").read_text())["commit"] != pushed
 
 
+@pytest.mark.full
 def test_a_file_of_the_dataset_for_validation(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """It is read first; a resume takes the choice from the manifest, and refuses another by name."""
     out, words = tmp_path / "out", ("--val-input", "002_*.parquet")

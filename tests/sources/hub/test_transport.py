@@ -91,6 +91,7 @@ def test_addresses_that_expire_during_the_run(home: Path, tmp_path: Path, tries:
         assert runs.shards_in(tmp_path / str(number)) == expected_shards()
 
 
+@pytest.mark.full
 @pytest.mark.promise("the hub's quota is kept, not hit")
 def test_a_clock_that_is_wrong(home: Path, tmp_path: Path, tries: Tries) -> None:
     """If all addresses seem to have expired long ago, or to hold for hours, no more are asked for."""
