@@ -32,8 +32,8 @@ _LOOK_EVERY_BYTES = 2**20
 _MOST_GROWTH = 16
 # It has no end that is also its beginning, so it is found nowhere but where it was put. A text that has it is
 # noticed by the number of boundaries, and left to the reference.
-BORDER = "\u0091fineweb-shards: a text ends here\u0092"
-_BOUNDARY_BYTES = BORDER.encode()
+BOUNDARY = "\u0091fineweb-shards: a text ends here\u0092"
+_BOUNDARY_BYTES = BOUNDARY.encode()
 _CALL_BYTES = 256 * 1024  # fits into the processor's cache, with its tokens
 
 
@@ -58,7 +58,7 @@ class GigatokenEngine(Engine):
         if not is_gpt2_text(self.vocabulary):
             return BPETokenizer.from_hf(str(find_engine_file(self.vocabulary)))
         with open_gpt2_ranks() as path:
-            return BPETokenizer.from_tiktoken(str(path), "gpt2", {BORDER: self.vocabulary.size})
+            return BPETokenizer.from_tiktoken(str(path), "gpt2", {BOUNDARY: self.vocabulary.size})
 
     def encode(self, texts: Texts) -> list[Ids]:
         return [ids for joined in self.encode_joined(texts) for ids in joined.split()]

@@ -20,7 +20,7 @@ from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import is_plain_file
 from fineweb_shards.tokenizers import ENGINES, FAST_ENGINES, resolve_engine
 from fineweb_shards.tokenizers.base import Engine, Reference, is_failure
-from fineweb_shards.tokenizers.gigatoken_engine import BORDER
+from fineweb_shards.tokenizers.gigatoken_engine import BOUNDARY
 from fineweb_shards.tokenizers.patterns import get_pattern
 from fineweb_shards.tokenizers.references import REFERENCES, load_token_bytes, make_reference
 from fineweb_shards.tokenizers.selftest import (
@@ -59,7 +59,7 @@ def prepare_engine_file(vocabulary: Vocabulary) -> None:
 
 
 def _make(vocabulary: Vocabulary) -> str:
-    boundary = [special_token(BORDER, vocabulary.size)]
+    boundary = [special_token(BOUNDARY, vocabulary.size)]
     if vocabulary.reference == "tiktoken":
         ranks = load_ranks(vocabulary)
         return ranks_to_json(ranks, list_merges(ranks), get_pattern(vocabulary.pattern), boundary)
