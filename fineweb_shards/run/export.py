@@ -19,7 +19,7 @@ from tqdm import tqdm
 import fineweb_shards
 from fineweb_shards.errors import DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.in_process import InProcessPlane
+from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.token_stream import read_stream

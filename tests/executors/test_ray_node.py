@@ -22,13 +22,17 @@ from inputs import write_jsonl
 
 import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError
-from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
 from fineweb_shards.executors.file_tasks import FileOrder, FileResult, StoredTokens
-from fineweb_shards.executors.ray import one_by_one_process, worker
-from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
-from fineweb_shards.executors.ray.messages import EncodedBatch
-from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpacked
+from fineweb_shards.executors.ray import isolation_process, worker
+from fineweb_shards.executors.ray.board import (
+    EncodedBatch,
+    apply_environment,
+    pack_environment,
+    pack_vocabulary,
+    unpacked,
+)
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.worker_death import THREAD_FAILED_EXIT_CODE
 from fineweb_shards.store import leftovers, seal
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
@@ -217,10 +221,10 @@ def test_a_process_does_not_outlive_the_thread_that_watches_its_parent(
         raise OSError("no more descriptors")
 
     codes: list[int] = []
-    monkeypatch.setattr(one_by_one_process, "die_with_parent", fail)
+    monkeypatch.setattr(isolation_process, "die_with_parent", fail)
     monkeypatch.setattr(os, "_exit", codes.append)
     with pytest.raises(OSError, match="descriptors"):
-        one_by_one_process._end_with_parent()
+        isolation_process._end_with_parent()
     assert codes == [THREAD_FAILED_EXIT_CODE]
 
 

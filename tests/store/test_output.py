@@ -23,7 +23,7 @@ from doubles import FailingCall
 
 from fineweb_shards.errors import DamageError, DiskFullError, Interrupted, OutputError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.in_process import InProcessPlane
+from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT

@@ -32,7 +32,7 @@ ELSEWHERE = {
     "system/durable.py": {"open", "truncate"},  # a folder, to sync it; the lock, which is open
     "system/shared_value.py": {"truncate"},  # of a file that is open
     "system/standard_streams.py": {"open"},  # /dev/null
-    "executors/ray/vocabulary.py": {"write_bytes"},  # in a new folder that nobody else can write to
+    "executors/ray/board.py": {"write_bytes"},  # in a new folder that nobody else can write to
     "sources/hub/download.py": {"truncate"},  # of a file that is open
     "sources/pipes.py": {"open"},  # a pipe of the input, to read from
     "store/folder_store.py": {"truncate"},  # of a file that is open

@@ -23,7 +23,7 @@ boundaries and cursors.
 - **More tasks than cores.** There are always as many tasks waiting as running. From a network, two run for
   each core, and each fetches all its batches at once: while one fetches the other encodes.
 
-If the driver dies its tasks and objects go with it, and the same command goes on from the manifest.
+If the driver dies its tasks and objects go with it, and the same command resumes from the manifest.
 """
 
 from __future__ import annotations
@@ -40,26 +40,31 @@ from functools import partial
 from typing import Any, Self
 
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.base import completed
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.exit_cause import Death
-from fineweb_shards.executors.in_process import completed
-from fineweb_shards.executors.ray.api import load_ray
-from fineweb_shards.executors.ray.board import start_board
-from fineweb_shards.executors.ray.cluster import Cluster
-from fineweb_shards.executors.ray.deaths import LOST, explain_failure
-from fineweb_shards.executors.ray.environment import pack_environment
+from fineweb_shards.executors.messages import Waiting
+from fineweb_shards.executors.ray.board import (
+    News,
+    Shipment,
+    TaskResult,
+    pack_environment,
+    pack_vocabulary,
+    start_board,
+)
+from fineweb_shards.executors.ray.cluster import (
+    LOST,
+    Cluster,
+    ClusterMemory,
+    Members,
+    explain_failure,
+    load_ray,
+)
 from fineweb_shards.executors.ray.file_tasks import NodeTasks
-from fineweb_shards.executors.ray.members import Members
-from fineweb_shards.executors.ray.memory import ClusterMemory
-from fineweb_shards.executors.ray.messages import Encoded, News, Shipment, Waiting
-from fineweb_shards.executors.ray.unwritten import Attempt, Block, Key, Share, Unwritten
-from fineweb_shards.executors.ray.vocabulary import pack_vocabulary
-from fineweb_shards.executors.ray.waits import Waits
+from fineweb_shards.executors.ray.unwritten import Attempt, Key, Share, StoredBlock, Unwritten
 from fineweb_shards.executors.ray.worker import MARK_FILE, RUN_PREFIX, encode_batches
-from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.unreadable_batch import replace_unreadable
+from fineweb_shards.executors.worker_death import Death
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
@@ -98,8 +103,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     ) -> None:
         self._remote = spec.source.is_remote
         self._batches = _REMOTE_BATCHES if self._remote else _BATCHES
-        super().__init__(Schedule(_ALL, self._batches, partial(replace_unreadable, spec.source), quarantined))
-        self._spec = spec
+        super().__init__(spec, _ALL, self._batches, quarantined, observer)
         self._cluster = cluster
         self._out = out
         self._shared_folder = shared_folder
@@ -108,8 +112,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         has_streams = any(file.by_value and not file.is_small_object for file in files)
         small_bytes = sum(file.size_bytes for file in files if file.is_small_object)
         self._window_bytes = window_bytes if has_streams or small_bytes > window_bytes else _ALL
-        self._observer = observer or Observer()
-        self._waits = Waits(self._observer)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         cores = 1 / _REMOTE_TASKS_PER_CORE if self._remote else 1
         self._members = Members(cluster, cores, most_tasks, self._observer)
@@ -305,7 +307,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._expected_bytes -= attempt.text_bytes
         self._waits.end(attempt.number)
         try:
-            encoded: Encoded = pickle.loads(future.result())
+            encoded: TaskResult = pickle.loads(future.result())
         except load_ray().exceptions.RayError as error:
             self._handle_death(attempt, explain_failure(error))
             return
@@ -318,11 +320,11 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._observer.add_fetched(encoded.fetched_bytes)
         array = 0
         for order, batch in zip(attempt.orders, encoded.batches, strict=True):
-            for index, block in batch.blocks:
-                self._schedule.receive_block(attempt, index, block)
-                if isinstance(block.tokens, HeldTokens):
-                    if self._schedule.keeps(order.number, index):
-                        key, size_bytes = (order.number, index), self._size_bytes(block.tokens)
+            for one in batch.blocks:
+                self._schedule.receive_block(attempt, one.index, one.block)
+                if isinstance(one.block.tokens, HeldTokens):
+                    if self._schedule.keeps(order.number, one.index):
+                        key, size_bytes = (order.number, one.index), self._size_bytes(one.block.tokens)
                         self._unwritten.receive(key, attempt, array, size_bytes)
                     array += 1
             self._schedule.finish(attempt, batch.error)
@@ -414,7 +416,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             if self._unwritten.note_written(share.block):
                 self._drop(share.block)
 
-    def _drop(self, block: Block) -> None:
+    def _drop(self, block: StoredBlock) -> None:
         """Drop the tokens of a block that is written."""
         attempt = block.attempt
         if block.key[0] >= 0:

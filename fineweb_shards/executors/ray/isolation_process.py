@@ -1,9 +1,9 @@
 """Encode a batch one document at a time in a process of its own, to see how it dies.
 
-Ray tells that a worker has died, but not of what. It matters (exit_cause.py): a document is suspected if its
-process crashes, and never if it was killed from outside. So when a batch has ended several workers, the task
-that tries it one by one starts a process for it, hears which document it is about to encode, and sees its
-exit code, as with the local executor.
+Ray tells that a worker has died, but not of what. It matters (worker_death.py): a document is suspected if
+its process crashes, and never if it was killed from outside. So when a batch has ended several workers, the
+task that tries it one by one starts a process for it, hears which document it is about to encode, and sees
+its exit code, as with the local executor.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import connection
 
-from fineweb_shards.errors import ShardError, WorkerError, describe_error
-from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
-from fineweb_shards.executors.exit_cause import (
+from fineweb_shards.errors import ShardError, WorkerError
+from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch, unexpected_error
+from fineweb_shards.executors.local.worker import die_with_parent
+from fineweb_shards.executors.ray.board import unpacked
+from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.worker_death import (
     OUT_OF_MEMORY_EXIT_CODE,
     THREAD_FAILED_EXIT_CODE,
     Death,
     explain_exit,
 )
-from fineweb_shards.executors.local.worker import die_with_parent
-from fineweb_shards.executors.ray.vocabulary import unpacked
-from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.system.machine import offer_to_oom_killer, oom_kills
 from fineweb_shards.types import EncodedBlock, Quarantined
 
@@ -101,7 +101,7 @@ def _run(pipe: connection.Connection) -> None:
     except ShardError as error:
         pipe.send(error)
     except Exception as error:
-        pipe.send(ShardError(f"A worker failed at position {order.batch.position}: {describe_error(error)}"))
+        pipe.send(unexpected_error(spec.source, order.batch, error))
 
 
 def _end_with_parent() -> None:
