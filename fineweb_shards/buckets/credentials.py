@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 
 _KEY, _SECRET = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
 # A profile with one of these has its keys made by somebody else: by a login, a role or a program.

@@ -12,8 +12,8 @@ from fineweb_shards.buckets.connection import Connection
 from fineweb_shards.buckets.errors import PreconditionError
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.mmap_buffer import mmap_buffer
 from fineweb_shards.system.retry import TransientError
+from fineweb_shards.system.shared_memory import mmap_buffer
 
 if TYPE_CHECKING:
     from obstore import GetOptions

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fineweb_shards.buckets.address import BucketAddress
 from fineweb_shards.buckets.credentials import store_options
 from fineweb_shards.errors import UsageError
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -23,7 +23,7 @@ from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
 
 Result = TypeVar("Result")

@@ -23,7 +23,7 @@ from fineweb_shards.store.sidecars import write_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.stream.boundaries import Span, join_spans
-from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.base import Engine

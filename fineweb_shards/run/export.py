@@ -39,9 +39,9 @@ from fineweb_shards.store.untracked_files import refuse_planted_files
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import VAL_SETTINGS
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import free_disk_bytes
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, TokenBlock
 from fineweb_shards.units import show_bytes

@@ -29,7 +29,7 @@ from fineweb_shards.sources.decompression import (
 )
 from fineweb_shards.sources.pipes import open_pipe
 from fineweb_shards.sources.read_ahead import READ_BYTES, ReadAhead
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 
 _SMALL_BYTES = 64 * 1024
 _EXPANSION_BYTES = 4 * 2**20

@@ -28,7 +28,7 @@ from fineweb_shards.sources.read_ahead import ReadAhead
 from fineweb_shards.sources.separators import Separator, make_separator
 from fineweb_shards.sources.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.sources.utf8 import decode_texts, is_utf8
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import TextBuffer, Texts
 from fineweb_shards.types import Batch, Counts, Cursor, Positions, TextChunk
 from fineweb_shards.vocabulary import CutRule

@@ -25,7 +25,7 @@ from fineweb_shards.buckets.objects import ObjectInfo, Version
 from fineweb_shards.buckets.upload_file import part_bytes_for, parts_at_once
 from fineweb_shards.errors import ChangedError, InputError, OutputError, UsageError
 from fineweb_shards.events import Observer
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 
 ODD_NAME = "folder/o dd%20é+?#~*[x].txt"
 

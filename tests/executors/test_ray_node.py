@@ -38,7 +38,7 @@ from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.segment import Contents, Segment
 from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.vocabulary_files import load_definition

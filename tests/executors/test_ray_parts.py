@@ -23,7 +23,7 @@ from fineweb_shards.executors.ray.cluster import LOST, Members, find_address, lo
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
 from fineweb_shards.executors.scheduled import Waits
 from fineweb_shards.store.segment import Segment
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.types import Placement
 
 RUN = "fineweb-shards-4567"

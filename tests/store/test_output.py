@@ -38,8 +38,8 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursor, Placement, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.writing import output as output_module

@@ -30,7 +30,7 @@ ELSEWHERE = {
     "system/own_files.py": {"open"},
     "system/machine.py": {"write_text"},  # /proc/self/oom_score_adj
     "system/durable.py": {"open", "truncate"},  # a folder, to sync it; the lock, which is open
-    "system/shared_value.py": {"truncate"},  # of a file that is open
+    "system/shared_memory.py": {"truncate"},  # of a file that is open
     "system/standard_streams.py": {"open"},  # /dev/null
     "executors/ray/board.py": {"write_bytes"},  # in a new folder that nobody else can write to
     "sources/hub/download.py": {"truncate"},  # of a file that is open

@@ -38,7 +38,7 @@ from fineweb_shards.executors.worker_death import OUT_OF_MEMORY_EXIT_CODE, THREA
 from fineweb_shards.sources.base import Source
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Quarantined, Tokens
 

@@ -32,8 +32,8 @@ import fineweb_shards
 from fineweb_shards.errors import ShardError, UsageError, WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.worker_death import Death, DeathKind
-from fineweb_shards.system.install_command import install_command
 from fineweb_shards.system.machine import own_memory_bytes
+from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.system.standard_streams import without_errors_on_screen
 from fineweb_shards.units import show_number_of
 

@@ -69,7 +69,7 @@ from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
 from fineweb_shards.system.own_files import make_folder
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
 from fineweb_shards.units import show_number_of
 

@@ -17,7 +17,7 @@ from urllib3.util import Retry, Timeout, make_headers
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub.environment import proxy_for
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 
 _KEPT_CONNECTIONS = 64  # to one host
 _MOST_REDIRECTS = 5

@@ -17,8 +17,7 @@ from fineweb_shards.sources.jsonl import JsonLinesFormat
 from fineweb_shards.sources.parquet import ParquetFormat
 from fineweb_shards.sources.text import TextFormat
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.disk import Disk
-from fineweb_shards.system.retry import Retrier
+from fineweb_shards.system.retry import Disk, Retrier
 
 
 class Downloads:

@@ -20,7 +20,7 @@ from fineweb_shards.sources.hub.rate_limit import (
     requested_wait_seconds,
 )
 from fineweb_shards.system.retry import Clock, TransientError
-from fineweb_shards.system.shared_value import SharedValue
+from fineweb_shards.system.shared_memory import SharedValue
 
 FILE_NAME = "hub-quota.json"
 # After a wait the processes don't all come back in the same instant.

@@ -31,8 +31,8 @@ from fineweb_shards.sources.hub.errors import (
     translated_errors,
 )
 from fineweb_shards.sources.hub.quota import Quota
-from fineweb_shards.system.mmap_buffer import mmap_buffer
 from fineweb_shards.system.retry import Retrier, TransientError
+from fineweb_shards.system.shared_memory import mmap_buffer
 
 # A connection that delivers a few bytes now and then never runs into a timeout: below this it is given up.
 _SLOWEST_BYTES_PER_SECOND = 4096

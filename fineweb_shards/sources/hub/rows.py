@@ -22,7 +22,7 @@ from fineweb_shards.sources.hub.quota import Quota
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.sources.jsonl import JsonLinesFormat
 from fineweb_shards.system.retry import TransientError
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Batch
 
 _END = object()
