@@ -48,6 +48,7 @@ class WorkerSpec:
     priority: str = "background"
     selftest_sha256: str = GPT2_SHA256  # of the reference's tokens
     mistaken: str = ""  # characters that the engine takes for something else
+    holds_tokens: bool = True  # until it is told where to write them; False: it sends them with their block
 
     @property
     def vocabulary(self) -> Vocabulary:

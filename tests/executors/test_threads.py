@@ -46,7 +46,6 @@ INVENTORY = {
     "executors/prefetch.py": 1,
     "executors/local/watchdog.py": 1,
     "executors/local/worker.py": 1,
-    "executors/ray/isolation_process.py": 1,  # ends the process with its parent, as in a local worker
     "loader/forkable_store.py": 1,
     "sources/read_ahead.py": 1,
     "store/bucket_lock.py": 1,

@@ -162,10 +162,11 @@ class Worker:
         while (order := self._batches.get()) is not None:
             try:
                 for index, block in encode_batch(self._source, self._encoder, order, self._announce):
-                    told, tokens = hold_tokens(order, index, block)
-                    if tokens is not None:
-                        self._tokens[order.number, index] = tokens
-                    self._outbox.send(Encoded(index, told))
+                    if self._spec.holds_tokens:
+                        block, tokens = hold_tokens(order, index, block)
+                        if tokens is not None:
+                            self._tokens[order.number, index] = tokens
+                    self._outbox.send(Encoded(index, block))
                 self._outbox.send(self._outbox.take_done())
             except MemoryError:
                 os._exit(OUT_OF_MEMORY_EXIT_CODE)

@@ -330,8 +330,8 @@ def explain_failure(error: BaseException) -> Death:
     another try would fail as well.
 
     Whatever ended it, a document is never suspected for it: where that matters, documents are encoded in a
-    process whose exit code is seen (isolation_process.py). Only a shortage of memory is told apart, because
-    the batch is then tried alone.
+    process whose exit code is seen (`RunProcess` in worker.py). Only a shortage of memory is told apart,
+    because the batch is then tried alone.
     """
     exceptions = load_ray().exceptions
     match error:

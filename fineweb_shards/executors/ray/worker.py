@@ -21,11 +21,22 @@ from pathlib import Path
 from typing import Any
 
 import fineweb_shards
-from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError
-from fineweb_shards.events import Observer
+from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError, WorkerError
+from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch, hold_tokens, unexpected_error
 from fineweb_shards.executors.file_tasks import FileOrder, FileResult, StoredTokens, try_order
-from fineweb_shards.executors.messages import Encoded, Reporter
+from fineweb_shards.executors.local.pool import WorkerProcess
+from fineweb_shards.executors.local.worker import send_order
+from fineweb_shards.executors.messages import (
+    Done,
+    Encoded,
+    Failed,
+    Message,
+    Ready,
+    Reporter,
+    Trying,
+    Waiting,
+)
 from fineweb_shards.executors.prefetch import Prefetcher
 from fineweb_shards.executors.ray.board import (
     EncodedBatch,
@@ -36,7 +47,6 @@ from fineweb_shards.executors.ray.board import (
     unpacked,
 )
 from fineweb_shards.executors.ray.cluster import load_ray
-from fineweb_shards.executors.ray.isolation_process import ProcessDiedError, encode_in_process
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.worker_death import Death, DeathKind
 from fineweb_shards.store.segment import Segment
@@ -44,7 +54,7 @@ from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
 from fineweb_shards.system.own_files import make_folder, read_file, refuse_link
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
-from fineweb_shards.types import Batch, EncodedBlock, Quarantined, Tokens
+from fineweb_shards.types import Batch, EncodedBlock, Tokens
 
 MARK_FILE = "ray-run"  # in the work folder; what is in it tells a node whether it sees the driver's folder
 RUN_PREFIX = "fineweb-shards-"  # of the name of a run's board, which stands in names of files
@@ -114,6 +124,14 @@ class TaskObserver(Reporter):
     def __init__(self, tell: Callable[[News], object], task: int = 0) -> None:
         super().__init__(lambda message: tell((self.task, message)))
         self.task = task
+
+
+class ProcessDiedError(Exception):
+    """The process that encoded a batch one document at a time has died."""
+
+    def __init__(self, death: Death) -> None:
+        super().__init__(death.description)
+        self.death = death
 
 
 class RunProcess:
@@ -188,12 +206,51 @@ class RunProcess:
 
     def _blocks(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
         if order.one_by_one:
-            return encode_in_process(self._spec, self._vocabulary_files, order, self._announce)
+            return self._encode_in_process(order)
         return encode_batch(self._source, self._encoder, order, lambda document: None)
 
-    def _announce(self, document: Quarantined) -> None:
-        """Have the driver know of a document before it is tried."""
-        load_ray().get(self._board.announce.remote(self._observer.task, document))
+    def _encode_in_process(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
+        """Yield the blocks of a batch that has ended several workers, encoded one document at a time in a
+        process of its own; ProcessDiedError if that dies.
+
+        Ray tells that a worker has died, but not of what. It matters (worker_death.py): a document is
+        suspected if its process crashes, and never if it was killed from outside. So the process is a worker
+        of the local executor, whose exit code is seen, and it says which document it is about to encode.
+        """
+        with contextlib.ExitStack() as loading:
+            spec = loading.enter_context(unpacked(self._spec, self._vocabulary_files))
+            worker = WorkerProcess(pickle.dumps(replace(spec, holds_tokens=False)))
+            try:
+                while True:
+                    message: Message = worker.pipe.recv()
+                    match message:
+                        case Ready():
+                            loading.close()
+                            worker.ready = True
+                            send_order(worker.pipe, order, worker.pid)
+                        case Trying():  # the driver has to know of a document before it is tried
+                            load_ray().get(self._board.announce.remote(self._observer.task, message.document))
+                        case Encoded():
+                            yield message.index, message.block
+                        case Failed():
+                            raise message.error
+                        case Waiting():
+                            self._observer.set_wait(message.cause, message.reason)
+                        case Event():
+                            self._observer.tell(message)
+                        case Done():
+                            self._observer.add_fetched(message.fetched_bytes)
+                            return
+            except (EOFError, OSError):
+                death = worker.explain_end()
+                if not worker.ready:
+                    raise WorkerError(
+                        f"Workers die before they are ready: the last one {death.description}."
+                    ) from None
+                raise ProcessDiedError(death) from None
+            finally:
+                worker.kill()
+                worker.join()
 
     def _check_input(self, batch: Batch) -> None:
         """Raise InputError if this node can't see the batch's file. It would be taken for a damaged one, and
