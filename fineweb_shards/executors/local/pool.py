@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import pickle
 import selectors
 import signal
@@ -24,12 +23,15 @@ from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.worker import run_worker
 from fineweb_shards.executors.worker_death import Death, DeathCount, DeathKind, explain_exit
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.machine import oom_kills
+from fineweb_shards.system.machine import environment, oom_kills
 from fineweb_shards.system.memory_guard import Advice, MemoryGuard
 from fineweb_shards.units import show_bytes
 
 Waitable = connection.Connection | int  # a pipe, or the sentinel of a process
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+# Workers do no linear algebra. NumPy would start a thread for every core in every worker, and they spin for a
+# while: 20 ms of processor time on two cores. Only set while a worker starts: a command that runs after the
+# build is none of our business.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class WorkerProcess:
@@ -47,7 +49,7 @@ class WorkerProcess:
         self._process = context.Process(
             target=run_worker, args=(worker_pipe,), name="fineweb-shards worker", daemon=True
         )
-        with _signals_blocked(), _one_thread_for_blas():
+        with _signals_blocked(), environment(_ONE_THREAD):
             self._process.start()
         worker_pipe.close()
         # Not as an argument, and not in this thread: thousands of files don't fit into a pipe, so that each
@@ -211,23 +213,6 @@ class WorkerPool:
         size = show_bytes(self._guard.size_bytes(worker.pid))
         self._observer.tell(Event("memory", f"worker {worker.pid} ({size}) was ended: {why}"))
         return worker
-
-
-@contextlib.contextmanager
-def _one_thread_for_blas() -> Iterator[None]:
-    """Start the process with one thread for linear algebra, of which it does none. NumPy would start one for
-    every core in every worker, and they spin for a while: 20 ms of processor time on two cores.
-
-    Only while it starts: a command that runs after the build is none of our business.
-    """
-    if _BLAS_THREADS in os.environ:  # somebody has decided
-        yield
-        return
-    os.environ[_BLAS_THREADS] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(_BLAS_THREADS, None)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ import fineweb_shards
 from fineweb_shards.errors import ShardError, UsageError, WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.worker_death import Death, DeathKind
-from fineweb_shards.system.machine import own_memory_bytes
+from fineweb_shards.system.machine import environment, own_memory_bytes
 from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.system.standard_streams import without_errors_on_screen
 from fineweb_shards.units import show_number_of
@@ -59,7 +59,8 @@ _LOCAL_ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_gcs_server_port_wait_time_s": "120",  # 30 by itself, which is too short on a busy machine
 }
-_AUTH_MODE = "RAY_AUTH_MODE"  # Ray sets it, too
+_AUTH_MODE = "RAY_AUTH_MODE"
+_SET_BY_RAY = (_AUTH_MODE,)  # it would decide how the next cluster is started or joined
 _NEEDS_TOKEN = (
     "this cluster has Ray's token authentication switched on, and refuses this run: its token is missing or "
     "a different one."
@@ -129,7 +130,7 @@ class Cluster:
         self._remove_folder()
         # A short name, because the names of sockets are limited to 107 bytes.
         self._folder = tempfile.mkdtemp(prefix="fws-ray-")
-        with _environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT), without_errors_on_screen():
+        with environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
             load_ray().init(
                 address=LOCAL,
                 num_cpus=self._cores,
@@ -144,7 +145,7 @@ class Cluster:
         """Connect to a cluster that is there."""
         ray = load_ray()
         try:
-            with _environment(_ENVIRONMENT), without_errors_on_screen():
+            with environment(_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
                 ray.init(address=self._address, log_to_driver=False, configure_logging=False)
         except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise _refusal(self._address, error) from error
@@ -318,7 +319,7 @@ def check_reachable(address: str) -> None:
         return
     client = getattr(importlib.import_module("ray._raylet"), "GcsClient", None)
     try:
-        with _environment(_ENVIRONMENT), without_errors_on_screen():
+        with environment(_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
             if client is not None:
                 client(address=address)
     except ray.exceptions.RayError as error:
@@ -419,17 +420,3 @@ def _handlers_kept() -> Iterator[None]:
         raise
     finally:
         restore()
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while, except those that somebody has set. What Ray has set itself
-    goes as well: it would decide how the next cluster is started or joined."""
-    ours = {name: value for name, value in values.items() if name not in os.environ}
-    gone = {name for name in (*ours, _AUTH_MODE) if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in gone:
-            os.environ.pop(name, None)

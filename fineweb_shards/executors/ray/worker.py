@@ -190,7 +190,11 @@ class RunProcess:
         try:
             for batch in order.batch.members or (order.batch,):
                 self._check_input(batch)
-            for index, block in self._blocks(order):
+            if order.one_by_one:
+                encoded = self._encode_in_process(order)
+            else:
+                encoded = encode_batch(self._source, self._encoder, order, lambda document: None)
+            for index, block in encoded:
                 told, held = hold_tokens(order, index, block)
                 if held is not None:
                     tokens.append(held)
@@ -203,11 +207,6 @@ class RunProcess:
             bug = unexpected_error(self._source, order.batch, error, f"A task on {node_name()}")
             return EncodedBatch(tuple(blocks), bug)
         return EncodedBatch(tuple(blocks))
-
-    def _blocks(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
-        if order.one_by_one:
-            return self._encode_in_process(order)
-        return encode_batch(self._source, self._encoder, order, lambda document: None)
 
     def _encode_in_process(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
         """Yield the blocks of a batch that has ended several workers, encoded one document at a time in a
