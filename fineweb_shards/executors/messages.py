@@ -86,7 +86,7 @@ class Alive:
 Message = Alive | Ready | Trying | Encoded | Done | Failed | Written | FileResult | Broken | Waiting | Event
 
 
-class Reporter(Observer):
+class WorkerObserver(Observer):
     """Passes on what happens in a worker with `send`, and counts what it fetches. Threads share it."""
 
     def __init__(self, send: Callable[[Event | Waiting], object]) -> None:

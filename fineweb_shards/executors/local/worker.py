@@ -28,8 +28,8 @@ from fineweb_shards.executors.messages import (
     Failed,
     Message,
     Ready,
-    Reporter,
     Trying,
+    WorkerObserver,
     Written,
 )
 from fineweb_shards.executors.prefetch import Prefetcher
@@ -66,7 +66,7 @@ def _shared_bytes(order: Order) -> SharedBytes | None:
     return payload if isinstance(payload, SharedBytes) and payload.has_descriptor else None
 
 
-class Outbox(Reporter):
+class Outbox(WorkerObserver):
     """Sends messages to the parent. Threads share it."""
 
     def __init__(self, pipe: connection.Connection) -> None:

@@ -33,9 +33,9 @@ from fineweb_shards.executors.messages import (
     Failed,
     Message,
     Ready,
-    Reporter,
     Trying,
     Waiting,
+    WorkerObserver,
 )
 from fineweb_shards.executors.prefetch import Prefetcher
 from fineweb_shards.executors.ray.board import (
@@ -118,7 +118,7 @@ def node_name() -> str:
     return f"{socket.gethostname()} ({load_ray().util.get_node_ip_address()})"
 
 
-class TaskObserver(Reporter):
+class TaskObserver(WorkerObserver):
     """Tells the driver what happens in the current task. Threads share it."""
 
     def __init__(self, tell: Callable[[News], object], task: int = 0) -> None:
