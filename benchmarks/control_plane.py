@@ -44,7 +44,7 @@ from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import stitch
-from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Batch, Counts, Cursor, ShardRecord
 from fineweb_shards.units import show_bytes, show_count
 from fineweb_shards.vocabulary import GPT2

@@ -20,11 +20,12 @@ from simulated_workers import SHA256, encoded_block
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.file_tasks import FileResult
+from fineweb_shards.executors.messages import Encoded
 from fineweb_shards.executors.ray import executor as ray_executor
 from fineweb_shards.executors.ray import file_tasks
+from fineweb_shards.executors.ray.board import EncodedBatch, TaskResult
 from fineweb_shards.executors.ray.cluster import LOCAL, Cluster, Node
 from fineweb_shards.executors.ray.executor import RayExecutor
-from fineweb_shards.executors.ray.messages import Encoded, EncodedBatch
 
 _REAL_CORES = 2
 _REAL_STORE_BYTES = 512 * 2**20
@@ -63,9 +64,10 @@ def simulated_ray(
 def encode_at_once(run: str, task: int, orders: bytes) -> tuple[bytes, list[Any]]:
     """Answer as `encode_batches` would."""
     batches = tuple(
-        EncodedBatch(((0, encoded_block(order.batch, order.number)),)) for order in pickle.loads(orders)
+        EncodedBatch((Encoded(0, encoded_block(order.batch, order.number)),))
+        for order in pickle.loads(orders)
     )
-    return pickle.dumps(Encoded(batches, process="simulated")), [_TOKENS]
+    return pickle.dumps(TaskResult(batches, process="simulated")), [_TOKENS]
 
 
 class PromptFileProcess:

@@ -17,8 +17,8 @@ from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.file_tasks import FileOrder, FileResult
 from fineweb_shards.executors.local import pool
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.local.mailbox import Mailbox
-from fineweb_shards.executors.local.messages import Done, Encoded, Ready, Written
+from fineweb_shards.executors.local.pool import Mailbox
+from fineweb_shards.executors.messages import Done, Encoded, Ready, Written
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch, Cursor, EncodedBlock, HeldTokens
@@ -39,7 +39,6 @@ class SimulatedWorker:
         self.sentinel, self._never = os.pipe()
         self.pid = SimulatedWorker.simulation
         self.ready = self.leaving = False
-        self.waits: dict[str, str] = {}
         self.messages = 0
 
     def kill(self) -> None:

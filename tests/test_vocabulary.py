@@ -41,8 +41,8 @@ from fineweb_shards.store.manifest_file import load_manifest, save_manifest
 from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.types import Cursor, EncodedBlock, ShardSlice
 from fineweb_shards.vocabulary import GPT2, Vocabulary

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from fineweb_shards.errors import UsageError, closest
 from fineweb_shards.run.config import Config, parse_value
 from fineweb_shards.run.sample_configs import bundled_configs
-from fineweb_shards.system.resume_command import PROGRAM
+from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.units import as_typed, parse_bytes, parse_count
 
 _LOOKS_LIKE_A_FLAG = re.compile(r"--[A-Za-z]|-h$")

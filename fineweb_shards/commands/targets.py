@@ -23,7 +23,7 @@ from fineweb_shards.store.manifest_file import FILE_NAME
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.resume_command import PROGRAM
+from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.watching.screen import LineScreen
 
 _DATASET = re.compile(r"[\w.-]+/[\w.-]+")

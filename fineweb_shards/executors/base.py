@@ -3,8 +3,8 @@
 The control plane (run/, stream/, writing/) decides what belongs where and in which order, and handles
 lengths, boundaries and cursors only. The data plane holds the tokens; what it does to files is in store/
 (token_writer.py, seal.py, sidecars.py). Where its work is done is up to the implementation:
-`local/` uses worker processes on this machine, `ray/` tasks on a Ray cluster, in_process.py this process. The
-rules that all executors share (order, window, retries, quarantine) are in schedule.py.
+`local/` uses worker processes on this machine, `ray/` tasks on a Ray cluster, `InProcessPlane` this process.
+The rules that all executors share (order, window, retries, quarantine) are in schedule.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Self, TypeVar
 
+from fineweb_shards.events import Observer
+from fineweb_shards.layouts.base import ShardFormat
+from fineweb_shards.store.seal import seal_segment
 from fineweb_shards.store.segment import Segment
-from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
+from fineweb_shards.store.store import Store
+from fineweb_shards.store.token_writer import TokenWriter
+from fineweb_shards.system.background import in_background
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
 
 Result = TypeVar("Result")
@@ -56,6 +64,56 @@ class DataPlane(ABC):
     def nodes(self) -> int:
         """The number of machines that they are on, if there can be several; 0: they are on this one."""
         return 0
+
+
+class InProcessPlane(DataPlane):
+    """Does the work in this process, for an export, whose tokens come from finished files. It writes at once,
+    and seals files in threads. `close` it in the end."""
+
+    def __init__(self, store: Store, shard_format: ShardFormat, disk: Disk) -> None:
+        self._store = store
+        self._format = shard_format
+        self._max_wait_seconds = disk.max_wait_seconds
+        self._writer = TokenWriter(shard_format, disk)
+
+    @property
+    def workers(self) -> int:
+        return 0
+
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+        assert not isinstance(tokens, HeldTokens), "nobody else holds tokens here"
+        return write_at_once(self._writer, tokens, placements)
+
+    def seal(self, segment: Segment) -> Future[str]:
+        arguments = segment, self._format, self._store, self._max_wait_seconds
+        return self._start(partial(seal_segment, Observer(), *arguments))
+
+    def write_sidecars(self, file: FinishedFile) -> Future[None]:
+        return self._start(partial(write_sidecars, Observer(), file))
+
+    def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
+        return future.result(longest_seconds)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._writer.close()
+
+    def _start(self, call: Callable[[], Result]) -> Future[Result]:
+        return in_background(call)
+
+
+def write_at_once(writer: TokenWriter, tokens: Tokens, placements: Sequence[Placement]) -> list[Future[None]]:
+    """Write tokens that are in this process; return futures that are done."""
+    for placement in placements:
+        writer.write(tokens, placement)
+    return [completed(None) for _ in placements]
+
+
+def completed(result: Result) -> Future[Result]:
+    """Return a future that is done."""
+    future: Future[Result] = Future()
+    future.set_result(result)
+    return future
 
 
 class Executor(DataPlane):

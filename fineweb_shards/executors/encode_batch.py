@@ -1,6 +1,6 @@
 """Do a worker's work, the same for every executor: read a batch, encode it, yield its blocks.
 
-How orders arrive, and where blocks are sent, is up to the executor.
+How orders arrive, where tokens are held, and where blocks are sent, is up to the executor.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fineweb_shards.errors import ShardError
+from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.file_tasks import FileWork
-from fineweb_shards.executors.one_by_one import encode_one_by_one, holds_any
+from fineweb_shards.executors.isolate_bad_document import encode_one_by_one, holds_any
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.sources.source import Source, arrived_damaged
@@ -23,7 +23,7 @@ from fineweb_shards.store.sidecars import write_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.stream.boundaries import Span, join_spans
-from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.base import Engine
@@ -31,7 +31,7 @@ from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, UnencodableE
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.selftest import GPT2_SHA256, check_engine
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import Batch, Counts, EncodedBlock, Quarantined, TextChunk
+from fineweb_shards.types import Batch, Counts, EncodedBlock, HeldTokens, Quarantined, TextChunk, Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
 
@@ -48,6 +48,7 @@ class WorkerSpec:
     priority: str = "background"
     selftest_sha256: str = GPT2_SHA256  # of the reference's tokens
     mistaken: str = ""  # characters that the engine takes for something else
+    holds_tokens: bool = True  # until it is told where to write them; False: it sends them with their block
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -110,6 +111,21 @@ def encode_batch(
                 yield later, replace(sound, problems=(*sound.problems, note)) if is_sound else sound
             return
         yield number, block
+
+
+def hold_tokens(order: WorkOrder, index: int, block: EncodedBlock) -> tuple[EncodedBlock, Tokens | None]:
+    """Return a block without its tokens, and the tokens for the worker to hold; at a seam, or if there are
+    none, return it as it is, because the parent has to repair the tokens there."""
+    tokens = block.array
+    if block.starts_at_seam or block.ends_at_seam or not len(tokens):
+        return block, None
+    return replace(block, tokens=HeldTokens(order.number, index, len(tokens))), tokens
+
+
+def unexpected_error(source: Source, batch: Batch, error: Exception, who: str = "A worker") -> ShardError:
+    """Return the error for an exception that is no ShardError, with its traceback."""
+    name = source.files[batch.file].name
+    return ShardError(f"{who} failed on {name} at position {batch.position}: {describe_error(error)}")
 
 
 def _encode_chunks(

@@ -6,15 +6,14 @@ that dies; `WorkerSpec.finish_file` does it. No I/O here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.exit_cause import Death, DeathKind
+from fineweb_shards.errors import ShardError, WorkerError, describe_error
 from fineweb_shards.executors.schedule import Worker
-from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS
+from fineweb_shards.executors.worker_death import Death, DeathCount
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.types import Placement
@@ -58,6 +57,19 @@ class FileResult:
     lost: tuple[int, ...] = ()
 
 
+def try_order(
+    order: FileOrder, action: Callable[[], FileResult], who: Callable[[], str] = lambda: "A worker"
+) -> FileResult:
+    """Return the result of an order, or the error that `action`, which does it, has raised."""
+    try:
+        return action()
+    except ShardError as error:
+        return FileResult(order.number, error=error)
+    except Exception as error:
+        bug = f"{who()} could not {describe_work(order.work)}: {describe_error(error)}"
+        return FileResult(order.number, error=ShardError(bug))
+
+
 @dataclass(eq=False)
 class FileTask:
     """A file that is to be finished, and the deaths of workers that tried."""
@@ -65,13 +77,7 @@ class FileTask:
     number: int
     work: FileWork | None
     future: Future[Any] = field(default_factory=Future)
-    _crashes: int = 0
-    _kills: int = 0
-
-    @property
-    def aim(self) -> str:
-        """What it is to do, in words."""
-        return describe_work(self.work)
+    deaths: DeathCount = field(default_factory=DeathCount)
 
     def finish(self, result: FileResult) -> None:
         """Pass on the result or the error."""
@@ -82,11 +88,9 @@ class FileTask:
 
     def note_death(self, death: Death) -> None:
         """Count a worker that died; WorkerError after too many."""
-        crashed = death.kind in (DeathKind.CRASHED, DeathKind.STUCK)
-        self._crashes, self._kills = self._crashes + crashed, self._kills + (not crashed)
-        if self._crashes >= MAXIMUM_DEATHS or self._kills >= MAXIMUM_KILLS:
+        if self.deaths.add(death):
             raise WorkerError(
-                f"Workers die while they {self.aim}: the last one {death.description}.",
+                f"Workers die while they {describe_work(self.work)}: the last one {death.description}.",
                 "Everything finished is kept; rerun the same command to resume.",
             )
 

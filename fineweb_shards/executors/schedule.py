@@ -19,15 +19,18 @@ end them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.exit_cause import Death
-from fineweb_shards.executors.left_out import LeftOut
 from fineweb_shards.executors.task import Task, WorkOrder, WriteOrder
+from fineweb_shards.executors.worker_death import Death
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
+
+# If more documents than this crash their workers, the documents are not the cause, and the run stops.
+MAXIMUM_QUARANTINED = 100
 
 Worker = TypeVar("Worker", bound=Hashable)
 # Returns what replaces a batch that can't be read: a block without its documents, or an error.
@@ -39,8 +42,34 @@ class _Load:
     """What one worker has to do."""
 
     tasks: deque[Task] = field(default_factory=deque)  # it is encoding the first of them
-    kept: int = 0  # blocks whose tokens it has
+    held: int = 0  # blocks whose tokens it has
     ordered: int = 0  # of these, how many it was told to write
+
+
+class Quarantine:
+    """The digests of documents in quarantine, by file. `known` are those of earlier runs."""
+
+    def __init__(self, known: Iterable[Quarantined]) -> None:
+        self._digests: dict[int, frozenset[str]] = {}
+        self._new = 0  # in this run
+        for document in known:
+            self._note(document)
+
+    def of_file(self, file: int) -> frozenset[str]:
+        """Return the digests of the documents to leave out of a file."""
+        return self._digests.get(file, frozenset())
+
+    def add(self, document: Quarantined) -> None:
+        """Leave out a document that has just crashed workers; WorkerError if there are too many of them."""
+        self._new += 1
+        if self._new > MAXIMUM_QUARANTINED:
+            raise WorkerError(
+                f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}."
+            )
+        self._note(document)
+
+    def _note(self, document: Quarantined) -> None:
+        self._digests[document.file] = self.of_file(document.file) | {document.sha256}
 
 
 class Schedule(Generic[Worker]):
@@ -65,7 +94,7 @@ class Schedule(Generic[Worker]):
         self.waiting_bytes = 0  # of those that are not yet output
         self.output_bytes = 0  # of all that were
         self._batches = 0  # added so far
-        self._left_out = LeftOut(quarantined)
+        self._quarantine = Quarantine(quarantined)
 
     @property
     def is_empty(self) -> bool:
@@ -109,7 +138,7 @@ class Schedule(Generic[Worker]):
         self._unfinished[task.number] = task, None
         self.in_flight_bytes += batch.size_bytes
         self.waiting_bytes += batch.size_bytes
-        if any(self._left_out.of_file(member.file) for member in batch.members):
+        if any(self._quarantine.of_file(member.file) for member in batch.members):
             self._separate(task)
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
@@ -129,9 +158,9 @@ class Schedule(Generic[Worker]):
         if not self._pending or self._must_wait(self._pending[0]):
             return None
         task = self._pending.popleft()
-        self._load(worker).tasks.append(task)
+        self._loads.setdefault(worker, _Load()).tasks.append(task)
         self._unfinished[task.number] = task, worker
-        return task.order(self._left_out.of_file(task.batch.file))
+        return task.order(self._quarantine.of_file(task.batch.file))
 
     def has_work(self, worker: Worker) -> bool:
         """Return whether a worker has a batch to encode, or a block to write."""
@@ -140,10 +169,7 @@ class Schedule(Generic[Worker]):
 
     def keeps_any(self, worker: Worker) -> bool:
         """Return whether a worker has work, or tokens that will have to be written."""
-        return self.has_work(worker) or (worker in self._loads and self._loads[worker].kept > 0)
-
-    def _load(self, worker: Worker) -> _Load:
-        return self._loads.setdefault(worker, _Load())
+        return self.has_work(worker) or (worker in self._loads and self._loads[worker].held > 0)
 
     def _is_alone(self) -> bool:
         """Return whether a worker has a batch that must be tried alone."""
@@ -152,8 +178,8 @@ class Schedule(Generic[Worker]):
     def _must_wait(self, task: Task) -> bool:
         """Return whether a batch has to wait because it, or another one, must be tried alone."""
         if task in self._alone:  # only once it is the first, so that its blocks can be output
-            is_behind = bool(self._tasks) and self._tasks[0].number < task.number
-            return is_behind or any(load.tasks for load in self._loads.values())
+            is_later = bool(self._tasks) and self._tasks[0].number < task.number
+            return is_later or any(load.tasks for load in self._loads.values())
         return self._is_alone()
 
     # Messages of workers
@@ -169,11 +195,11 @@ class Schedule(Generic[Worker]):
         """
         load = self._loads[worker]
         task = load.tasks[0]
-        if task.abandoned and index not in task.kept:
+        if task.abandoned and index not in task.held:
             return None
         order = task.receive_block(index, block)
-        if index in task.kept:
-            load.kept += 1
+        if index in task.held:
+            load.held += 1
             load.ordered += order is not None
         return order
 
@@ -185,36 +211,52 @@ class Schedule(Generic[Worker]):
             task.fail(error)
         self._drop_if_finished(task)
 
-    def place(self, tokens: HeldTokens, placements: Iterable[Placement]) -> tuple[WriteOrder, Worker | None]:
-        """Return the order to write a block, and the worker that has its tokens now. If they are lost, there
-        is none, and `receive_block` returns the order when they have been made again."""
+    def place(
+        self, tokens: HeldTokens, placements: Sequence[Placement]
+    ) -> tuple[WriteOrder, Worker | None, list[Future[None]]]:
+        """Return the order to write a block, the worker that has its tokens now, and a future for each
+        placement. If the tokens are lost, there is no worker, and `receive_block` returns the order when they
+        have been made again."""
         task, worker = self._unfinished[tokens.batch]
-        kept = task.kept[tokens.block]
-        kept.order = WriteOrder(tokens.batch, tokens.block, tuple(placements))
-        if worker is None or not kept.present:
-            return kept.order, None
-        self._loads[worker].ordered += 1
-        return kept.order, worker
+        held = task.held[tokens.block]
+        held.order = WriteOrder(tokens.batch, tokens.block, tuple(placements))
+        held.futures.extend(Future() for _ in placements)
+        if not held.present:
+            worker = None
+        if worker is not None:
+            self._loads[worker].ordered += 1
+        return held.order, worker, list(held.futures)
 
     def note_written(self, batch: int, block: int) -> None:
         """Note that the next placement of a block is written: it will not have to be written again."""
-        self._unfinished[batch][0].kept[block].drop_placement()
+        held = self._unfinished[batch][0].held[block]
+        assert held.order is not None
+        held.order = replace(held.order, placements=held.order.placements[1:])
+        written = held.futures.popleft()
+        if not written.done():  # another worker may have failed to write it, and died
+            written.set_result(None)
+
+    def fail_write(self, batch: int, block: int, error: ShardError) -> None:
+        """Note that the next placement of a block can't be written."""
+        unwritten = self._unfinished[batch][0].held[block].futures[0]
+        if not unwritten.done():
+            unwritten.set_exception(error)
 
     def note_dropped(self, worker: Worker | None, batch: int, block: int) -> None:
         """Note that a worker has written all of a block, and dropped its tokens."""
         task, _ = self._unfinished.get(batch, (None, None))
-        if task is None or task.kept.pop(block, None) is None:
+        if task is None or task.held.pop(block, None) is None:
             return  # it had been written before, and was only made again because of its neighbours
         load = None if worker is None else self._loads.get(worker)
         if load is not None:  # else the worker is gone, but its write was done
-            load.kept -= 1
+            load.held -= 1
             load.ordered -= 1
         self._drop_if_finished(task)
 
     def keeps(self, batch: int, block: int) -> bool:
         """Return whether the tokens of a block have to be kept: they are not written yet."""
         task, _ = self._unfinished.get(batch, (None, None))
-        return task is not None and block in task.kept
+        return task is not None and block in task.held
 
     def _drop_if_finished(self, task: Task) -> None:
         if not task.is_finished or not self._was_output(task):
@@ -257,16 +299,16 @@ class Schedule(Generic[Worker]):
             task.abandoned = True
             task.blocks.clear()
             worker = self._unfinished[task.number][1]
-            for index in [index for index, kept in task.kept.items() if kept.order is None]:
-                if task.kept.pop(index).present and worker is not None:
-                    self._loads[worker].kept -= 1
-        dropped = [task for task in self._tasks if not task.kept]
+            for index in [index for index, held in task.held.items() if held.order is None]:
+                if task.held.pop(index).present and worker is not None:
+                    self._loads[worker].held -= 1
+        dropped = [task for task in self._tasks if not task.held]
         self._tasks.clear()
         self.waiting_bytes = 0
         for task in dropped:
             task.done = True
             self._drop_if_finished(task)
-        self._pending = deque(task for task in self._pending if task.kept)
+        self._pending = deque(task for task in self._pending if task.held)
 
     # Removed and dead workers
 
@@ -278,7 +320,7 @@ class Schedule(Generic[Worker]):
         """Take back the batches of a worker that is gone, for other workers; its death is not counted."""
         self._loads.pop(worker, None)
         held = [task for task, holder in self._unfinished.values() if holder == worker]
-        lost = [task for task in held if task.kept or not task.done]
+        lost = [task for task in held if task.held or not task.done]
         for task in lost:
             task.lose_tokens()
         for task in held:
@@ -306,7 +348,7 @@ class Schedule(Generic[Worker]):
             return False
         was_alone = task.alone
         if (quarantined := task.note_death(death)) is not None:
-            self._quarantine(task, quarantined)
+            self._leave_out(task, quarantined)
             return True
         if task.is_unreadable:
             self._give_up(task, death)
@@ -335,16 +377,17 @@ class Schedule(Generic[Worker]):
     def _do_again(self, tasks: Iterable[Task]) -> None:
         self._pending = deque(sorted({*self._pending, *tasks}, key=lambda task: task.number))
 
-    def _quarantine(self, task: Task, document: Quarantined) -> None:
+    def _leave_out(self, task: Task, document: Quarantined) -> None:
         """Leave out a document, which crashed the workers of `task`, and start all later batches over."""
         if self._was_output(task):  # what follows it was placed with it
             raise WorkerError(
                 f"A document of the batch at position {task.batch.position} was encoded before, and now "
                 f"crashes workers: {document.cause}.",
-                "Memory may be short or faulty. Everything finished is kept; the same command goes on.",
+                "Memory may be short or faulty. Everything finished is kept; rerun the same command to "
+                "resume.",
             )
-        self._left_out.add(document)
-        task.skip_digests = self._left_out.of_file(document.file)
+        self._quarantine.add(document)
+        task.skip_digests = self._quarantine.of_file(document.file)
         self._take_all_back()
         later = [other for other in self._tasks if other.number > task.number]
         for other in later:

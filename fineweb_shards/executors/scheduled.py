@@ -1,4 +1,4 @@
-"""The part that executors with a schedule share: list batches, give them out, yield their blocks in order.
+"""What executors with a schedule share: list batches, give them out, yield their blocks in order.
 
 Everything happens in the caller's thread, inside `encode` and `wait`. A subclass gives out what there is to
 do (`_give_out`), and waits until something has happened (`_listen`).
@@ -8,24 +8,71 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Generic
 
+import numpy as np
+
+from fineweb_shards.errors import WorkerError
+from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import Executor, Result
-from fineweb_shards.executors.producer import Producer
+from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.prefetch import MaxTokensCutoff, Producer
 from fineweb_shards.executors.schedule import Schedule, Worker
-from fineweb_shards.executors.token_goal import TokenGoal
-from fineweb_shards.types import Batch, EncodedBlock
+from fineweb_shards.executors.task import Task
+from fineweb_shards.executors.worker_death import Death
+from fineweb_shards.sources.source import Source
+from fineweb_shards.stream.boundaries import NO_POSITIONS
+from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
+
+
+class Waits:
+    """What workers wait for: the observer is told when the first wait for a cause begins and the last ends.
+    A worker is any hashable handle."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._reasons: dict[str, dict[Hashable, str]] = {}  # by cause and worker
+
+    def note(self, worker: Hashable, cause: str, reason: str | None) -> None:
+        """Note that a worker waits, or that it does no longer."""
+        reasons = self._reasons.setdefault(cause, {})
+        if reason is None:
+            reasons.pop(worker, None)
+        else:
+            reasons[worker] = reason
+        self._observer.set_wait(cause, next(iter(reasons.values()), None))
+
+    def end(self, worker: Hashable) -> None:
+        """Note that a worker has ended, however it did."""
+        for cause in [cause for cause, reasons in self._reasons.items() if worker in reasons]:
+            self.note(worker, cause, None)
+
+    def waits(self, worker: Hashable) -> bool:
+        """Return whether a worker waits for anything. May be called from any thread."""
+        return any(worker in reasons for reasons in list(self._reasons.values()))
 
 
 class ScheduledExecutor(Executor, Generic[Worker]):
     """Has the batches of a schedule done by workers of any kind."""
 
-    def __init__(self, schedule: Schedule[Worker]) -> None:
-        self._schedule = schedule
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        window_bytes: int,
+        queued_batches: int,
+        quarantined: Iterable[Quarantined],
+        observer: Observer | None,
+    ) -> None:
+        self._spec = spec
+        self._observer = observer or Observer()
+        self._waits = Waits(self._observer)
+        unreadable = partial(replace_unreadable, spec.source)
+        self._schedule: Schedule[Worker] = Schedule(window_bytes, queued_batches, unreadable, quarantined)
         self._producer: Producer | None = None
-        self._goal = TokenGoal(lambda: None)
+        self._cutoff = MaxTokensCutoff(lambda: None)
 
     @abstractmethod
     def _give_out(self) -> None:
@@ -50,7 +97,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         on_idle: Callable[[], None] = lambda: None,
         wanted_tokens: Callable[[], int | None] = lambda: None,
     ) -> Generator[EncodedBlock]:
-        self._goal = TokenGoal(wanted_tokens)
+        self._cutoff = MaxTokensCutoff(wanted_tokens)
         producer = self._producer = Producer(batches, self._ahead, self._wake)
         try:
             while True:
@@ -85,9 +132,31 @@ class ScheduledExecutor(Executor, Generic[Worker]):
     def _take_batch(self) -> bool:
         """Add the next batch of the listing to the schedule, if there is one now, and if it is needed."""
         schedule = self._schedule
-        if not schedule.is_empty and self._goal.is_met_by(schedule.waiting_bytes, schedule.output_bytes):
+        if not schedule.is_empty and self._cutoff.is_met_by(schedule.waiting_bytes, schedule.output_bytes):
             return False
         batch = None if self._producer is None or self._producer.ended else self._producer.take()
         if batch is not None:
             schedule.add(batch)
         return batch is not None
+
+
+def replace_unreadable(source: Source, task: Task, death: Death) -> EncodedBlock | WorkerError:
+    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it.
+
+    `death` is that of the last worker.
+    """
+    batch, file = task.batch, source.files[task.batch.file]
+    sentence = (
+        f"{file.path}: {task.deaths} workers died while they read the batch at position {batch.position}; "
+        f"the last one {death.description}."
+    )
+    # Skip it only if a resume can start after it; otherwise a resume might find the batch readable.
+    whole = batch.rows is None and not (
+        batch.starts_mid_document or batch.ends_mid_document or batch.starts_at_seam or task.received
+    )
+    if task.stuck or not (source.settings.skip_bad and whole):  # stuck: a disk may have been away for a while
+        return WorkerError(sentence)
+    nothing = np.empty(0, source.settings.vocabulary.dtype), NO_POSITIONS
+    start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
+    note = (f"left out: {sentence}",)
+    return EncodedBlock(start, end, *nothing, counts=Counts(bad_parts=1), problems=note)

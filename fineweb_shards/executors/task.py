@@ -1,10 +1,10 @@
-"""Track one batch: the blocks that were encoded, those that a worker still keeps, and the workers that died.
+"""Track one batch: the blocks that were encoded, those that a worker still holds, and the workers that died.
 
 The tokens of a block stay with its worker until they are written. If the worker dies before, the batch is
 encoded again from the first block that is missing, and gives the same tokens.
 
-After three deaths the documents of the batch are encoded one by one (one_by_one.py). From then on it matters
-how workers die (exit_cause.py) on the document that was announced last:
+After three deaths the documents of the batch are encoded one by one (isolate_bad_document.py). From then on
+it matters how workers die (worker_death.py) on the document that was announced last:
 
 - crashed, or stuck: the document gets the other engine next; if that crashes a worker, too, the document is
   quarantined;
@@ -17,14 +17,13 @@ how workers die (exit_cause.py) on the document that was announced last:
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.exit_cause import Death, DeathKind
+from fineweb_shards.executors.worker_death import MAXIMUM_DEATHS, MAXIMUM_KILLS, Death, DeathKind
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
 
-MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one
-MAXIMUM_KILLS = 30  # from outside on one batch, without a block of it in between
 MAXIMUM_LOSSES = 30  # of workers with encoded blocks of one batch that they had not written
 
 
@@ -42,7 +41,7 @@ class WorkOrder:
 
 @dataclass(frozen=True)
 class WriteOrder:
-    """An order for the worker that keeps a block's tokens: write them where they belong, then drop them."""
+    """An order for the worker that holds a block's tokens: write them where they belong, then drop them."""
 
     batch: int
     block: int
@@ -50,16 +49,12 @@ class WriteOrder:
 
 
 @dataclass
-class KeptBlock:
+class HeldBlock:
     """A block whose tokens are not written yet."""
 
     present: bool = True  # a worker has the tokens; False: they have to be made again
     order: WriteOrder | None = None  # None: it is not known yet where they belong
-
-    def drop_placement(self) -> None:
-        """Take the first placement out of the order: it is written."""
-        assert self.order is not None
-        self.order = replace(self.order, placements=self.order.placements[1:])
+    futures: deque[Future[None]] = field(default_factory=deque)  # one for each placement of the order
 
 
 @dataclass(eq=False)
@@ -70,7 +65,7 @@ class Task:
     number: int = 0  # in the order of the stream
     blocks: deque[EncodedBlock] = field(default_factory=deque)  # encoded, not yet output
     lengths: list[int] = field(default_factory=list)  # in tokens, of all blocks that were encoded
-    kept: dict[int, KeptBlock] = field(default_factory=dict)  # by the number of the block
+    held: dict[int, HeldBlock] = field(default_factory=dict)  # by the number of the block
     skip_digests: frozenset[str] | None = None  # None: no worker has got it yet
     done: bool = False
     error: ShardError | None = None
@@ -94,12 +89,12 @@ class Task:
     @property
     def is_finished(self) -> bool:
         """Whether all blocks were output and written."""
-        return self.done and not self.blocks and not self.kept
+        return self.done and not self.blocks and not self.held
 
     @property
     def is_held_back(self) -> bool:
-        """Whether a block is kept of which it is not known yet where it belongs."""
-        return any(kept.order is None for kept in self.kept.values())
+        """Whether a block is held of which it is not known yet where it belongs."""
+        return any(held.order is None for held in self.held.values())
 
     def order(self, skip_digests: frozenset[str]) -> WorkOrder:
         """Return the order for the worker that gets this batch now. `skip_digests` are for the first order:
@@ -111,7 +106,7 @@ class Task:
         return WorkOrder(
             self.batch,
             self.number,
-            min(self.kept, default=self.received),
+            min(self.held, default=self.received),
             self.skip_digests,
             self.one_by_one,
             frozenset(self._use_fallback_for),
@@ -121,25 +116,25 @@ class Task:
         """Forget all blocks, and that the batch was done. None of them was output."""
         self.blocks.clear()
         self.lengths.clear()
-        self.kept.clear()
+        self.held.clear()
         self.done, self.error, self.skip_digests = False, None, None
 
     def fail(self, error: ShardError) -> None:
         """Note that the rest of the batch can't be done. The error comes in its turn, in place of blocks that
         were lost. If one of those was output already, it is raised now: its tokens are being waited for."""
         self.done, self.error = True, error
-        lost = min((index for index, kept in self.kept.items() if not kept.present), default=self.received)
+        lost = min((index for index, held in self.held.items() if not held.present), default=self.received)
         if lost < self.received - len(self.blocks):
             raise error
         while self.received > lost:
-            self.kept.pop(self.received - 1, None)
+            self.held.pop(self.received - 1, None)
             self.lengths.pop()
             self.blocks.pop()
 
     def lose_tokens(self) -> None:
-        """Note that the worker that keeps the tokens is gone."""
-        for kept in self.kept.values():
-            kept.present = False
+        """Note that the worker that holds the tokens is gone."""
+        for held in self.held.values():
+            held.present = False
 
     def receive_block(self, index: int, block: EncodedBlock) -> WriteOrder | None:
         """Keep a block until its turn; return the order to write it, if that is known already.
@@ -156,11 +151,11 @@ class Task:
             self.blocks.append(block)
         if not isinstance(block.tokens, HeldTokens):
             return None
-        if again and index not in self.kept:
+        if again and index not in self.held:
             return WriteOrder(self.number, index)  # it is written already
-        kept = self.kept.setdefault(index, KeptBlock())
-        kept.present = True
-        return kept.order
+        held = self.held.setdefault(index, HeldBlock())
+        held.present = True
+        return held.order
 
     def _replace(self, index: int, block: EncodedBlock) -> None:
         """Take a block that was encoded again in place of the lost one."""
@@ -172,7 +167,7 @@ class Task:
             raise WorkerError(
                 f"The batch at position {self.batch.position} gave {len(block.tokens):,} tokens when it was "
                 f"encoded again, and {self.lengths[index]:,} before.",
-                "Everything finished is kept; the same command goes on.",
+                "Everything finished is kept; rerun the same command to resume.",
             )
 
     def take_block(self) -> EncodedBlock:
@@ -197,29 +192,23 @@ class Task:
         elif document is None:
             self._deaths_while_reading += 1
             self.stuck = self.stuck or death.kind is DeathKind.STUCK
+        elif document.sha256 not in self._use_fallback_for:
+            self._use_fallback_for.add(document.sha256)  # the other engine tries it next
         else:
-            return self._suspect(document, death)
+            cause = f"{self.deaths} workers died on its batch; the last one {death.description}"
+            self.quarantined.append(replace(document, cause=cause))
+            return self.quarantined[-1]
         return None
 
     def note_loss(self, death: Death) -> None:
         """Count a worker that died with blocks of this batch; raise WorkerError after too many."""
-        self._losses += bool(self.kept)
+        self._losses += bool(self.held)
         if self._losses >= MAXIMUM_LOSSES:
             raise WorkerError(
                 f"{self._losses} workers died before they had written the tokens of the batch at position "
                 f"{self.batch.position}; the last one {death.description}.",
-                "Find out what ends them; the same command goes on.",
+                "Find out what ends them; rerun the same command to resume.",
             )
-
-    def _suspect(self, document: Quarantined, death: Death) -> Quarantined | None:
-        """Give a document to the other engine; if that was already tried, quarantine and return it."""
-        if document.sha256 not in self._use_fallback_for:
-            self._use_fallback_for.add(document.sha256)
-            return None
-        cause = f"{self.deaths} workers died on its batch; the last one {death.description}"
-        quarantined = replace(document, cause=cause)
-        self.quarantined.append(quarantined)
-        return quarantined
 
     def _note_kill(self, document: Quarantined | None, death: Death) -> None:
         """Count a kill from outside; raise WorkerError after too many without a block in between."""
@@ -234,7 +223,7 @@ class Task:
             f"{self._kills} workers were killed from outside on one batch, {place}; "
             f"the last one {death.description}.",
             "No document was left out. Find out what kills them (a program, a scheduler, a memory limit: "
-            "see --max-memory and --workers); the same command goes on.",
+            "see --max-memory and --workers); rerun the same command to resume.",
         )
 
     @property

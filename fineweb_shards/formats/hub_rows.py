@@ -19,7 +19,7 @@ from fineweb_shards.formats.jsonl import JsonLinesFormat
 from fineweb_shards.storage.hub_errors import hub_host, translated_errors
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system.retry import TransientError
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Batch
 
 _END = object()

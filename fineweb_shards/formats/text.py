@@ -28,7 +28,7 @@ from fineweb_shards.formats.views import ByteView, RangeView, StreamView
 from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.storage.place import InputFile, Place
 from fineweb_shards.storage.streams import ReadAhead, open_stream
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import TextBuffer, Texts
 from fineweb_shards.types import Batch, Counts, Cursor, Positions, TextChunk
 from fineweb_shards.vocabulary import CutRule

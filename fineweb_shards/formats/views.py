@@ -16,7 +16,7 @@ from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.storage.decompression import DamagedStreamError, NotCompressedError, TrailingGarbageError
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.storage.streams import READ_BYTES, ReadAhead
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 
 _MOST_WINDOWS_AHEAD = 8
 _LARGEST_HEAD_BYTES = 2**20

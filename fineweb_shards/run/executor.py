@@ -19,8 +19,7 @@ _STORE_COPIES = 2
 def check_executor(config: Config) -> None:
     """Raise UsageError if the executor can't be had, before anything is written."""
     if config.executor == "ray":
-        from fineweb_shards.executors.ray.api import load_ray
-        from fineweb_shards.executors.ray.cluster import check_reachable, find_address
+        from fineweb_shards.executors.ray.cluster import check_reachable, find_address, load_ray
 
         load_ray()
         check_reachable(find_address(config.ray_address))

@@ -19,7 +19,7 @@ from tqdm import tqdm
 import fineweb_shards
 from fineweb_shards.errors import DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.in_process import InProcessPlane
+from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.token_stream import read_stream
@@ -39,9 +39,9 @@ from fineweb_shards.store.untracked_files import refuse_planted_files
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import VAL_SETTINGS
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import free_disk_bytes
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, TokenBlock
 from fineweb_shards.units import show_bytes

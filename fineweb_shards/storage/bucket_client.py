@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.storage.bucket_address import BucketAddress
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

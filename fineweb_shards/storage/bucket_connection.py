@@ -14,8 +14,8 @@ from fineweb_shards.storage.bucket_address import BucketAddress
 from fineweb_shards.storage.bucket_client import get_store, note_answer
 from fineweb_shards.storage.bucket_errors import AnswerError, PreconditionError, translate
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.mmap_buffer import mmap_buffer
 from fineweb_shards.system.retry import Retrier, TransientError
+from fineweb_shards.system.shared_memory import mmap_buffer
 from fineweb_shards.units import show_seconds
 
 if TYPE_CHECKING:

@@ -28,10 +28,9 @@ from fineweb_shards.storage.hub_session import open_session
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HubRef, InputFile
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import lock_file, output_error
 from fineweb_shards.system.own_files import is_plain_file, make_folder, open_own
-from fineweb_shards.system.retry import Retrier, TransientError
+from fineweb_shards.system.retry import Disk, Retrier, TransientError
 
 PARTIAL_ENDING = ".part"
 _SMALLEST_PART_BYTES, _LARGEST_PART_BYTES = 2**18, 2**22

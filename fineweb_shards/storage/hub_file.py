@@ -38,8 +38,8 @@ from fineweb_shards.storage.hub_errors import (
 )
 from fineweb_shards.storage.hub_session import Quota, open_session, send_get
 from fineweb_shards.storage.place import HubRef, InputFile, Place
-from fineweb_shards.system.mmap_buffer import mmap_buffer
 from fineweb_shards.system.retry import Retrier, TransientError
+from fineweb_shards.system.shared_memory import mmap_buffer
 
 # A connection that delivers a few bytes now and then never runs into a timeout: below this it is given up.
 _SLOWEST_BYTES_PER_SECOND = 4096

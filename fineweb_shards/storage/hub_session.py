@@ -34,9 +34,9 @@ from fineweb_shards.storage.hub_errors import (
     requested_wait_seconds,
     status_error,
 )
-from fineweb_shards.system.install_command import install_command
 from fineweb_shards.system.retry import Clock, Retrier, TransientError
-from fineweb_shards.system.shared_value import SharedValue
+from fineweb_shards.system.shared_memory import SharedValue
+from fineweb_shards.system.shell_commands import install_command
 
 ANSWER_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0

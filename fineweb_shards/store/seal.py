@@ -9,9 +9,9 @@ from fineweb_shards.events import Observer
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.segment import Segment, find_damage, read_contents
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import open_own
+from fineweb_shards.system.retry import Disk
 
 
 def seal_segment(

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import open_descriptor
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, Tokens
 
 # Data is synced in small steps, so that the sync of a whole file is short, and the page cache does not fill

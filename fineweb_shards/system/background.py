@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 def map_in_background(
     action: Callable[[Item], Result], items: Iterable[Item], threads: int
 ) -> Iterator[Result]:
-    """Yield what `action` returns for each item, in their order, with so many threads at work. If nobody
+    """Yield what `action` returns for each item, in their order, with `threads` of them at work. If nobody
     wants more, no further item is begun, and nobody waits for those that are."""
     work = [(item, Future[Result]()) for item in items]
     left = iter(work)

@@ -179,7 +179,7 @@ def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
         import msvcrt
 
         try:
-            file.seek(2**30)  # lock a byte far behind the content: a locked byte can't be read by others
+            file.seek(2**30)  # lock a byte far after the content: a locked byte can't be read by others
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
         except OSError:
             return False

@@ -1,7 +1,8 @@
 """Measure this machine's cores, memory, memory pressure and disk, and lower this process's priority on it.
 
-On Linux all of it is in files under /proc and /sys. psutil is only used on macOS and Windows, because loading
-it would cost every worker 60 ms. What can't be measured is None or 0, as if there were no shortage.
+On Linux all of it is in files under /proc and /sys. psutil is only used on macOS and Windows: loading it
+takes 40 to 60 ms, a look at a process twice the processor time, and control groups, pressure and OOM kills
+would still be read here. What can't be measured is None or 0, as if there were no shortage.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.units import show_bytes
@@ -24,6 +27,8 @@ _ADDRESS_SPACE_BYTES = 10**9
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_CLASS_IDLE = 3 << 13
+
+Result = TypeVar("Result")
 
 # What `--priority` may say, the default first.
 PRIORITIES = ("background", "normal")
@@ -92,11 +97,8 @@ def free_disk_bytes(folder: Path) -> int:
 def apply_priority(priority: str) -> None:
     """Give this process the lowest priority for cores and disks if it is to work in the `background`, so that
     other programs stay fast. With `normal` it keeps the one that it was started with."""
-    if priority == "background":
-        _lower_priority()
-
-
-def _lower_priority() -> None:
+    if priority != "background":
+        return
     if sys.platform == "win32":
         import psutil
 
@@ -108,6 +110,19 @@ def _lower_priority() -> None:
     number = _IOPRIO_SET.get(platform.machine()) if sys.platform == "linux" else None
     if number is not None:
         ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str], remove: Iterable[str] = ()) -> Iterator[None]:
+    """Set environment variables for a while, except those that somebody has set. What a library sets itself
+    of those in `remove` goes as well."""
+    unset = [name for name in (*values, *remove) if name not in os.environ]
+    os.environ.update({name: values[name] for name in unset if name in values})
+    try:
+        yield
+    finally:
+        for name in unset:
+            os.environ.pop(name, None)
 
 
 def busy_cores() -> float:
@@ -129,14 +144,8 @@ def process_memory_bytes(pid: int) -> int | None:
     for line in _read_lines(Path(f"/proc/{pid}/smaps_rollup")):
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
-    if sys.platform == "linux":
-        return None  # it has ended, or this kernel does not tell
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_full_info().uss)
-    except (psutil.Error, OSError):
-        return None
+    # On Linux it has ended, or this kernel does not tell.
+    return _ask_psutil(lambda process: int(process.memory_full_info().uss), pid)
 
 
 def private_memory_bytes(pid: int) -> int | None:
@@ -144,14 +153,7 @@ def private_memory_bytes(pid: int) -> int | None:
     for line in _read_lines(Path(f"/proc/{pid}/statm")):
         resident, shared = map(int, line.split()[1:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-    if sys.platform == "linux":
-        return None
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except (psutil.Error, OSError):
-        return None
+    return _ask_psutil(lambda process: int(process.memory_info().rss), pid)
 
 
 def own_memory_bytes() -> int:
@@ -166,15 +168,19 @@ def process_life(pid: int) -> tuple[str, float] | None:
         fields = line.rpartition(")")[2].split()  # before it is the name, which may contain spaces
         ticks = int(fields[11]) + int(fields[12])
         return fields[0], ticks / os.sysconf("SC_CLK_TCK")
+    return _ask_psutil(lambda process: ("", sum(process.cpu_times()[:2])), pid)
+
+
+def _ask_psutil(question: Callable[[Any], Result], pid: int) -> Result | None:
+    """Ask psutil about a process, on macOS and Windows; None if it has ended, and on Linux."""
     if sys.platform == "linux":
         return None
     import psutil
 
     try:
-        times = psutil.Process(pid).cpu_times()
+        return question(psutil.Process(pid))
     except (psutil.Error, OSError):
         return None
-    return "", times.user + times.system
 
 
 def oom_kills() -> int:
@@ -218,10 +224,7 @@ def _cgroup_cores() -> float | None:
     for folder in _cgroup_folders("cpu"):
         if (two := _read_words(folder / "cpu.max")) and two[0] != "max":
             cores.append(int(two[0]) / int(two[1]))
-        quota, period = (
-            _read_words(folder / "cpu.cfs_quota_us"),
-            _read_words(folder / "cpu.cfs_period_us"),
-        )
+        quota, period = (_read_words(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         if quota and period and int(quota[0]) > 0:
             cores.append(int(quota[0]) / int(period[0]))
     return min(cores, default=None)

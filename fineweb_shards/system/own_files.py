@@ -83,7 +83,12 @@ def open_descriptor(path: Path | str, flags: int, *, follow_links: bool = False)
             refuse_link(path)
         flags |= _NO_FOLLOW
     try:
-        descriptor = _open(path, flags | _ALWAYS)
+        try:
+            descriptor = os.open(path, flags | _ALWAYS, 0o666)
+        except FileExistsError:
+            refuse_other_kinds(path)
+            os.unlink(path)
+            descriptor = os.open(path, flags | _ALWAYS, 0o666)
     except OSError:
         refuse_other_kinds(path)  # which says more than the number of an error
         raise
@@ -100,15 +105,6 @@ def _check_opened(path: Path, state: os.stat_result, *, writes: bool) -> None:
     if writes and state.st_nlink > 1:
         what = f"this file has {state.st_nlink} names (hard links); writing would change it under all"
         raise ForeignFileError(errno.EMLINK, what, str(path))
-
-
-def _open(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags, 0o666)
-    except FileExistsError:
-        refuse_other_kinds(path)
-        os.unlink(path)
-        return os.open(path, flags, 0o666)
 
 
 def read_file(path: Path, most_bytes: int = SMALL_BYTES, *, follow_links: bool = False) -> bytes:

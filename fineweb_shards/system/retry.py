@@ -1,6 +1,6 @@
 """Retry an action that fails for a while, such as a request during an outage or a write to a full disk.
 
-Nothing here depends on HTTP or files. An action raises `TransientError` for a failure that may pass; every
+Nothing here depends on HTTP. An action raises `TransientError` for a failure that may pass; every
 other exception is final.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
-from fineweb_shards.errors import NetworkError, ShardError
+from fineweb_shards.errors import DiskFullError, NetworkError, ShardError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.units import show_seconds
+from fineweb_shards.system.machine import free_disk_bytes
+from fineweb_shards.units import show_bytes, show_seconds
 
 Result = TypeVar("Result")
 
@@ -24,6 +26,7 @@ REPORT_AFTER_SECONDS = 3.0
 # Before pauses this long, the report says when the next try is.
 _LONG_WAIT_SECONDS = 60.0
 _SHOW_DAY_SECONDS = 12 * 3600.0
+_LOOK_AT_DISK_SECONDS = 10.0
 _FEW_TRIES = 4  # for a failure that most probably stays
 
 
@@ -55,7 +58,7 @@ class Clock:
         time.sleep(seconds)
 
     def wall(self, ahead_seconds: float = 0.0) -> str:
-        """Format the time of day now, or so many seconds ahead; far ahead, with the day of the week."""
+        """Format the time of day now, or N seconds ahead; far ahead, with the day of the week."""
         form = "%H:%M" if ahead_seconds < _SHOW_DAY_SECONDS else "%a %H:%M"
         return time.strftime(form, time.localtime(time.time() + ahead_seconds))
 
@@ -132,3 +135,47 @@ class Retrier:
         """Return the next pause: it doubles, with jitter, so that many workers don't retry at once."""
         longest = min(self._longest_wait_seconds, FIRST_WAIT_SECONDS * 2.0 ** min(tries, 30))
         return max(requested_seconds, longest * self._random.uniform(0.5, 1.0))
+
+
+class Disk:
+    """The disk that holds an output folder. Actions that fail for lack of space are tried again, up to a time
+    limit, so that an overnight run does not end there."""
+
+    def __init__(
+        self, folder: Path, max_wait_seconds: float, observer: Observer, clock: Clock | None = None
+    ) -> None:
+        self.max_wait_seconds = max_wait_seconds
+        self._folder = folder
+        self._retrier = Retrier(
+            max_wait_seconds,
+            observer,
+            clock=clock,
+            cause="disk",
+            longest_wait_seconds=_LOOK_AT_DISK_SECONDS,
+            error=DiskFullError,
+        )
+
+    def attempt(self, action: Callable[[], Result]) -> Result:
+        """Repeat `action` while it raises DiskFullError, up to the time limit. It must be repeatable."""
+
+        def once() -> Result:
+            try:
+                return action()
+            except DiskFullError as error:
+                raise TransientError(error.message.rstrip(".")) from error
+
+        return self._retrier.call(once)
+
+    def wait_for(self, needed_bytes: int) -> None:
+        """Wait until `needed_bytes` are free; DiskFullError after the time limit."""
+
+        def look() -> None:
+            free = free_disk_bytes(self._folder)
+            if free < needed_bytes:
+                needed, missing = show_bytes(needed_bytes), show_bytes(needed_bytes - free)
+                raise DiskFullError(
+                    f"{self._folder}: the next shard needs {needed}, {show_bytes(free)} are free: "
+                    f"{missing} are missing."
+                )
+
+        self.attempt(look)

@@ -1,4 +1,4 @@
-"""What is the same for read-only files wherever their bytes come from: a position, and how to move it."""
+"""A base class for read-only file-like objects: a position, and how to move it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Make standard output and standard error safe to write to, even if closed, full, broken or without Unicode.
 
 A failed write must not end a build: output that a full disk, a closed pipe or a closed terminal does not take
-is dropped. Only verbs that do nothing but print end there: with exit code 141 if the reader of a pipe has
-closed it, as any program in a pipe, or with an error.
+is dropped. Only subcommands that do nothing but print end there: with exit code 141 if the reader of a pipe
+has closed it, as any program in a pipe, or with an error.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def prepare_streams() -> None:
 
 
 def ignore_closed_output() -> None:
-    """From now on drop what can't be written, for verbs whose work must not end when a reader does."""
+    """From now on drop what can't be written, for subcommands whose work must not end when a reader does."""
     for sink in _sinks():
         sink.strict = False
 

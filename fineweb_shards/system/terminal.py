@@ -61,7 +61,7 @@ def safe_text(text: str, width: int) -> str:
 
 def cut_at_word(text: str) -> str:
     """Drop the last word of a text that was cut off, because it may be half a word. Text without spaces
-    loses one character, which makes room for `…`."""
+    loses one character, which leaves space for `…`."""
     whole = re.match(r".*\S(?=\s)", text, re.S)
     return whole[0] if whole and len(whole[0]) > len(text) // 2 else text[:-1]
 
@@ -76,7 +76,7 @@ def shown_on(stream: TextIO, text: str) -> str:
 
 
 def terminal_size(stream: TextIO) -> os.terminal_size:
-    """Return the size of the terminal behind `stream`; the variables COLUMNS and LINES have precedence."""
+    """Return the size of the terminal of `stream`; the variables COLUMNS and LINES have precedence."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):  # no terminal, or a closed one
@@ -133,10 +133,10 @@ def clip(text: str, columns: int) -> str:
     """Cut the text to `columns`, with `…` at the end if something is missing."""
     if cells(text) <= columns:
         return text
-    kept, room = "", columns - 1
+    kept, left = "", columns - 1
     for char in text:
-        room -= _cells_of(char)
-        if room < 0:
+        left -= _cells_of(char)
+        if left < 0:
             break
         kept += char
     return kept + "…"

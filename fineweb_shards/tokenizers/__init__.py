@@ -7,7 +7,7 @@ May import: the root, `system`.
 from __future__ import annotations
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.tokenizers.base import Reference
 from fineweb_shards.tokenizers.sentencepiece_engine import SentencePieceEngine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine

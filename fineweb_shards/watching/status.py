@@ -18,7 +18,7 @@ from typing import Any
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import find_manifest, missing_manifest_error
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.resume_command import runnable_here
+from fineweb_shards.system.shell_commands import runnable_here
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.heartbeat import Heartbeat, load_heartbeat

@@ -14,9 +14,9 @@ from pathlib import Path
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.store import GrowingPart, Store
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import ForeignFileError, open_own
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, ShardSlice, Split
 
 

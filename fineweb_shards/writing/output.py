@@ -33,8 +33,8 @@ from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile, list_finished
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import (
     SPLITS,
     Counts,

@@ -21,7 +21,7 @@ from fineweb_shards.commands.arguments import SETTING_GROUPS
 from fineweb_shards.commands.main import VERBS, make_parsers
 from fineweb_shards.run import plan
 from fineweb_shards.run.config import Config, load_config
-from fineweb_shards.system.resume_command import PROGRAM
+from fineweb_shards.system.shell_commands import PROGRAM
 
 DOCUMENTS = make_documents(120, seed=71)
 

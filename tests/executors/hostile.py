@@ -22,7 +22,7 @@ from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store import seal
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.system import retry
-from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, Tokens
 
 FAULTS = "TEST_FAULTS"

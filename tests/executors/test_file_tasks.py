@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.errors import DamageError, WorkerError
-from fineweb_shards.executors.exit_cause import Death, DeathKind
 from fineweb_shards.executors.file_tasks import FileOrder, FileResult, FileTasks
 from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS
+from fineweb_shards.executors.worker_death import Death, DeathKind
 from fineweb_shards.store.segment import Segment
 
 CRASH = Death(DeathKind.CRASHED, "was killed by signal 11")

@@ -127,11 +127,11 @@ def test_an_interruption_in_the_middle_of_a_message(source: Source, tmp_path: Pa
             stop_inside(worker.pipe)
         with pytest.raises(Interrupted):
             expected.extend(len(block.tokens) for block in stream)
-        for writes in list(executor._writes._futures.values()):
-            for write in list(writes):
-                while not write.done():
-                    with contextlib.suppress(Interrupted):
-                        executor.wait(write)
+        held = [block for task, _ in executor._schedule._unfinished.values() for block in task.held.values()]
+        for write in [future for block in held for future in block.futures]:
+            while not write.done():
+                with contextlib.suppress(Interrupted):
+                    executor.wait(write)
     tokens = np.fromfile(path, np.uint16).tolist()
     assert tokens == EXPECTED[: len(tokens)]
     assert len(tokens) == sum(expected)

@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import poison
 
 from fineweb_shards.errors import ChangedError, WorkerError
-from fineweb_shards.executors import left_out, task
-from fineweb_shards.executors.local import process
+from fineweb_shards.executors import schedule, task
+from fineweb_shards.executors.local import pool
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.local.process import WorkerProcess
+from fineweb_shards.executors.local.pool import WorkerProcess
 from fineweb_shards.sources.source import Source
 from fineweb_shards.store.quarantine import check_batch_bytes
 from fineweb_shards.stream.stitcher import stitch
@@ -149,7 +149,7 @@ def test_the_kernels_kills_for_want_of_memory_count_only_alone(
 ) -> None:
     """Other programs may have filled the memory: only what ends a worker with nobody else at work is lost."""
     left = hunt(tmp_path, monkeypatch, kills)
-    monkeypatch.setattr(process, "oom_kills", lambda: -len(list(left.iterdir())))  # grows with every kill
+    monkeypatch.setattr(pool, "oom_kills", lambda: -len(list(left.iterdir())))  # grows with every kill
     alone = []
     start = WorkerProcess.note_order
 
@@ -212,7 +212,7 @@ def test_a_poisoned_piece_of_a_long_document(
 @pytest.mark.full
 def test_too_many_deaths_are_not_the_documents_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which everything dies must not end in an empty result that says it is complete."""
-    monkeypatch.setattr(left_out, "MAXIMUM_QUARANTINED", 2)
+    monkeypatch.setattr(schedule, "MAXIMUM_QUARANTINED", 2)
     monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
     path = write_jsonl(tmp_path / "a.jsonl", [f"{i} {poison.DEADLY}" for i in range(4)])
     with pytest.raises(WorkerError, match="More than 2 documents"):

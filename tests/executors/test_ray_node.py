@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import BinaryIO
 
 import numpy as np
+import poison
 import pytest
 import runs
 import vocabularies
@@ -22,19 +23,23 @@ from inputs import write_jsonl
 
 import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError
-from fineweb_shards.executors.exit_cause import THREAD_FAILED_EXIT_CODE
 from fineweb_shards.executors.file_tasks import FileOrder, FileResult, StoredTokens
-from fineweb_shards.executors.ray import one_by_one_process, worker
-from fineweb_shards.executors.ray.environment import apply_environment, pack_environment
-from fineweb_shards.executors.ray.messages import EncodedBatch
-from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpacked
+from fineweb_shards.executors.ray import worker
+from fineweb_shards.executors.ray.board import (
+    EncodedBatch,
+    apply_environment,
+    pack_environment,
+    pack_vocabulary,
+    unpacked,
+)
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.worker_death import DeathKind
 from fineweb_shards.store import leftovers, seal
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.segment import Contents, Segment
 from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.vocabulary_files import load_definition
@@ -202,27 +207,40 @@ def test_what_is_tried_one_by_one_is_not_fetched_ahead(
     assert fetched == [batch]
 
 
+def test_a_document_that_crashes_its_process_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task sees how the process died, and the driver on which document; what it encodes comes with its
+    tokens, which the task holds like all others."""
+    monkeypatch.setattr(worker, "load_ray", lambda: SimpleNamespace(get=lambda reference: None))
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", poison.DEADLY, "two"])
+    healthy = write_jsonl(tmp_path / "b.jsonl", ["one", "two"])
+    for file in (healthy, path):
+        source = runs.job_of(tmp_path / "out", file).source
+        process = worker.RunProcess.__new__(worker.RunProcess)
+        process._spec, process._vocabulary_files = poison.poisoned(runs.spec_of(source)), {}
+        announced: list[str] = []
+        remote = SimpleNamespace(remote=lambda task, document, seen=announced: seen.append(document.begins))
+        process._board = SimpleNamespace(announce=remote)
+        process._observer = worker.TaskObserver(lambda news: None, 1)
+        (batch,) = source.batches(runs.START)
+        blocks = process._encode_in_process(WorkOrder(batch, one_by_one=True))
+        if file == healthy:
+            (block,) = (block for _, block in blocks)
+            assert block.array.tolist() == [50256, 505, 50256, 11545]
+            assert announced == ["one", "two"]
+            continue
+        with pytest.raises(worker.ProcessDiedError) as died:
+            list(blocks)
+        assert died.value.death.kind is DeathKind.CRASHED
+        assert announced == ["one", poison.DEADLY]
+
+
 def test_bytes_of_a_stream_go_by_value() -> None:
     """Another machine has no access to a descriptor of this one."""
     shared = SharedBytes(b"text")
     assert shared.by_value().read() == b"text"
     assert not shared.by_value().has_descriptor
-
-
-def test_a_process_does_not_outlive_the_thread_that_watches_its_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """If the thread fails, nobody would notice that the parent is gone."""
-
-    def fail() -> None:
-        raise OSError("no more descriptors")
-
-    codes: list[int] = []
-    monkeypatch.setattr(one_by_one_process, "die_with_parent", fail)
-    monkeypatch.setattr(os, "_exit", codes.append)
-    with pytest.raises(OSError, match="descriptors"):
-        one_by_one_process._end_with_parent()
-    assert codes == [THREAD_FAILED_EXIT_CODE]
 
 
 def test_a_scratch_file_is_new_and_goes(tmp_path: Path) -> None:

@@ -19,14 +19,11 @@ from inputs import write_jsonl
 
 from fineweb_shards.errors import UsageError, WorkerError
 from fineweb_shards.executors.ray import cluster, file_tasks
-from fineweb_shards.executors.ray.api import load_ray
-from fineweb_shards.executors.ray.cluster import find_address
-from fineweb_shards.executors.ray.deaths import LOST
-from fineweb_shards.executors.ray.members import Members
+from fineweb_shards.executors.ray.cluster import LOST, Members, find_address, load_ray
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
-from fineweb_shards.executors.ray.waits import Waits
+from fineweb_shards.executors.scheduled import Waits
 from fineweb_shards.store.segment import Segment
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.types import Placement
 
 RUN = "fineweb-shards-4567"
@@ -127,7 +124,7 @@ def nodes_of(tasks: file_tasks.NodeTasks) -> dict[int, str]:
 
 def test_a_change_of_nodes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the singular, where one is left."""
-    monkeypatch.setattr("fineweb_shards.executors.ray.members._LOOK_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("fineweb_shards.executors.ray.cluster._LOOK_EVERY_SECONDS", 0.0)
     left = [cluster.Node(name, 1, 0) for name in ("a", "b")]
     listener = Listener()
     members = Members(SimpleNamespace(nodes=lambda: list(left)), 1, None, listener)

@@ -15,10 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.errors import BadFileError, WorkerError
-from fineweb_shards.executors import left_out
 from fineweb_shards.executors import schedule as schedule_module
 from fineweb_shards.executors import task as task_module
-from fineweb_shards.executors.exit_cause import Death, DeathKind
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import (
     MAXIMUM_DEATHS,
@@ -28,6 +26,7 @@ from fineweb_shards.executors.task import (
     WorkOrder,
     WriteOrder,
 )
+from fineweb_shards.executors.worker_death import Death, DeathKind
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, HeldTokens, Placement, Quarantined
 
@@ -92,8 +91,8 @@ def end_over(schedule: Schedule[str], document: int, death: Death, *, position: 
 
 def test_it_is_pure() -> None:
     """No processes, no threads, no clock, no files: it can be shared by executors of any kind."""
-    allowed = {"__future__", "collections", "collections.abc", "dataclasses", "typing"}
-    for module in (schedule_module, task_module, left_out):
+    allowed = {"__future__", "collections", "collections.abc", "concurrent.futures", "dataclasses", "typing"}
+    for module in (schedule_module, task_module):
         tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
         names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
@@ -205,7 +204,7 @@ def test_a_batch_is_in_flight_until_it_is_written() -> None:
     (block,) = schedule.take_output()
     assert schedule.is_empty
     assert schedule.in_flight_bytes == 10
-    order, worker = schedule.place(kept_of(block), placements("x", "y"))
+    order, worker, _ = schedule.place(kept_of(block), placements("x", "y"))
     assert (worker, [one.path for one in order.placements]) == ("a", ["x", "y"])
     assert schedule.has_work("a")
     schedule.note_written(0, 0)
@@ -436,7 +435,7 @@ def test_documents_of_earlier_runs_stay_in_quarantine() -> None:
 
 def test_too_many_documents_in_quarantine_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it is not the documents."""
-    monkeypatch.setattr(left_out, "MAXIMUM_QUARANTINED", 1)
+    monkeypatch.setattr(schedule_module, "MAXIMUM_QUARANTINED", 1)
     schedule = schedule_of(1)
     narrow_down(schedule)
     end_over(schedule, 1, CRASH)
@@ -701,7 +700,7 @@ class Simulation:
         placements = [Placement(f"{number}/{begin}", 0, np.array([[begin, end]])) for begin, end in parts]
         for placement, (begin, end) in zip(placements, parts, strict=True):
             self.wanted[placement.path] = tokens[begin:end]
-        order, worker = self.schedule.place(kept, placements)
+        order, worker, _ = self.schedule.place(kept, placements)
         if worker is not None:
             self.running[worker].writes.append(order)
 
@@ -711,7 +710,7 @@ class Simulation:
             assert self.schedule.has_work(worker) >= bool(man.batches)
             needed = not man.is_idle or any(
                 self.schedule._unfinished[batch][1] == worker
-                and block in self.schedule._unfinished[batch][0].kept
+                and block in self.schedule._unfinished[batch][0].held
                 for batch, block in man.tokens
                 if batch in self.schedule._unfinished
             )

@@ -43,10 +43,9 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # waits before a run in tests/watching/test_status.py. Of a worker's actions, `write_blocks` and
 # `finish_files` are in test_unwritten.py.
 INVENTORY = {
-    "executors/producer.py": 1,
+    "executors/prefetch.py": 1,
     "executors/local/watchdog.py": 1,
     "executors/local/worker.py": 1,
-    "executors/ray/one_by_one_process.py": 1,  # ends the process with its parent, as in a local worker
     "loader/forkable_store.py": 1,
     "storage/streams.py": 1,
     "store/bucket_lock.py": 1,
@@ -153,7 +152,7 @@ def test_a_listing_that_ends_without_a_word_ends_the_run(
     def refuse(self: object, item: object) -> None:
         raise SystemExit  # threads pass over it in silence
 
-    monkeypatch.setattr("fineweb_shards.executors.producer.Producer._put", refuse)
+    monkeypatch.setattr("fineweb_shards.executors.prefetch.Producer._put", refuse)
     with pytest.raises(ShardError, match="listing"):
         encode(source, source.batches(runs.START))
 

@@ -10,7 +10,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.run import build
 from fineweb_shards.store.token_writer import TokenWriter
-from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, Tokens
 
 SECONDS_FOR_A_SLICE = 0.2

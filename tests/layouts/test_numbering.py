@@ -21,8 +21,8 @@ from fineweb_shards.layouts.plain import Plain
 from fineweb_shards.run.build import run
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Counts, Cursor, ShardRecord
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.log import EventLog

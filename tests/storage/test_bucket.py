@@ -26,7 +26,7 @@ from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_connection import ObjectInfo, Version
 from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.storage.bucket_uploads import part_bytes_for, parts_at_once
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 
 ODD_NAME = "folder/o dd%20é+?#~*[x].txt"
 

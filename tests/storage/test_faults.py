@@ -21,8 +21,8 @@ from fineweb_shards.storage import bucket_uploads as upload_file
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.install_command import install_command
 from fineweb_shards.system.retry import Clock
+from fineweb_shards.system.shell_commands import install_command
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from doubles import FailingCall
 
 from fineweb_shards.errors import DamageError, DiskFullError, Interrupted, OutputError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.in_process import InProcessPlane
+from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
@@ -38,8 +38,8 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursor, Placement, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.writing import output as output_module

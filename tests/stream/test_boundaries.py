@@ -15,8 +15,9 @@ from doubles import InlineExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fineweb_shards.executors.local.messages import Encoded, Outbox
-from fineweb_shards.executors.one_by_one import digest_of, encode_one_by_one
+from fineweb_shards.executors.isolate_bad_document import digest_of, encode_one_by_one
+from fineweb_shards.executors.local.worker import Outbox
+from fineweb_shards.executors.messages import Encoded
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.sources.source import open_source
 from fineweb_shards.stream.boundaries import Span, count_between, join_spans

@@ -8,9 +8,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import Executor, Result
+from fineweb_shards.executors.base import Executor, InProcessPlane, Result, completed
 from fineweb_shards.executors.encode_batch import encode_batch
-from fineweb_shards.executors.in_process import InProcessPlane, completed
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.sources.source import Source
 from fineweb_shards.store.segment import Segment

@@ -23,8 +23,8 @@ from fineweb_shards.commands import main as cli
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.run import executor, job
-from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.memory_guard import MemoryGuard
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.tokenizers.trial import Trial, try_engines
 from fineweb_shards.tokenizers.vocabulary_files import engine_file

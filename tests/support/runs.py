@@ -30,7 +30,7 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.leftovers import tidy_finished
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.stitcher import stitch
-from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, make_mender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine

@@ -8,8 +8,8 @@ import pytest
 from doubles import FakeClock, Listener
 
 from fineweb_shards.errors import DiskFullError, OutputError
-from fineweb_shards.system import disk as disk_module
-from fineweb_shards.system.disk import Disk
+from fineweb_shards.system import retry
+from fineweb_shards.system.retry import Disk
 
 
 def full_until(seconds: float, clock: FakeClock) -> str:
@@ -56,7 +56,7 @@ def test_other_errors_are_not_waited_for(tmp_path: Path) -> None:
 def test_room_for_a_whole_shard_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says how much is free and how much is needed."""
     clock, listener = FakeClock(), Listener()
-    monkeypatch.setattr(disk_module, "free_disk_bytes", lambda folder: 10**6 * (1 + 200 * (clock.now() > 60)))
+    monkeypatch.setattr(retry, "free_disk_bytes", lambda folder: 10**6 * (1 + 200 * (clock.now() > 60)))
     Disk(tmp_path, 3600, listener, clock).wait_for(200_000_000)
     assert "the next shard needs 200.0 MB, 1.0 MB are free: 199.0 MB are missing" in str(listener.waits[0][1])
     assert 60 < clock.now() < 75

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.system.install_command import install_command
+from fineweb_shards.system.shell_commands import install_command
 
 
 @pytest.fixture

@@ -30,9 +30,9 @@ ELSEWHERE = {
     "system/own_files.py": {"open"},
     "system/machine.py": {"write_text"},  # /proc/self/oom_score_adj
     "system/durable.py": {"open", "truncate"},  # a folder, to sync it; the lock, which is open
-    "system/shared_value.py": {"truncate"},  # of a file that is open
+    "system/shared_memory.py": {"truncate"},  # of a file that is open
     "system/standard_streams.py": {"open"},  # /dev/null
-    "executors/ray/vocabulary.py": {"write_bytes"},  # in a new folder that nobody else can write to
+    "executors/ray/board.py": {"write_bytes"},  # in a new folder that nobody else can write to
     "storage/hub_download.py": {"truncate"},  # of a file that is open
     "storage/local.py": {"open"},  # a pipe of the input, to read from
     "store/folder_store.py": {"truncate"},  # of a file that is open

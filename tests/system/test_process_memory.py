@@ -8,7 +8,7 @@ import pytest
 from doubles import FakeClock
 
 from fineweb_shards.system.machine import process_memory_bytes
-from fineweb_shards.system.process_memory import ProcessMemory
+from fineweb_shards.system.memory_guard import ProcessMemory
 
 MIB = 2**20
 

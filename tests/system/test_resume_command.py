@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.system.resume_command import (
+from fineweb_shards.system.shell_commands import (
     VARIABLE,
     TypedCommand,
     program,

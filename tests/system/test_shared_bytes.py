@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from fineweb_shards.executors.local.messages import receive_order, send_order
+from fineweb_shards.executors.local.worker import receive_order, send_order
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Batch
 
 DATA = bytes(range(256)) * 20_000  # many times what a pipe holds

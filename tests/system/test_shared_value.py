@@ -7,11 +7,11 @@ import sys
 import threading
 from pathlib import Path
 
-from fineweb_shards.system.shared_value import SharedValue
+from fineweb_shards.system.shared_memory import SharedValue
 
 COUNT = """
 import sys; from pathlib import Path
-from fineweb_shards.system.shared_value import SharedValue
+from fineweb_shards.system.shared_memory import SharedValue
 value = SharedValue(Path(sys.argv[1]))
 for _ in range(200):
     with value.changing() as counts:

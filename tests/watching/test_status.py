@@ -31,7 +31,7 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system import durable
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked
-from fineweb_shards.system.resume_command import program
+from fineweb_shards.system.shell_commands import program
 from fineweb_shards.watching import start, watch
 from fineweb_shards.watching.heartbeat import FILE_NAME, Heartbeat, Invocation, load_heartbeat
 from fineweb_shards.watching.snapshot import STOPPED, VERIFYING, WAITING, Snapshot

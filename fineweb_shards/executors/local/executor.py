@@ -16,37 +16,31 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from multiprocessing import Pipe
 from typing import Any, Self
 
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.base import write_at_once
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.file_tasks import FileResult, FileTasks, FileWork
-from fineweb_shards.executors.in_process import write_at_once
-from fineweb_shards.executors.local.messages import (
+from fineweb_shards.executors.local.pool import WorkerPool, WorkerProcess
+from fineweb_shards.executors.local.watchdog import Watchdog
+from fineweb_shards.executors.local.worker import Order, send_order
+from fineweb_shards.executors.messages import (
     Alive,
     Broken,
     Done,
     Encoded,
     Failed,
     Message,
-    Order,
     Ready,
     Trying,
     Waiting,
     Written,
-    send_order,
 )
-from fineweb_shards.executors.local.pool import WorkerPool
-from fineweb_shards.executors.local.process import WorkerProcess
-from fineweb_shards.executors.local.watchdog import Watchdog
-from fineweb_shards.executors.local.writes import Writes
-from fineweb_shards.executors.lookahead import Lookahead
-from fineweb_shards.executors.schedule import Schedule
+from fineweb_shards.executors.prefetch import AdaptivePrefetch
 from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.unreadable_batch import replace_unreadable
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
@@ -66,18 +60,15 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         quarantined: Iterable[Quarantined] = (),
         observer: Observer | None = None,
     ) -> None:
+        self._prefetch = AdaptivePrefetch(workers, is_remote=spec.source.is_remote)
+        super().__init__(spec, window_bytes, self._prefetch.batches, quarantined, observer)
         self._count = workers
         self._guard = guard
-        self._observer = observer or Observer()
         self._pool = WorkerPool(spec, guard, self._observer)
         self._watchdog = Watchdog(self._get_watched, self._observer)
         self._listening = False  # the executor waits for messages; False: the caller is busy
         self._blocked_by: WorkerProcess | None = None  # ... or for one worker, in the middle of a message
-        unreadable = partial(replace_unreadable, spec.source)
-        self._lookahead = Lookahead(workers, is_remote=spec.source.is_remote)
-        super().__init__(Schedule(window_bytes, self._lookahead.batches, unreadable, quarantined))
         self._files: FileTasks[WorkerProcess] = FileTasks()
-        self._writes = Writes()
         self._writer = spec.make_writer(self._observer)  # for tokens at seams, which come here
         self._wakeup, self._wakeup_sender = Pipe(duplex=False)  # has a byte for each batch that is listed
         self._pool.mailbox.add(self._wakeup)
@@ -122,8 +113,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
         if not isinstance(tokens, HeldTokens):
             return write_at_once(self._writer, tokens, placements)
-        order, worker = self._schedule.place(tokens, placements)
-        futures = self._writes.begin(tokens, len(placements))
+        order, worker, futures = self._schedule.place(tokens, placements)
         if worker is not None:
             self._send(worker, order)
         return futures
@@ -140,25 +130,23 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         return future
 
     def _give_out(self) -> None:
-        """Replace workers that are gone, and give out what there is to do."""
-        self._apply_memory_advice()
-        self._give_out_file_tasks()
-        self._give_out_work()
+        """End workers as the memory guard says, replace those that are gone if memory allows it, and give out
+        what there is to do."""
 
-    def _apply_memory_advice(self) -> None:
-        """End workers as the memory guard says; start missing workers if memory allows it."""
-        for worker in self._pool.apply_memory_advice(self._is_needed):
+        def is_needed(worker: WorkerProcess) -> bool:
+            return self._schedule.keeps_any(worker) or self._files.count(worker) > 0
+
+        for worker in self._pool.apply_memory_advice(is_needed):
             self._end(worker)
         self._pool.fill(1 if self._schedule.tries_alone else self._count)
-
-    def _is_needed(self, worker: WorkerProcess) -> bool:
-        return self._schedule.keeps_any(worker) or self._files.count(worker) > 0
+        self._give_out_file_tasks()
+        self._give_out_batches()
 
     def _give_out_file_tasks(self) -> None:
         for worker, order in self._files.give_out(worker for worker in self._workers if worker.ready):
             self._send(worker, order)
 
-    def _give_out_work(self) -> None:
+    def _give_out_batches(self) -> None:
         """Give batches to all workers that may have more."""
         schedule = self._schedule
         while not self._pool.paused and (schedule.has_pending or schedule.needs_batch):
@@ -192,7 +180,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         for waitable in happened:
             worker = self._pool.senders.get(waitable)
             if waitable is self._wakeup:
-                self._wakeup.recv_bytes()  # the batch itself is taken by _give_out_work
+                self._wakeup.recv_bytes()  # the batch itself is taken by _give_out_batches
             elif worker is None:
                 continue  # it was ended because of an earlier event
             elif waitable is worker.pipe:
@@ -205,12 +193,12 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         blocked_by = self._blocked_by
         if blocked_by is not None or not self._listening:
             return [blocked_by] if blocked_by is not None else []
-        return [worker for worker in self._workers[:] if self._should_respond(worker)]
-
-    def _should_respond(self, worker: WorkerProcess) -> bool:
-        """Return whether a worker has work, or is still starting, and waits for neither network nor disk."""
-        has_work = self._schedule.has_work(worker) or self._files.count(worker) > 0
-        return (has_work or not worker.ready) and not worker.waits
+        return [
+            worker  # that has work, or is still starting, and waits for neither network nor disk
+            for worker in self._workers[:]
+            if (self._schedule.has_work(worker) or self._files.count(worker) > 0 or not worker.ready)
+            and not self._waits.waits(worker)
+        ]
 
     def _receive(self, worker: WorkerProcess) -> None:
         self._blocked_by = worker  # `recv` blocks if the worker stops in the middle of a message
@@ -225,21 +213,22 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         finally:
             self._blocked_by = None
         worker.messages += 1
-        self._handle_message(worker, message)
-
-    def _handle_message(self, worker: WorkerProcess, message: Message) -> None:
         match message:
             case Encoded():
                 order = self._schedule.receive_block(worker, message.index, message.block)
                 if order is not None:
                     self._send(worker, order)
             case Written():
-                self._note_written(worker, message)
+                batch, block = message.batch, message.block
+                if message.placements:
+                    self._schedule.note_written(batch, block)
+                if message.dropped:
+                    self._schedule.note_dropped(worker, batch, block)
             case Done():
                 self._schedule.finish(worker)
                 self._observer.add_fetched(message.fetched_bytes)
-                self._lookahead.note_batch(message.fetched_bytes, message.waited_seconds, time.monotonic())
-                self._schedule.queued_batches = self._lookahead.batches
+                self._prefetch.note_batch(message.fetched_bytes, message.waited_seconds, time.monotonic())
+                self._schedule.queued_batches = self._prefetch.batches
             case FileResult():
                 self._files.finish(message)
             case Failed():
@@ -247,7 +236,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
                     raise message.error
                 self._schedule.finish(worker, message.error)
             case Broken():
-                self._writes.fail_next(message.batch, message.block, message.error)
+                self._schedule.fail_write(message.batch, message.block, message.error)
                 raise message.error
             case Trying():
                 self._schedule.announce(worker, message.document)
@@ -255,27 +244,11 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
                 worker.ready = True
                 self._pool.note_ready()
             case Waiting():
-                self._note_wait(worker, message)
+                self._waits.note(worker, message.cause, message.reason)
             case Event():
                 self._observer.tell(message)
             case Alive():
                 pass
-
-    def _note_written(self, worker: WorkerProcess, message: Written) -> None:
-        batch, block = message.batch, message.block
-        if message.placements:
-            self._schedule.note_written(batch, block)
-            self._writes.finish_next(batch, block)
-        if message.dropped:
-            self._schedule.note_dropped(worker, batch, block)
-            self._writes.drop(batch, block)
-
-    def _note_wait(self, worker: WorkerProcess, message: Waiting) -> None:
-        if message.reason is None:
-            worker.waits.pop(message.cause, None)
-        else:
-            worker.waits[message.cause] = message.reason
-        self._pool.report_wait(message.cause)
 
     def _handle_death(self, worker: WorkerProcess) -> None:
         """Report a dead worker and take back its work. `_give_out` starts its replacement."""
@@ -297,5 +270,4 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._pool.remove(worker)
         self._schedule.remove_worker(worker)
         self._files.remove_worker(worker)
-        for cause in list(worker.waits):
-            self._pool.report_wait(cause)
+        self._waits.end(worker)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.local.process import WorkerProcess
+from fineweb_shards.executors.local.pool import WorkerProcess
 from fineweb_shards.system.machine import process_life
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_seconds
@@ -64,7 +64,7 @@ class WorkerActivity:
         return self._judge_silence(used - self._silent_from)
 
     def _judge_silence(self, seconds: float) -> str | None:
-        """Return what is wrong with a worker that has sent no message for so long, or None."""
+        """Return what is wrong with a worker that has sent no message for this long, or None."""
         return (
             f"worked on one piece of text for {show_seconds(seconds)}" if seconds >= ENDLESS_SECONDS else None
         )

@@ -1,4 +1,4 @@
-"""Run one worker process: encode batches, keep their tokens, write them where the parent says.
+"""Run one worker process: encode batches, hold their tokens, write them where the parent says.
 
 Four threads: one receives orders, the main thread encodes, one writes, one finishes files (hashes and syncs
 them, writes sidecars). So none of them waits for another's disk or network. The process has no state except
@@ -12,33 +12,81 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from multiprocessing import connection, parent_process
+from multiprocessing import connection, parent_process, reduction
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event
-from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
-from fineweb_shards.executors.exit_cause import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult, describe_work
-from fineweb_shards.executors.local.messages import (
+from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch, hold_tokens, unexpected_error
+from fineweb_shards.executors.file_tasks import FileOrder, FileResult, FileWork, try_order
+from fineweb_shards.executors.messages import (
+    Alive,
     Broken,
     Encoded,
     Failed,
-    Outbox,
+    Message,
     Ready,
     Trying,
+    WorkerObserver,
     Written,
-    receive_order,
 )
-from fineweb_shards.executors.prefetcher import Prefetcher
+from fineweb_shards.executors.prefetch import Prefetcher
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
+from fineweb_shards.executors.worker_death import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
 from fineweb_shards.sources.source import Source
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
-from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined, Tokens
+from fineweb_shards.types import Quarantined, Tokens
+
+Order = WorkOrder | WriteOrder | FileOrder  # to a worker
+_ALIVE_EVERY_SECONDS = 60.0
+
+
+def send_order(pipe: connection.Connection, order: Order, worker_pid: int) -> None:
+    """Send an order to a worker. Bytes that it shares are followed by their descriptor."""
+    pipe.send(order)
+    if (shared := _shared_bytes(order)) is not None:
+        reduction.send_handle(pipe, shared.descriptor, worker_pid)
+
+
+def receive_order(pipe: connection.Connection) -> Order:
+    """Receive an order in a worker."""
+    order: Order = pipe.recv()
+    if (shared := _shared_bytes(order)) is not None:
+        shared.attach(reduction.recv_handle(pipe))
+    return order
+
+
+def _shared_bytes(order: Order) -> SharedBytes | None:
+    payload = order.batch.payload if isinstance(order, WorkOrder) else None
+    return payload if isinstance(payload, SharedBytes) and payload.has_descriptor else None
+
+
+class Outbox(WorkerObserver):
+    """Sends messages to the parent. Threads share it."""
+
+    def __init__(self, pipe: connection.Connection) -> None:
+        super().__init__(self.send)
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self._last_alive = time.monotonic()
+
+    def send(self, message: Message) -> None:
+        with self._lock:
+            self._pipe.send(message)
+
+    def add_fetched(self, size_bytes: int) -> None:
+        """On a slow connection an `Alive` message now and then tells the watchdog that the worker is not
+        stuck."""
+        super().add_fetched(size_bytes)
+        now = time.monotonic()
+        if now - self._last_alive > _ALIVE_EVERY_SECONDS:
+            self._last_alive = now
+            self.send(Alive())
 
 
 def run_worker(pipe: connection.Connection) -> None:
@@ -46,7 +94,7 @@ def run_worker(pipe: connection.Connection) -> None:
     main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by process.py
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by pool.py
     try:
         spec: WorkerSpec = pipe.recv()
     except (EOFError, OSError):
@@ -110,12 +158,16 @@ class Worker:
                     self._batches.put(order)
 
     def encode_batches(self) -> None:
-        """Encode batches, tell the parent of their blocks, and keep the tokens."""
+        """Encode batches, tell the parent of their blocks, and hold the tokens."""
         while (order := self._batches.get()) is not None:
             try:
                 for index, block in encode_batch(self._source, self._encoder, order, self._announce):
-                    self._outbox.send(Encoded(index, self._keep(order.number, index, block)))
-                self._outbox.send_done()
+                    if self._spec.holds_tokens:
+                        block, tokens = hold_tokens(order, index, block)
+                        if tokens is not None:
+                            self._tokens[order.number, index] = tokens
+                    self._outbox.send(Encoded(index, block))
+                self._outbox.send(self._outbox.take_done())
             except MemoryError:
                 os._exit(OUT_OF_MEMORY_EXIT_CODE)
             except ShardError as error:
@@ -123,7 +175,7 @@ class Worker:
             except (BrokenPipeError, ConnectionResetError):
                 return  # the parent is gone
             except Exception as error:
-                self._outbox.send(Failed(self._unexpected(order.batch, error)))
+                self._outbox.send(Failed(unexpected_error(self._source, order.batch, error)))
 
     def write_blocks(self) -> None:
         """Write the tokens of blocks where the parent says, and drop them."""
@@ -153,31 +205,13 @@ class Worker:
         while True:
             order = self._files.get()
             assert order.work is not None
-            try:
-                result = FileResult(order.number, self._spec.finish_file(order.work, self._outbox))
-            except ShardError as error:
-                result = FileResult(order.number, error=error)
-            except Exception as error:
-                bug = f"A worker could not {describe_work(order.work)}: {describe_error(error)}"
-                result = FileResult(order.number, error=ShardError(bug))
-            self._outbox.send(result)
+            self._outbox.send(try_order(order, partial(self._finish_file, order.number, order.work)))
 
-    def _keep(self, batch: int, index: int, block: EncodedBlock) -> EncodedBlock:
-        """Keep the tokens of a block, and return it without them; at a seam, return it as it is, because the
-        parent has to repair the tokens there."""
-        tokens = block.array
-        if block.starts_at_seam or block.ends_at_seam or not len(tokens):
-            return block
-        self._tokens[batch, index] = tokens
-        return replace(block, tokens=HeldTokens(batch, index, len(tokens)))
+    def _finish_file(self, number: int, work: FileWork) -> FileResult:
+        return FileResult(number, self._spec.finish_file(work, self._outbox))
 
     def _announce(self, document: Quarantined) -> None:
         self._outbox.send(Trying(document))
-
-    def _unexpected(self, batch: Batch, error: Exception) -> ShardError:
-        """Return the error for an exception that is no ShardError, with its traceback."""
-        name = self._source.files[batch.file].name
-        return ShardError(f"A worker failed on {name} at position {batch.position}: {describe_error(error)}")
 
 
 def _start_thread(outbox: Outbox, action: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster, or start one on this machine, and see its nodes.
+"""Connect to a Ray cluster, or start one on this machine; know its nodes, its memory, and why its tasks fail.
 
 Ray prints, installs a signal handler and wants to report its usage. None of it may disturb a run: what it
 says goes to the log, and signals are handled as before.
@@ -14,21 +14,28 @@ import contextlib
 import importlib
 import logging
 import os
+import platform
+import re
 import secrets
 import shutil
 import signal
 import socket
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import fineweb_shards
 from fineweb_shards.errors import ShardError, UsageError, WorkerError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.ray.api import load_ray
+from fineweb_shards.executors.worker_death import Death, DeathKind
+from fineweb_shards.system.machine import environment, own_memory_bytes
+from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.system.standard_streams import without_errors_on_screen
+from fineweb_shards.units import show_number_of
 
 LOCAL = "local"
 _SMALLEST_STORE_BYTES = 96 * 2**20  # Ray refuses less than 75 MiB
@@ -52,7 +59,8 @@ _LOCAL_ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_gcs_server_port_wait_time_s": "120",  # 30 by itself, which is too short on a busy machine
 }
-_AUTH_MODE = "RAY_AUTH_MODE"  # Ray sets it, too
+_AUTH_MODE = "RAY_AUTH_MODE"
+_SET_BY_RAY = (_AUTH_MODE,)  # it would decide how the next cluster is started or joined
 _NEEDS_TOKEN = (
     "this cluster has Ray's token authentication switched on, and refuses this run: its token is missing or "
     "a different one."
@@ -62,7 +70,25 @@ _TOKEN_HINT = (
     "before each `ray start --address=…`. Or start all of Ray without it: RAY_AUTH_MODE=disabled ray start …"
 )
 
+LOST = Death(DeathKind.KILLED, "was on a node that is gone")
+_CAN_NOT_IMPORT = re.compile(r"^(ModuleNotFoundError|ImportError): |failed to import on the worker", re.M)
+_ADDRESS = re.compile(r"\bip=([^,)\s]+)")
+_LOOK_EVERY_SECONDS = 5.0
+_FORGET_AFTER_SECONDS = 60.0  # a process that had no task for this long is idle, or gone
+
 Result = TypeVar("Result")
+
+
+def load_ray() -> Any:
+    """Import Ray, which is an extra; UsageError if it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise UsageError(
+            f"--executor ray needs the package ray, which can't be imported: {error}.",
+            f"Install it: {install_command('ray')}. Where Ray has no wheel for this platform or Python, use "
+            "--executor local.",
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -104,7 +130,7 @@ class Cluster:
         self._remove_folder()
         # A short name, because the names of sockets are limited to 107 bytes.
         self._folder = tempfile.mkdtemp(prefix="fws-ray-")
-        with _environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT), without_errors_on_screen():
+        with environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
             load_ray().init(
                 address=LOCAL,
                 num_cpus=self._cores,
@@ -119,7 +145,7 @@ class Cluster:
         """Connect to a cluster that is there."""
         ray = load_ray()
         try:
-            with _environment(_ENVIRONMENT), without_errors_on_screen():
+            with environment(_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
                 ray.init(address=self._address, log_to_driver=False, configure_logging=False)
         except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise _refusal(self._address, error) from error
@@ -156,6 +182,64 @@ class Cluster:
     def _remove_folder(self) -> None:
         if self._folder is not None:  # sockets and logs; Ray's last processes may still write some of them
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Members:
+    """The nodes of a cluster, and what they can do together. `most_tasks` limits the tasks at once."""
+
+    def __init__(
+        self, cluster: Cluster, cores_of_task: float, most_tasks: int | None, observer: Observer
+    ) -> None:
+        self._cluster = cluster
+        self._cores_of_task = cores_of_task
+        self._most_tasks = most_tasks
+        self._observer = observer
+        self._next_look = 0.0
+        self.nodes: list[Node] = []
+        self.tasks = 0  # that can run at once
+        self.capacity_bytes = 0  # of tokens that may wait in their object stores
+
+    def look(self) -> bool:
+        """Count the nodes, if that was not done a moment ago; return whether it was done now."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_EVERY_SECONDS
+        before, self.nodes = len(self.nodes), self._cluster.nodes()
+        tasks = sum(int(node.cores / self._cores_of_task) for node in self.nodes)
+        self.tasks = tasks if self._most_tasks is None else min(tasks, self._most_tasks)
+        self.capacity_bytes = sum(node.store_bytes for node in self.nodes) // 2
+        if before and before != len(self.nodes):
+            text = f"{show_number_of(len(self.nodes), 'node')} of Ray; before: {before}"
+            self._observer.tell(Event("nodes", text))
+        none = None if self.nodes else "no node of the cluster has a core: waiting for one"
+        self._observer.set_wait("nodes", none)
+        return True
+
+
+class ClusterMemory:
+    """Roughly how much memory a run takes on a cluster, from what is at hand.
+
+    It is the sum of what the driver has, of what each process that encodes had at the end of its last task,
+    and of the tokens in the object stores. Ray's own processes and second copies in the stores are not in it.
+    Nobody is asked for it: the figures come with the results of tasks.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._processes: dict[str, tuple[int, float]] = {}  # bytes, and when it was noted
+
+    def note(self, process: str, size_bytes: int) -> None:
+        """Note what a process of a node had at the end of a task."""
+        self._processes[process] = size_bytes, time.monotonic()
+
+    def used_bytes(self, tokens_bytes: int) -> int:
+        """Return what is used now, given the size of the tokens in the object stores."""
+        since = time.monotonic() - _FORGET_AFTER_SECONDS
+        processes = sum(size for size, noted in list(self._processes.values()) if noted > since)
+        used = own_memory_bytes() + processes + tokens_bytes
+        self.peak_bytes = max(self.peak_bytes, used)
+        return used
 
 
 def find_address(given: str) -> str:
@@ -235,11 +319,61 @@ def check_reachable(address: str) -> None:
         return
     client = getattr(importlib.import_module("ray._raylet"), "GcsClient", None)
     try:
-        with _environment(_ENVIRONMENT), without_errors_on_screen():
+        with environment(_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
             if client is not None:
                 client(address=address)
     except ray.exceptions.RayError as error:
         raise _refusal(address, error) from error
+
+
+def explain_failure(error: BaseException) -> Death:
+    """Return how a task of Ray's died that gave no answer; UsageError or WorkerError, with its node, if
+    another try would fail as well.
+
+    Whatever ended it, a document is never suspected for it: where that matters, documents are encoded in a
+    process whose exit code is seen (`RunProcess` in worker.py). Only a shortage of memory is told apart,
+    because the batch is then tried alone.
+    """
+    exceptions = load_ray().exceptions
+    match error:
+        case exceptions.OutOfMemoryError():
+            return Death(DeathKind.OUT_OF_MEMORY, "was ended by Ray, because its node was short of memory")
+        case (
+            exceptions.NodeDiedError()
+            | exceptions.ObjectLostError()
+            | exceptions.ActorUnschedulableError()
+            | exceptions.TaskUnschedulableError()
+        ):
+            return LOST
+        case exceptions.RayTaskError() | exceptions.RayActorError() if _CAN_NOT_IMPORT.search(str(error)):
+            raise UsageError(
+                f"Node {_node_of(error)} can't load fineweb_shards: {_last_line(error)}",
+                f"Install fineweb_shards[ray] {fineweb_shards.__version__} on every node, for Python "
+                f"{platform.python_version()} as on this one.",
+            ) from error
+        case exceptions.RayTaskError():
+            raise WorkerError(f"Node {_node_of(error)} could not run a task: {_last_line(error)}") from error
+        case exceptions.WorkerCrashedError() | exceptions.RayActorError():
+            return Death(DeathKind.KILLED, "ended unexpectedly")
+        case exceptions.TaskCancelledError():
+            return Death(DeathKind.KILLED, "was cancelled")
+        case exceptions.RayError():
+            return Death(DeathKind.KILLED, f"failed: {_last_line(error)}")
+    raise error
+
+
+def _node_of(error: BaseException) -> str:
+    """Return the name and the address of the node that an error of Ray's comes from: only its text has it."""
+    found = _ADDRESS.search(str(error))
+    if found is None:
+        return "(unknown)"
+    names = {node["NodeManagerAddress"]: node["NodeManagerHostname"] for node in load_ray().nodes()}
+    return f"{names.get(found[1], '')} ({found[1]})".strip()
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__
 
 
 class _LogHandler(logging.Handler):
@@ -286,17 +420,3 @@ def _handlers_kept() -> Iterator[None]:
         raise
     finally:
         restore()
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while, except those that somebody has set. What Ray has set itself
-    goes as well: it would decide how the next cluster is started or joined."""
-    ours = {name: value for name, value in values.items() if name not in os.environ}
-    gone = {name for name in (*ours, _AUTH_MODE) if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in gone:
-            os.environ.pop(name, None)

@@ -23,11 +23,12 @@ boundaries and cursors.
 - **More tasks than cores.** There are always as many tasks waiting as running. From a network, two run for
   each core, and each fetches all its batches at once: while one fetches the other encodes.
 
-If the driver dies its tasks and objects go with it, and the same command goes on from the manifest.
+If the driver dies its tasks and objects go with it, and the same command resumes from the manifest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -40,31 +41,36 @@ from functools import partial
 from typing import Any, Self
 
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.base import completed
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.exit_cause import Death
-from fineweb_shards.executors.in_process import completed
-from fineweb_shards.executors.ray.api import load_ray
-from fineweb_shards.executors.ray.board import start_board
-from fineweb_shards.executors.ray.cluster import Cluster
-from fineweb_shards.executors.ray.deaths import LOST, explain_failure
-from fineweb_shards.executors.ray.environment import pack_environment
+from fineweb_shards.executors.messages import Waiting
+from fineweb_shards.executors.ray.board import (
+    News,
+    Shipment,
+    TaskResult,
+    pack_environment,
+    pack_vocabulary,
+    start_board,
+)
+from fineweb_shards.executors.ray.cluster import (
+    LOST,
+    Cluster,
+    ClusterMemory,
+    Members,
+    explain_failure,
+    load_ray,
+)
 from fineweb_shards.executors.ray.file_tasks import NodeTasks
-from fineweb_shards.executors.ray.members import Members
-from fineweb_shards.executors.ray.memory import ClusterMemory
-from fineweb_shards.executors.ray.messages import Encoded, News, Shipment, Waiting
-from fineweb_shards.executors.ray.unwritten import Attempt, Block, Key, Share, Unwritten
-from fineweb_shards.executors.ray.vocabulary import pack_vocabulary
-from fineweb_shards.executors.ray.waits import Waits
+from fineweb_shards.executors.ray.unwritten import Attempt, Share, StoredBlock, Unwritten
 from fineweb_shards.executors.ray.worker import MARK_FILE, RUN_PREFIX, encode_batches
-from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.unreadable_batch import replace_unreadable
+from fineweb_shards.executors.worker_death import Death
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
 from fineweb_shards.system.own_files import make_folder
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
 from fineweb_shards.units import show_number_of
 
@@ -98,15 +104,12 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     ) -> None:
         self._remote = spec.source.is_remote
         self._batches = _REMOTE_BATCHES if self._remote else _BATCHES
-        super().__init__(Schedule(_ALL, self._batches, partial(replace_unreadable, spec.source), quarantined))
-        self._spec = spec
+        super().__init__(spec, _ALL, self._batches, quarantined, observer)
         self._cluster = cluster
         self._out = out
         self._shared_folder = shared_folder
         self._most_tasks = most_tasks
         self._window_bytes = window_bytes if spec.source.bytes_by_value > window_bytes else _ALL
-        self._observer = observer or Observer()
-        self._waits = Waits(self._observer)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         cores = 1 / _REMOTE_TASKS_PER_CORE if self._remote else 1
         self._members = Members(cluster, cores, most_tasks, self._observer)
@@ -143,7 +146,10 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     def _start(self) -> None:
         self._members.look()
-        mark = self._leave_mark() if self._shared_folder else None
+        mark = secrets.token_hex(16) if self._shared_folder else None
+        if mark is not None:  # which nodes have to find in the output folder
+            make_folder(self._spec.folder / WORK_FOLDER)
+            write_quickly(self._spec.folder / WORK_FOLDER / MARK_FILE, mark.encode())
         files = pack_vocabulary(self._spec.vocabulary)
         environment = pack_environment(self._spec.source, self._out)
         shipment = Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
@@ -155,14 +161,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         )
         self._files.processes.set_nodes(node.id for node in self._members.nodes)
         self._ask_for_news()
-
-    def _leave_mark(self) -> str:
-        """Write what nodes have to find in the output folder, and return it."""
-        mark = secrets.token_hex(16)
-        folder = self._spec.folder / WORK_FOLDER
-        make_folder(folder)
-        write_quickly(folder / MARK_FILE, mark.encode())
-        return mark
 
     def __exit__(self, *exception: object) -> None:
         if self._cluster.is_shared:  # otherwise all of it goes with the connection
@@ -197,37 +195,36 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         return 2 * self._batches * max(1, self.workers)
 
     def _wake(self) -> None:
-        self._inbox.put(lambda: None)  # the batch itself is taken by `_give_out_work`
+        self._inbox.put(lambda: None)  # the batch itself is taken by `_give_out`
 
     def _give_out(self) -> None:
         if self._members.look():
             self._files.processes.set_nodes(node.id for node in self._members.nodes)
         self._write_early()
         self._files.start_all()
-        self._give_out_work()
-
-    def _give_out_work(self) -> None:
-        """Start tasks that encode, until as many wait as can run, or until there are as many as allowed."""
+        # Start tasks that encode, until as many wait as can run, or until there are as many as allowed.
         most = min(2 * max(1, self.workers), self._most_tasks or _ALL)
-        while len(self._running) < most:
-            if not self._has_batch():
-                return
+        while len(self._running) < most and self._has_batch():
             attempt = Attempt(self._next_number())
-            orders = self._collect(attempt)
-            if not orders:
+            attempt.orders = tuple(self._collect(attempt))
+            if not attempt.orders:
                 return
-            attempt.orders = tuple(orders)
-            self._start_attempt(attempt)
+            self._running[attempt.number] = attempt
+            self._expected_bytes += attempt.text_bytes
+            encoded, attempt.tokens = self._encode_task.remote(
+                self._run, attempt.number, pickle.dumps(tuple(map(_by_value, attempt.orders)))
+            )
+            self._expect(encoded, partial(self._finish_attempt, attempt))
 
     def _has_batch(self) -> bool:
-        """Return whether there is a batch to give out now; take one from the listing if there is room."""
+        """Return whether there is a batch to give out now; take one from the listing if it fits."""
         if self._schedule.has_pending:
             return True
-        return self._schedule.needs_batch and self._has_room and self._take_batch()
+        return self._schedule.needs_batch and self._fits_another and self._take_batch()
 
     @property
-    def _has_room(self) -> bool:
-        """Whether the object stores have room for the tokens of another batch, and of those under way."""
+    def _fits_another(self) -> bool:
+        """Whether the object stores have space for the tokens of another batch, and of those under way."""
         held = self._unwritten.unplaced_bytes + (self._unwritten.placed_bytes if self._shared_folder else 0)
         fits = held + self._expected_bytes < self._members.capacity_bytes
         if fits and self._schedule.in_flight_bytes < self._window_bytes:
@@ -249,14 +246,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             if is_single or len(orders) >= most:
                 break
         return orders
-
-    def _start_attempt(self, attempt: Attempt) -> None:
-        self._running[attempt.number] = attempt
-        self._expected_bytes += attempt.text_bytes
-        encoded, attempt.tokens = self._encode_task.remote(
-            self._run, attempt.number, pickle.dumps(tuple(map(_by_value, attempt.orders)))
-        )
-        self._expect(encoded, partial(self._finish_attempt, attempt))
 
     def _next_number(self) -> int:
         self._numbers += 1
@@ -302,7 +291,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._expected_bytes -= attempt.text_bytes
         self._waits.end(attempt.number)
         try:
-            encoded: Encoded = pickle.loads(future.result())
+            encoded: TaskResult = pickle.loads(future.result())
         except load_ray().exceptions.RayError as error:
             self._handle_death(attempt, explain_failure(error))
             return
@@ -315,11 +304,11 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._observer.add_fetched(encoded.fetched_bytes)
         array = 0
         for order, batch in zip(attempt.orders, encoded.batches, strict=True):
-            for index, block in batch.blocks:
-                self._schedule.receive_block(attempt, index, block)
-                if isinstance(block.tokens, HeldTokens):
-                    if self._schedule.keeps(order.number, index):
-                        key, size_bytes = (order.number, index), self._size_bytes(block.tokens)
+            for one in batch.blocks:
+                self._schedule.receive_block(attempt, one.index, one.block)
+                if isinstance(one.block.tokens, HeldTokens):
+                    if self._schedule.keeps(order.number, one.index):
+                        key, size_bytes = (order.number, one.index), self._size_bytes(one.block.tokens)
                         self._unwritten.receive(key, attempt, array, size_bytes)
                     array += 1
             self._schedule.finish(attempt, batch.error)
@@ -335,18 +324,12 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             return
         self._single.add(attempt.orders[0].number)
         if attempt.orders[0].one_by_one:
-            document = self._take_announced(attempt)
+            ray, document = load_ray(), None
+            with contextlib.suppress(ray.exceptions.RayError):  # the next attempt will announce it again
+                document = ray.get(self._board.take_announced.remote(attempt.number))
             if document is not None:
                 self._schedule.announce(attempt, document)
         self._note_death(attempt, death)
-
-    def _take_announced(self, attempt: Attempt) -> Quarantined | None:
-        ray = load_ray()
-        try:
-            document: Quarantined | None = ray.get(self._board.take_announced.remote(attempt.number))
-        except ray.exceptions.RayError:
-            return None  # nobody knows: the next attempt will announce it again
-        return document
 
     def _note_death(self, attempt: Attempt, death: Death) -> None:
         self._unwritten.lose(attempt)
@@ -372,22 +355,17 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         if isinstance(tokens, HeldTokens):
             self._schedule.place(tokens, placements)
             key, size_bytes = (tokens.batch, tokens.block), self._size_bytes(tokens)
-        elif placements:
-            key, size_bytes = self._put(tokens), tokens.nbytes
+        elif placements:  # into the object store of the driver's node, where they can't be lost
+            self._put_blocks += 1
+            key, size_bytes = (-1, self._put_blocks), tokens.nbytes
+            attempt = Attempt(self._next_number(), tokens=load_ray().put([tokens]))
+            self._unwritten.receive(key, attempt, 0, size_bytes)
         else:
             return []
         block = self._unwritten.place(key, size_bytes, placements)
         if not placements:
             self._drop(block)
         return [_WRITTEN] * len(placements)
-
-    def _put(self, tokens: Tokens) -> Key:
-        """Put tokens into the object store of the driver's node, where they can't be lost."""
-        self._put_blocks += 1
-        key = -1, self._put_blocks
-        attempt = Attempt(self._next_number(), tokens=load_ray().put([tokens]))
-        self._unwritten.receive(key, attempt, 0, tokens.nbytes)
-        return key
 
     def _size_bytes(self, tokens: HeldTokens) -> int:
         return len(tokens) * self._spec.vocabulary.dtype.itemsize
@@ -400,7 +378,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         return self._files.add(self._next_number(), file)
 
     def _write_early(self) -> None:
-        """Have the largest part of a file written, if what waits for the end of its file takes much room."""
+        """Have the largest part of a file written, if what waits for the end of its file takes much space."""
         path, size_bytes = self._unwritten.fullest() if self._shared_folder else (None, 0)
         is_full = self._schedule.in_flight_bytes > _MUCH * self._window_bytes and not self._files.is_running
         if path is not None and (is_full or size_bytes > _MUCH_OF_A_FILE * self._members.capacity_bytes):
@@ -411,7 +389,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             if self._unwritten.note_written(share.block):
                 self._drop(share.block)
 
-    def _drop(self, block: Block) -> None:
+    def _drop(self, block: StoredBlock) -> None:
         """Drop the tokens of a block that is written."""
         attempt = block.attempt
         if block.key[0] >= 0:

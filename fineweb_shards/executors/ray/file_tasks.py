@@ -24,13 +24,19 @@ from functools import partial
 from typing import Any
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.exit_cause import Death
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult, FileTask, FileWork, StoredTokens
-from fineweb_shards.executors.ray.api import load_ray
-from fineweb_shards.executors.ray.deaths import explain_failure
+from fineweb_shards.executors.file_tasks import (
+    FileOrder,
+    FileResult,
+    FileTask,
+    FileWork,
+    StoredTokens,
+    describe_work,
+)
+from fineweb_shards.executors.ray.cluster import explain_failure, load_ray
 from fineweb_shards.executors.ray.unwritten import Attempt, Share
-from fineweb_shards.executors.ray.waits import Waits
 from fineweb_shards.executors.ray.worker import FileProcess
+from fineweb_shards.executors.scheduled import Waits
+from fineweb_shards.executors.worker_death import Death
 from fineweb_shards.store.segment import Segment
 
 Expect = Callable[[Any, Callable[[Future[Any]], None]], None]
@@ -147,7 +153,7 @@ class NodeTasks:
     def _note_death(self, task: NodeTask, death: Death) -> None:
         """Have a task done again whose process died; WorkerError after too many times."""
         task.not_before = time.monotonic() + _PAUSE_SECONDS
-        text = f"a process that was to {task.aim} {death.description}; another one does it"
+        text = f"a process that was to {describe_work(task.work)} {death.description}; another one does it"
         # A node has several at once: one line on the screen is enough for all that it takes along.
         self._observer.tell(Event("worker", text, loud=self.processes.avoid(task.node)))
         task.note_death(death)

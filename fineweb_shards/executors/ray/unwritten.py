@@ -32,7 +32,7 @@ class Attempt:
 
 
 @dataclass(eq=False)
-class Block:
+class StoredBlock:
     """The tokens of a block: number `array` of what its attempt has."""
 
     key: Key
@@ -46,7 +46,7 @@ class Block:
 class Share:
     """What of a block belongs into one file."""
 
-    block: Block
+    block: StoredBlock
     placement: Placement
 
 
@@ -54,28 +54,28 @@ class Unwritten:
     """All blocks whose tokens are in Ray's store."""
 
     def __init__(self) -> None:
-        self.blocks: dict[Key, Block] = {}
+        self.blocks: dict[Key, StoredBlock] = {}
         self.unplaced_bytes = 0  # of blocks of which it is not known where they belong
         self.placed_bytes = 0
         self._shares: dict[str, list[Share]] = {}  # by file, in order; no file task has them yet
         self._waiting_bytes: dict[str, int] = {}  # of those, by file
 
-    def receive(self, key: Key, attempt: Attempt, array: int, size_bytes: int) -> Block:
+    def receive(self, key: Key, attempt: Attempt, array: int, size_bytes: int) -> StoredBlock:
         """Note that an attempt has the tokens of a block; perhaps in place of one that was lost."""
         block = self.blocks.get(key)
         if block is None or block.left is None:
             self.forget([key])
-            block = self.blocks[key] = Block(key, size_bytes)
+            block = self.blocks[key] = StoredBlock(key, size_bytes)
             self.unplaced_bytes += size_bytes
         block.attempt, block.array = attempt, array
         attempt.keys.add(key)
         return block
 
-    def place(self, key: Key, size_bytes: int, placements: Sequence[Placement]) -> Block:
+    def place(self, key: Key, size_bytes: int, placements: Sequence[Placement]) -> StoredBlock:
         """Note where a block belongs, whether its tokens are there or were lost."""
         block = self.blocks.get(key)
         if block is None:
-            block = self.blocks[key] = Block(key, size_bytes)
+            block = self.blocks[key] = StoredBlock(key, size_bytes)
         else:
             self.unplaced_bytes -= size_bytes
         block.left = len(placements)
@@ -104,7 +104,7 @@ class Unwritten:
         path = max(self._waiting_bytes, key=self._waiting_bytes.__getitem__, default=None)
         return path, self._waiting_bytes[path] if path is not None else 0
 
-    def note_written(self, block: Block) -> bool:
+    def note_written(self, block: StoredBlock) -> bool:
         """Note that a placement of a block is written; return whether it was the last one."""
         assert block.left is not None
         block.left -= 1

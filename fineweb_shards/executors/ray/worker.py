@@ -21,31 +21,41 @@ from pathlib import Path
 from typing import Any
 
 import fineweb_shards
-from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError, describe_error
+from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError, WorkerError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch
-from fineweb_shards.executors.exit_cause import Death, DeathKind
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult, StoredTokens
-from fineweb_shards.executors.prefetcher import Prefetcher
-from fineweb_shards.executors.ray.api import load_ray
-from fineweb_shards.executors.ray.environment import apply_environment
-from fineweb_shards.executors.ray.messages import (
+from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch, hold_tokens, unexpected_error
+from fineweb_shards.executors.file_tasks import FileOrder, FileResult, StoredTokens, try_order
+from fineweb_shards.executors.local.pool import WorkerProcess
+from fineweb_shards.executors.local.worker import send_order
+from fineweb_shards.executors.messages import (
+    Done,
     Encoded,
+    Failed,
+    Message,
+    Ready,
+    Trying,
+    Waiting,
+    WorkerObserver,
+)
+from fineweb_shards.executors.prefetch import Prefetcher
+from fineweb_shards.executors.ray.board import (
     EncodedBatch,
     News,
     Shipment,
-    Waiting,
+    TaskResult,
+    apply_environment,
+    unpacked,
 )
-from fineweb_shards.executors.ray.one_by_one_process import ProcessDiedError, encode_in_process
-from fineweb_shards.executors.ray.vocabulary import unpacked
+from fineweb_shards.executors.ray.cluster import load_ray
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.worker_death import Death, DeathKind
 from fineweb_shards.storage.place import LOCAL
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
 from fineweb_shards.system.own_files import make_folder, read_file, refuse_link
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
-from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined, Tokens
+from fineweb_shards.types import Batch, EncodedBlock, Tokens
 
 MARK_FILE = "ray-run"  # in the work folder; what is in it tells a node whether it sees the driver's folder
 RUN_PREFIX = "fineweb-shards-"  # of the name of a run's board, which stands in names of files
@@ -57,12 +67,12 @@ _MAKING_PROCESS = threading.Lock()
 
 
 def encode_batches(run: str, task: int, orders: bytes) -> tuple[bytes, list[Tokens]]:
-    """Encode batches, and return a pickled Encoded and the tokens, block by block: a Ray task."""
+    """Encode batches, and return a pickled TaskResult and the tokens, block by block: a Ray task."""
     tokens: list[Tokens] = []
     try:
         encoded = _process_of(run).encode(task, pickle.loads(orders), tokens)
     except ShardError as error:
-        encoded = Encoded(failure=error)
+        encoded = TaskResult(failure=error)
     return pickle.dumps(encoded), tokens
 
 
@@ -109,36 +119,20 @@ def node_name() -> str:
     return f"{socket.gethostname()} ({load_ray().util.get_node_ip_address()})"
 
 
-class TaskObserver(Observer):
+class TaskObserver(WorkerObserver):
     """Tells the driver what happens in the current task. Threads share it."""
 
     def __init__(self, tell: Callable[[News], object], task: int = 0) -> None:
+        super().__init__(lambda message: tell((self.task, message)))
         self.task = task
-        self._tell = tell
-        self._fetched_bytes = 0
-        self._waited_seconds = 0.0
-        self._lock = threading.Lock()
 
-    def tell(self, event: Event) -> None:
-        self._tell((self.task, event))
 
-    def set_wait(self, cause: str, reason: str | None) -> None:
-        self._tell((self.task, Waiting(cause, reason)))
+class ProcessDiedError(Exception):
+    """The process that encoded a batch one document at a time has died."""
 
-    def add_fetched(self, size_bytes: int) -> None:
-        with self._lock:
-            self._fetched_bytes += size_bytes
-
-    def add_fetch_wait(self, seconds: float) -> None:
-        with self._lock:
-            self._waited_seconds += seconds
-
-    def take_figures(self) -> tuple[int, float]:
-        """Return the bytes fetched, and the seconds waited for them, since the last time."""
-        with self._lock:
-            figures = self._fetched_bytes, self._waited_seconds
-            self._fetched_bytes, self._waited_seconds = 0, 0.0
-        return figures
+    def __init__(self, death: Death) -> None:
+        super().__init__(death.description)
+        self.death = death
 
 
 class RunProcess:
@@ -167,7 +161,7 @@ class RunProcess:
         with unpacked(self._spec, self._vocabulary_files) as spec:
             return spec.make_encoder()
 
-    def encode(self, task: int, orders: Sequence[WorkOrder], tokens: list[Tokens]) -> Encoded:
+    def encode(self, task: int, orders: Sequence[WorkOrder], tokens: list[Tokens]) -> TaskResult:
         """Encode batches; put the tokens of each block into the list, unless the driver needs them."""
         self._observer.task = task
         seconds = self._spec.max_outage_seconds + _LONGEST_TASK_SECONDS
@@ -179,44 +173,84 @@ class RunProcess:
             batches = tuple([self._encode_batch(order, tokens) for order in orders])
         except MemoryError:
             tokens.clear()
-            return Encoded(death=Death(DeathKind.OUT_OF_MEMORY, f"ran out of memory on {node_name()}"))
+            return TaskResult(death=Death(DeathKind.OUT_OF_MEMORY, f"ran out of memory on {node_name()}"))
         except ProcessDiedError as error:
             tokens.clear()
-            return Encoded(death=error.death)
+            return TaskResult(death=error.death)
         finally:
             faulthandler.cancel_dump_traceback_later()
-        fetched_bytes, waited_seconds = self._observer.take_figures()
-        return Encoded(
+        return TaskResult(
             batches,
             process=f"{node_name()} {os.getpid()}",
             memory_bytes=own_memory_bytes(),
-            fetched_bytes=fetched_bytes,
-            waited_seconds=waited_seconds,
+            fetched_bytes=self._observer.take_done().fetched_bytes,
         )
 
     def _encode_batch(self, order: WorkOrder, tokens: list[Tokens]) -> EncodedBatch:
-        blocks: list[tuple[int, EncodedBlock]] = []
+        blocks: list[Encoded] = []
         try:
             for batch in order.batch.members or (order.batch,):
                 self._check_input(batch)
-            for index, block in self._blocks(order):
-                blocks.append((index, _keep(order.number, index, block, tokens)))
+            if order.one_by_one:
+                encoded = self._encode_in_process(order)
+            else:
+                encoded = encode_batch(self._source, self._encoder, order, lambda document: None)
+            for index, block in encoded:
+                told, held = hold_tokens(order, index, block)
+                if held is not None:
+                    tokens.append(held)
+                blocks.append(Encoded(index, told))
         except ShardError as error:
             return EncodedBatch(tuple(blocks), error)
         except (MemoryError, ProcessDiedError):
             raise
         except Exception as error:
-            return EncodedBatch(tuple(blocks), self._unexpected(order.batch, error))
+            bug = unexpected_error(self._source, order.batch, error, f"A task on {node_name()}")
+            return EncodedBatch(tuple(blocks), bug)
         return EncodedBatch(tuple(blocks))
 
-    def _blocks(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
-        if order.one_by_one:
-            return encode_in_process(self._spec, self._vocabulary_files, order, self._announce)
-        return encode_batch(self._source, self._encoder, order, lambda document: None)
+    def _encode_in_process(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
+        """Yield the blocks of a batch that has ended several workers, encoded one document at a time in a
+        process of its own; ProcessDiedError if that dies.
 
-    def _announce(self, document: Quarantined) -> None:
-        """Have the driver know of a document before it is tried."""
-        load_ray().get(self._board.announce.remote(self._observer.task, document))
+        Ray tells that a worker has died, but not of what. It matters (worker_death.py): a document is
+        suspected if its process crashes, and never if it was killed from outside. So the process is a worker
+        of the local executor, whose exit code is seen, and it says which document it is about to encode.
+        """
+        with contextlib.ExitStack() as loading:
+            spec = loading.enter_context(unpacked(self._spec, self._vocabulary_files))
+            worker = WorkerProcess(pickle.dumps(replace(spec, holds_tokens=False)))
+            try:
+                while True:
+                    message: Message = worker.pipe.recv()
+                    match message:
+                        case Ready():
+                            loading.close()
+                            worker.ready = True
+                            send_order(worker.pipe, order, worker.pid)
+                        case Trying():  # the driver has to know of a document before it is tried
+                            load_ray().get(self._board.announce.remote(self._observer.task, message.document))
+                        case Encoded():
+                            yield message.index, message.block
+                        case Failed():
+                            raise message.error
+                        case Waiting():
+                            self._observer.set_wait(message.cause, message.reason)
+                        case Event():
+                            self._observer.tell(message)
+                        case Done():
+                            self._observer.add_fetched(message.fetched_bytes)
+                            return
+            except (EOFError, OSError):
+                death = worker.explain_end()
+                if not worker.ready:
+                    raise WorkerError(
+                        f"Workers die before they are ready: the last one {death.description}."
+                    ) from None
+                raise ProcessDiedError(death) from None
+            finally:
+                worker.kill()
+                worker.join()
 
     def _check_input(self, batch: Batch) -> None:
         """Raise InputError if this node can't see the batch's file. It would be taken for a damaged one, and
@@ -230,27 +264,18 @@ class RunProcess:
                 "into a bucket, or on the hub.",
             )
 
-    def _unexpected(self, batch: Batch, error: Exception) -> ShardError:
-        """Return the error for an exception that is no ShardError, with its traceback."""
-        name = self._source.files[batch.file].name
-        return ShardError(
-            f"A task on {node_name()} failed on {name} at position {batch.position}: {describe_error(error)}"
-        )
-
     def do(self, objects: Sequence[Any], order: FileOrder) -> FileResult:
         """Write the tokens of an order, and finish the file."""
         observer = TaskObserver(self._board.tell.remote, order.number)
-        try:
+
+        def finish() -> FileResult:
             if not order.on_own_disk:
                 return self._do(objects, order, observer)
             assert isinstance(order.work, Segment)
             with _scratch_file(str(order.work.path), self._run) as path:
                 return self._do(objects, _moved(order, order.work, path), observer)
-        except ShardError as error:
-            return FileResult(order.number, error=error)
-        except Exception as error:
-            bug = f"A task on {node_name()} could not finish a file: {describe_error(error)}"
-            return FileResult(order.number, error=ShardError(bug))
+
+        return try_order(order, finish, lambda: f"A task on {node_name()}")
 
     def _do(self, objects: Sequence[Any], order: FileOrder, observer: Observer) -> FileResult:
         lost = self._write(objects, order, observer)
@@ -318,15 +343,6 @@ def _moved(order: FileOrder, segment: Segment, path: Path) -> FileOrder:
     """Return an order that makes the segment's file at this path."""
     tokens = [replace(part, placement=replace(part.placement, path=str(path))) for part in order.tokens]
     return replace(order, tokens=tuple(tokens), work=replace(segment, path=path))
-
-
-def _keep(batch: int, index: int, block: EncodedBlock, tokens: list[Tokens]) -> EncodedBlock:
-    """Put the tokens of a block into the list, and return it without them; at a seam, return it as it is,
-    because the driver has to repair the tokens there."""
-    if block.starts_at_seam or block.ends_at_seam or not len(block.array):
-        return block
-    tokens.append(block.array)
-    return replace(block, tokens=HeldTokens(batch, index, len(block.array)))
 
 
 def _check_folder(folder: Path, mark: str | None) -> None:

@@ -28,8 +28,8 @@ from fineweb_shards.run.plan import make_plan
 from fineweb_shards.sources.changed_files import check_same_files
 from fineweb_shards.sources.files import files_to_json, find_files
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.system.install_command import install_command
 from fineweb_shards.system.retry import Clock
+from fineweb_shards.system.shell_commands import install_command
 
 DOCUMENTS = [text for text in make_documents(240, seed=5) if "<|endoftext|>" not in text]
 # What is a document in every form.

@@ -11,6 +11,8 @@ import enum
 import signal
 from dataclasses import dataclass
 
+MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one
+MAXIMUM_KILLS = 30  # from outside on one batch, without a block of it in between
 # Exit codes of workers that end themselves.
 OUT_OF_MEMORY_EXIT_CODE = 112  # it is not known which document needed too much
 THREAD_FAILED_EXIT_CODE = 113  # without that thread it might never answer
@@ -51,3 +53,19 @@ def explain_exit(code: int | None, *, oom_killed: bool) -> Death:
         return Death(DeathKind.OUT_OF_MEMORY, "was killed by the kernel, which was out of memory")
     kind = DeathKind.CRASHED if -code in _OWN_SIGNALS else DeathKind.KILLED
     return Death(kind, f"was killed by signal {-code}")
+
+
+@dataclass
+class DeathCount:
+    """The deaths of workers on one piece of work that is not a document's."""
+
+    crashes: int = 0
+    kills: int = 0
+
+    def add(self, death: Death) -> bool:
+        """Count a death; return whether there were too many."""
+        if death.kind in (DeathKind.CRASHED, DeathKind.STUCK):
+            self.crashes += 1
+        else:
+            self.kills += 1
+        return self.crashes >= MAXIMUM_DEATHS or self.kills >= MAXIMUM_KILLS

@@ -1,4 +1,4 @@
-"""Reconstruct the command that was typed, so that the user can paste it to resume.
+"""Commands for the user to paste: the one that was typed, to resume it, and one that installs a package.
 
 The Makefile passes a `make` command in an environment variable. Otherwise the program is named by something
 that works: `fineweb-shards` if the shell finds it, else the path it was started by.
@@ -6,7 +6,9 @@ that works: `fineweb-shards` if the shell finds it, else the path it was started
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -18,6 +20,7 @@ PROGRAM = "fineweb-shards"
 # child processes.
 VARIABLE = "FINEWEB_SHARDS_COMMAND"
 _MAKE_SETTINGS = ("SAMPLE", "OUT", "WORKERS", "ARGS")
+_PIPX_RECORD = "pipx_metadata.json"  # in the folder of an environment that pipx has made
 _NOT_RESUMED = ("--fresh", "--yes", "--on-finish")  # the last one may hold a secret, and is not recorded
 
 
@@ -123,3 +126,27 @@ def relative_path(path: Path) -> Path:
     """Return a relative path, such as `.venv/bin/…`, if it lies below the current folder."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path
+
+
+def install_command(package: str) -> str:
+    """Return what to type to install a package of PyPI where this program runs, in a version that was tested.
+
+    People have it in a .venv (of make, of pip, or of uv, which leaves pip out), by pipx or by `uv tool`. A
+    plain `pip install` would install into whatever Python the shell finds first.
+    """
+    import importlib.metadata  # slow to load, and hardly ever needed
+    import importlib.util
+
+    requirement, environment = package, Path(sys.prefix)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run out of a folder
+        for line in importlib.metadata.requires("fineweb_shards") or ():  # as an extra of ours asks for it
+            if re.match(rf"{re.escape(package)}\b(?![\[-])", line):
+                requirement = line.partition(";")[0].replace(" ", "")
+                break
+    requirement = shlex.quote(requirement)
+    if (environment / _PIPX_RECORD).exists():
+        return f"pipx inject {shlex.quote(environment.name)} {requirement}"
+    python = shlex.quote(str(relative_path(Path(sys.executable))))
+    if importlib.util.find_spec("pip") is None:
+        return f"uv pip install --python {python} {requirement}"
+    return f"{python} -m pip install {requirement}"

@@ -1,4 +1,4 @@
-"""Define the messages between a worker and its executor.
+"""Define the messages of workers to their executor: processes on this machine, or tasks on a Ray cluster.
 
 No message contains tokens, except those of a block with a seam. Values that travel have no slots: pickling
 them would take four times as long.
@@ -7,41 +7,13 @@ them would take four times as long.
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import connection, reduction
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult
-from fineweb_shards.executors.task import WorkOrder, WriteOrder
-from fineweb_shards.system.shared_bytes import SharedBytes
+from fineweb_shards.executors.file_tasks import FileResult
 from fineweb_shards.types import EncodedBlock, Quarantined
-
-_ALIVE_EVERY_SECONDS = 60.0
-
-
-Order = WorkOrder | WriteOrder | FileOrder  # to a worker
-
-
-def send_order(pipe: connection.Connection, order: Order, worker_pid: int) -> None:
-    """Send an order to a worker. Bytes that it shares are followed by their descriptor."""
-    pipe.send(order)
-    if (shared := _shared_bytes(order)) is not None:
-        reduction.send_handle(pipe, shared.descriptor, worker_pid)
-
-
-def receive_order(pipe: connection.Connection) -> Order:
-    """Receive an order in a worker."""
-    order: Order = pipe.recv()
-    if (shared := _shared_bytes(order)) is not None:
-        shared.attach(reduction.recv_handle(pipe))
-    return order
-
-
-def _shared_bytes(order: Order) -> SharedBytes | None:
-    payload = order.batch.payload if isinstance(order, WorkOrder) else None
-    return payload if isinstance(payload, SharedBytes) and payload.has_descriptor else None
 
 
 @dataclass(frozen=True)
@@ -58,7 +30,7 @@ class Trying:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The worker has encoded a block of its batch, and keeps its tokens."""
+    """The worker has encoded a block of its batch, and holds its tokens."""
 
     index: int  # of the block, in its batch
     block: EncodedBlock
@@ -114,48 +86,33 @@ class Alive:
 Message = Alive | Ready | Trying | Encoded | Done | Failed | Written | FileResult | Broken | Waiting | Event
 
 
-class Outbox(Observer):
-    """Sends messages to the parent. Threads share it."""
+class WorkerObserver(Observer):
+    """Passes on what happens in a worker with `send`, and counts what it fetches. Threads share it."""
 
-    def __init__(self, pipe: connection.Connection) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
+    def __init__(self, send: Callable[[Event | Waiting], object]) -> None:
+        self._send = send
         self._fetched_bytes = 0  # not yet reported
         self._waited_seconds = 0.0  # likewise
         self._fetched_lock = threading.Lock()  # a lock of its own, because sending may block for long
-        self._last_alive = time.monotonic()
-
-    def send(self, message: Message) -> None:
-        with self._lock:
-            self._pipe.send(message)
 
     def tell(self, event: Event) -> None:
-        self.send(event)
+        self._send(event)
 
     def set_wait(self, cause: str, reason: str | None) -> None:
-        self.send(Waiting(cause, reason))
+        self._send(Waiting(cause, reason))
 
     def add_fetched(self, size_bytes: int) -> None:
-        """Count bytes received from the network; `send_done` reports the sum, which saves messages.
-
-        On a slow connection an `Alive` message now and then tells the watchdog that the worker is not stuck.
-        """
-        now = time.monotonic()
+        """Count bytes received from the network; only their sum is reported, which saves messages."""
         with self._fetched_lock:
             self._fetched_bytes += size_bytes
-            quiet = now - self._last_alive > _ALIVE_EVERY_SECONDS
-            if quiet:
-                self._last_alive = now
-        if quiet:
-            self.send(Alive())
 
     def add_fetch_wait(self, seconds: float) -> None:
         with self._fetched_lock:
             self._waited_seconds += seconds
 
-    def send_done(self) -> None:
-        """Tell the parent that all blocks of a batch were sent."""
+    def take_done(self) -> Done:
+        """Return the message that a batch is done, with what was fetched since the last one."""
         with self._fetched_lock:
             done = Done(self._fetched_bytes, self._waited_seconds)
             self._fetched_bytes, self._waited_seconds = 0, 0.0
-        self.send(done)
+        return done
