@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, SizedFile, npy_header, quote_string
-from fineweb_shards.layouts.reader_limits import BATCH_LENGTH, BATCH_ROWS, shortest_shard_tokens
 from fineweb_shards.types import Dtype, Split
 from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import Vocabulary
+
+# train_gpt2.py: B, T = 64, 1024; llm.c's run_gpt2_124M.sh: -b 64 -t 1024.
+BATCH_ROWS, BATCH_LENGTH = 64, 1024
 
 
 class BuildNanoGPT(Layout):
@@ -54,7 +56,7 @@ class BuildNanoGPT(Layout):
 
 def short_shard_warnings(files: Sequence[SizedFile], gpus: int, reader: str, failure: str) -> list[str]:
     """Return a warning if shards, of either split, are shorter than one batch of the reader on all GPUs."""
-    needed = shortest_shard_tokens(gpus)
+    needed = gpus * BATCH_ROWS * BATCH_LENGTH + 1
     short = [file for file in files if file.tokens < needed]
     if not short:
         return []
