@@ -19,8 +19,8 @@ from fineweb_shards.errors import NoMatch
 from fineweb_shards.layouts.llm_c import HEADERS, LlmC
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.inspection import Match, Target, write_token_bytes
+from fineweb_shards.reading.statistics import TokenStatistics, bucket_range
 from fineweb_shards.reading.token_file import DTYPES, TokenFile
-from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
 from fineweb_shards.system.terminal import printable, safe_text
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.units import show_bytes, show_count, show_number_of

@@ -57,11 +57,7 @@ class NanoGPT(Layout):
             f"{file.name} has {file.tokens:,} tokens; nanoGPT draws windows of block_size = "
             f"{BLOCK_TOKENS:,} and needs {SHORTEST_TOKENS:,} (torch.randint would fail). Set "
             f"its block_size below {file.tokens:,}, or choose "
-            + (
-                f"--val-tokens {SHORTEST_TOKENS} or more."
-                if file.split == "val"
-                else "a larger input."
-            )
+            + (f"--val-tokens {SHORTEST_TOKENS} or more." if file.split == "val" else "a larger input.")
             for file in files
             if file.tokens < SHORTEST_TOKENS
         ]

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.buckets.stores import was_forked
-from fineweb_shards.reading.fetched_range import fetch_range
+from fineweb_shards.reading.token_stream import fetch_range
 from fineweb_shards.store.bucket_store import BucketStore
 
 # Ctrl-C signals the whole process group; who has asked decides. Ignored before anything large is imported.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
 from fineweb_shards.reading.document_starts import ends_mid_document, file_before
+from fineweb_shards.reading.statistics import TokenStatistics, count_blocks, empty_statistics
 from fineweb_shards.reading.token_file import (
     TokenFile,
     has_eot_first,
@@ -29,7 +30,6 @@ from fineweb_shards.reading.token_file import (
     token_names,
     vocabulary_beside,
 )
-from fineweb_shards.reading.token_statistics import TokenStatistics, count_blocks, empty_statistics
 from fineweb_shards.store.files import list_files
 from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import ForeignFileError, read_file

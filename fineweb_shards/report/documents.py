@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from fineweb_shards.reading.folder_statistics import SAMPLE_TOKENS, spell
-from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
+from fineweb_shards.reading.statistics import SAMPLE_TOKENS, TokenStatistics, bucket_range, spell
 from fineweb_shards.report.charts import Chart, make_columns
 from fineweb_shards.report.facts import Facts
 from fineweb_shards.report.table import Table, scale_bars

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from fineweb_shards.errors import ShardError
-from fineweb_shards.reading.folder_statistics import (
+from fineweb_shards.reading.statistics import (
     FolderStatistics,
     Sample,
     complete_folder_statistics,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
+from fineweb_shards.reading.statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.watching.run_record import RunRecord

@@ -178,7 +178,7 @@ def test_validation_of_modded_nanogpt_in_one_file_or_more(sizes: list[int]) -> N
 def test_modded_nanogpt_needs_two_shards_and_the_tokens_of_its_steps(
     train: list[int], words: list[str]
 ) -> None:
-    """By hand from train_gpt.py: boundaries of thirds of 1,270 steps, and 15 more; it reads its files once."""
+    """By hand from train_gpt.py: thirds of 1,270 steps, and 15 more; it reads its files once."""
     ends = [0, *(round(part * 1270) for part in (1 / 3, 2 / 3, 1)), 1285]
     sizes = [131_072, 262_144, 393_216, 393_216]
     tokens = sum((end - begin) * size for begin, end, size in zip(ends, ends[1:], sizes, strict=False))

@@ -26,14 +26,14 @@ from page_payloads import PAYLOADS
 from fineweb_shards.events import Event
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.reading import folder_statistics as shard_statistics
-from fineweb_shards.reading.folder_statistics import (
+from fineweb_shards.reading import statistics as shard_statistics
+from fineweb_shards.reading.statistics import (
+    bucket_range,
     complete_folder_statistics,
     load_folder_statistics,
     spell,
     take_samples,
 )
-from fineweb_shards.reading.token_statistics import bucket_range
 from fineweb_shards.report import facts
 from fineweb_shards.report.charts import round_steps
 from fineweb_shards.report.documents import count_left_out
