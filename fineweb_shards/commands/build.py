@@ -29,8 +29,7 @@ from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.bars import choose_screen
-from fineweb_shards.watching.screen import Screen, put_json
+from fineweb_shards.watching.screen import Screen, choose_screen, put_json
 
 _FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
 

@@ -9,7 +9,7 @@ from fineweb_shards.report.path import report_path
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.units import show_bytes
-from fineweb_shards.watching.run_record import RUN_COMPLETE, RunRecord
+from fineweb_shards.watching.history import RUN_COMPLETE, RunRecord
 
 
 def closing_lines(store: Store, run: RunRecord) -> list[str]:

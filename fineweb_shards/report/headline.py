@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fineweb_shards.report.facts import Facts
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.units import show_bytes, show_count, show_seconds
-from fineweb_shards.watching.run_record import RunRecord
-from fineweb_shards.watching.snapshot import Snapshot
+from fineweb_shards.watching.heartbeat import Snapshot
+from fineweb_shards.watching.history import RunRecord
 from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
 
 _MOST_COLUMNS = 6  # see page.css

@@ -8,8 +8,7 @@ from itertools import pairwise
 from fineweb_shards.report.facts import Facts
 from fineweb_shards.report.table import Table, show_moment
 from fineweb_shards.units import show_bytes, show_count, show_seconds
-from fineweb_shards.watching.history import WAIT, Mark
-from fineweb_shards.watching.run_record import RunRecord
+from fineweb_shards.watching.history import WAIT, Mark, RunRecord
 from fineweb_shards.watching.status import RUNNING
 
 _SHOWN_RUNS = 100

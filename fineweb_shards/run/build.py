@@ -43,16 +43,12 @@ from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Cursor, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import current_invocation
-from fineweb_shards.watching.history import load_history
+from fineweb_shards.watching.history import RunRecord, load_history
 from fineweb_shards.watching.log import EventLog
-from fineweb_shards.watching.monitor import Monitor
-from fineweb_shards.watching.progress import Progress
-from fineweb_shards.watching.reporter import Page
-from fineweb_shards.watching.run_record import RunRecord
+from fineweb_shards.watching.monitor import Monitor, ReportFunctions, StartObserver
+from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.screen import Screen
-from fineweb_shards.watching.start import StartObserver
 from fineweb_shards.writing.output import Output, begin_output
 
 
@@ -143,7 +139,7 @@ def build_rest(
     job = replace(job, source=job.source.reopened(progress))
     job.output.store.observe(progress)
     executor = make_executor(job, spec, manifest, progress)
-    page = Page(
+    page = ReportFunctions(
         partial(write_report, job.output.store),
         partial(closing_lines, job.output.store),
         partial(prepare_report, job.vocabulary),

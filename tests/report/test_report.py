@@ -48,8 +48,7 @@ from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
-from fineweb_shards.watching.history import History, Mark, Point, load_history
-from fineweb_shards.watching.run_record import RunRecord, Waited
+from fineweb_shards.watching.history import History, Mark, Point, RunRecord, Waited, load_history
 
 FORMAT = ShardFormat(get_layout("build-nanogpt"), GPT2)
 DOCUMENTS = [text for text in make_documents(150, seed=73) if text]
