@@ -11,7 +11,7 @@ from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
 from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
-from fineweb_shards.report.closing import closing_lines
+from fineweb_shards.report.page import closing_lines
 from fineweb_shards.run.build import Outcome, build, locked_job
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job

@@ -19,8 +19,7 @@ from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.verify import check_folder
-from fineweb_shards.report.closing import closing_lines
-from fineweb_shards.report.page import prepare_report, write_report
+from fineweb_shards.report.page import closing_lines, prepare_report, write_report
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.executor import check_executor, make_executor
 from fineweb_shards.run.job import Job, make_job, output_spec

@@ -36,7 +36,7 @@ from fineweb_shards.reading.statistics import (
 )
 from fineweb_shards.report import facts
 from fineweb_shards.report.charts import round_steps
-from fineweb_shards.report.documents import count_left_out
+from fineweb_shards.report.contents import count_left_out
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config

@@ -16,9 +16,8 @@ from doubles import InlineExecutor
 from inputs import write_jsonl, write_parquet, write_text
 
 from fineweb_shards.errors import Interrupted, NetworkError
-from fineweb_shards.report.closing import closing_lines
-from fineweb_shards.report.page import write_report
-from fineweb_shards.report.path import FILE_NAME as REPORT
+from fineweb_shards.report.facts import FILE_NAME as REPORT
+from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system import durable
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
