@@ -16,7 +16,7 @@ from fineweb_shards.run.build import Outcome, build, locked_job
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.on_finish import run_command
-from fineweb_shards.run.result_text import (
+from fineweb_shards.run.output_text import (
     content_lines,
     output_notes,
     output_warnings,

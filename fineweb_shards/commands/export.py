@@ -10,7 +10,7 @@ from fineweb_shards.commands.targets import read_store
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.run.config import load_config
 from fineweb_shards.run.export import Exported, export, open_export_source
-from fineweb_shards.run.result_text import (
+from fineweb_shards.run.output_text import (
     content_lines,
     output_notes,
     output_warnings,

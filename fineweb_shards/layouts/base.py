@@ -107,7 +107,7 @@ class Layout(ABC):
     def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         """Return sentences, each with a next step, about files that the reader will fail on with `gpus` GPUs.
 
-        A split without any file is not reported here, but by run/trainer_warnings.py.
+        A split without any file is not reported here, but by run/output_text.py.
         """
         return []
 

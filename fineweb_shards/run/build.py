@@ -23,10 +23,10 @@ from fineweb_shards.report.page import closing_lines, prepare_report, write_repo
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.executor import check_executor, make_executor
 from fineweb_shards.run.job import Job, make_job, output_spec
+from fineweb_shards.run.output_text import training_error
 from fineweb_shards.run.plan import check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.run.resume import open_manifest
-from fineweb_shards.run.trainer_warnings import training_error
 from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.store.fresh import start_over
 from fineweb_shards.store.leftovers import tidy_finished

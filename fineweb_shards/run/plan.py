@@ -17,12 +17,12 @@ from fineweb_shards.run.input_sample import (
     QUICK_SAMPLE_BYTES,
     InputSample,
     MeasuredSample,
+    SeparatorPreview,
     measure_sample,
     take_sample,
 )
 from fineweb_shards.run.job import Job
-from fineweb_shards.run.separator_preview import SeparatorPreview
-from fineweb_shards.run.trainer_warnings import training_error
+from fineweb_shards.run.output_text import training_error
 from fineweb_shards.sources.base import InputFile, Source
 from fineweb_shards.sources.byte_view import expansion_of
 from fineweb_shards.sources.detection import given_separators

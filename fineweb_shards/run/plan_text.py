@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
+from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.run.plan import Plan, split_error
-from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.sources.base import STANDARD_INPUT
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.system.terminal import printable

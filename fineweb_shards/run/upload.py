@@ -8,6 +8,7 @@ by an interrupted run; so the same command resumes an upload. The manifest and t
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, RepoFile, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from fineweb_shards.errors import HubError, InputError, UsageError
-from fineweb_shards.run.dataset_card import MARK, CardFile, make_card
+from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.sources.hub.errors import translated_errors
 from fineweb_shards.sources.hub.session import open_session
 from fineweb_shards.store.files import OutputFile, list_files
@@ -211,3 +212,116 @@ def _large_hash(entry: RepoFile | None) -> str | None:
 
 def _git_hash(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+# Marks a card that a later upload may replace; a card without it was written by a person, and is kept.
+MARK = "<!-- made by fineweb_shards upload -->"
+_LICENCES = {"HuggingFaceFW/fineweb-edu": "odc-by", "HuggingFaceFW/fineweb": "odc-by"}
+
+
+@dataclass(frozen=True, slots=True)
+class CardFile:
+    """A file in the card's table."""
+
+    name: str
+    split: str
+    tokens: int
+    documents: int
+    size_bytes: int
+    sha256: str
+
+
+def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFile]) -> str:
+    """Return the content of the dataset's README.md."""
+    name = repo.rpartition("/")[2]
+    token_names = [file.name for file in files if file.tokens]  # a sidecar has no tokens
+    return "\n".join(
+        [
+            *_metadata(manifest),
+            MARK,
+            f"# {name}",
+            "",
+            f"{_title(manifest)} tokens in the layout of {layout.name}, made with `fineweb_shards`.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {what} | {text} |" for what, text in _facts(layout, manifest, files)),
+            "",
+            "## How to load",
+            "",
+            "```sh",
+            f"hf download {repo} --repo-type dataset --local-dir {name}",
+            f"fineweb-shards verify {name}",
+            "```",
+            "```python",
+            "from fineweb_shards.loader import ShardLoader",
+            f'loader = ShardLoader("{name}", "train", batch_size=64, seq_len=1024)',
+            "x, y = loader.next_batch()",
+            "```",
+            "",
+            f"With {layout.name} itself:",
+            "",
+            *(f"    {line}" for line in layout.loader_lines(name, token_names, manifest.vocabulary)),
+            "",
+            "## Files",
+            "",
+            "| file | split | tokens | documents | bytes | SHA-256 |",
+            "|---|---|---|---|---|---|",
+            *(
+                f"| {file.name} | {file.split} | {file.tokens:,} | {file.documents:,} | {file.size_bytes:,} "
+                f"| `{file.sha256}` |"
+                for file in files
+            ),
+            "",
+            "`manifest.json` holds all of this for programs, with the settings and the source files.",
+            "",
+        ]
+    )
+
+
+def _facts(layout: Layout, manifest: Manifest, files: list[CardFile]) -> list[tuple[str, str]]:
+    train, val = tokens_of(manifest.shards, "train"), tokens_of(manifest.shards, "val")
+    position = "before" if layout.eot_first else "after"
+    size = show_bytes(sum(file.size_bytes for file in files))
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
+    vocabulary, dtype = manifest.vocabulary, manifest.shard_format.dtype.name
+    return [
+        *_source_facts(manifest),
+        (
+            "tokenizer",
+            f"{_title(manifest)}, {vocabulary.size:,} ids; SHA-256 of its file `{vocabulary.sha256}`",
+        ),
+        ("tokens", f"{manifest.tokens:,}: {train:,} for training, {val:,} for validation"),
+        ("documents", f"{manifest.documents:,}, the EOT token {vocabulary.eot} {position} each"),
+        ("format", f"{dtype}, little-endian, {layout.header_bytes} bytes of header in front"),
+        ("files", f"{len(files):,}, {size}"),
+        ("made with", versions),
+    ]
+
+
+def _metadata(manifest: Manifest) -> list[str]:
+    dataset = manifest.settings["dataset"]
+    name = re.sub("[^A-Za-z0-9.]+", "-", manifest.vocabulary.name).lower()
+    lines = ["---", "tags:", f"- {name}-tokens", "- fineweb_shards", "viewer: false"]
+    if dataset:
+        lines += ["source_datasets:", f"- {dataset}"]
+    if licence := _LICENCES.get(dataset):
+        lines.append(f"license: {licence}")
+    return [*lines, "---"]
+
+
+def _title(manifest: Manifest) -> str:
+    """What people call the vocabulary."""
+    name = manifest.vocabulary.name
+    return {"gpt2": "GPT-2"}.get(name, name)
+
+
+def _source_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    settings = manifest.settings
+    if not (dataset := settings["dataset"]):
+        return [("source", f"{len(manifest.files):,} local files")]
+    part = ", ".join(filter(None, [settings["name"], f"split {settings['split']}"]))
+    return [
+        ("source", f"[{dataset}](https://huggingface.co/datasets/{dataset}), {part}"),
+        ("commit", f"`{manifest.commit}`"),
+    ]

@@ -24,8 +24,13 @@ from inputs import write_jsonl, write_parquet
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run import build
-from fineweb_shards.run.result_text import output_notes, output_warnings
-from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
+from fineweb_shards.run.output_text import (
+    expect_files,
+    output_notes,
+    output_warnings,
+    reader_warnings,
+    stray_warnings,
+)
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
