@@ -10,7 +10,6 @@ from itertools import chain, count
 from pathlib import Path
 
 from fineweb_shards.commands.arguments import add_config_flags
-from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.run.input_sample import document_rows
@@ -22,7 +21,7 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
-from fineweb_shards.watching.screen import LineScreen
+from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result
 
 # How long to wait for the network, if the command does not say: somebody is looking on. With the time until a
 # connection is given up it stays below a minute.

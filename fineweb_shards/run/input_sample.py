@@ -1,6 +1,9 @@
 """Read a few documents of the input, and measure how long their encoding takes, for the plan's estimates.
 
 Only the beginning of what is read is kept: all of it would not fit the parent's share of memory.
+
+Of a text it also shows how it will be split into documents. A wrong separator makes millions of documents out
+of a few, and every token of them is right: only a person who sees some of the documents can notice.
 """
 
 from __future__ import annotations
@@ -32,6 +35,53 @@ _SHOWN_TOKENS = 100
 _MOST_BATCHES = 64  # of a file, because batches may hold no document
 QUICK_SAMPLE_BYTES = 2**18
 _LOOKED_AT_TIMES = 16  # what is read at the most, if little of it meets --where
+# Documents that are shorter than a sentence on average are seldom intended.
+SENTENCE_BYTES = 100
+_NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
+_SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
+
+
+@dataclass(frozen=True, slots=True)
+class SeparatorPreview:
+    """A sample of the text files of an input, and the separators found in them."""
+
+    separators: tuple[str, ...]
+    documents: int
+    text_bytes: int
+    first_documents: tuple[str, ...]
+
+    @property
+    def average_bytes(self) -> float:
+        return self.text_bytes / max(1, self.documents)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return name and text of every line to show, with a warning if the documents are very short."""
+        rows = [("separator", ", ".join(_NAMES.get(name, repr(name)) for name in self.separators))]
+        if self.documents:
+            per_megabyte = max(1, round(1e6 / max(1.0, self.average_bytes)))
+            documents = show_number_of(per_megabyte, "document")
+            rows[0] = ("separator", f"{rows[0][1]} (about {documents} per MB of text)")
+        rows += document_rows(self.first_documents)
+        if self.documents > 1 and self.average_bytes < SENTENCE_BYTES and self.separators != ("none",):
+            average = f"{self.average_bytes:.0f}"
+            rows += [
+                ("WARNING", f"a document has {average} bytes on average: less than a sentence."),
+                ("", "If that is not what you want, stop and choose another --separator:"),
+            ]
+            if "line" in self.separators:
+                rows.append(("", "  --separator blank            where blank lines separate them"))
+            rows += [
+                ("", "  --separator none             where every file is one document"),
+                ("", "  --separator '<|endoftext|>'  or any string between documents"),
+            ]
+        return rows
+
+
+def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
+    """Return rows with the beginnings of the first documents."""
+    return [
+        (f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)
+    ]
 
 
 @dataclass(slots=True)
@@ -194,58 +244,3 @@ def _parts(texts: list[str]) -> Iterator[list[str]]:
     """Yield the sampled texts, 16 at a time, without lone surrogates."""
     for first in range(0, len(texts), 16):
         yield [text.encode("utf-8", "replace").decode() for text in texts[first : first + 16]]
-
-
-# Documents that are shorter than a sentence on average are seldom intended.
-SENTENCE_BYTES = 100
-_NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
-_SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
-
-
-@dataclass(frozen=True, slots=True)
-class SeparatorPreview:
-    """A sample of the text files of an input, and the separators found in them."""
-
-    separators: tuple[str, ...]
-    documents: int
-    text_bytes: int
-    first_documents: tuple[str, ...]
-
-    @property
-    def average_bytes(self) -> float:
-        return self.text_bytes / max(1, self.documents)
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return name and text of every line to show, with a warning if the documents are very short."""
-        rows = [("separator", ", ".join(_NAMES.get(name, repr(name)) for name in self.separators))]
-        if self.documents:
-            per_megabyte = max(1, round(1e6 / max(1.0, self.average_bytes)))
-            documents = show_number_of(per_megabyte, "document")
-            rows[0] = ("separator", f"{rows[0][1]} (about {documents} per MB of text)")
-        rows += document_rows(self.first_documents)
-        if self.documents > 1 and self.average_bytes < SENTENCE_BYTES and self.separators != ("none",):
-            rows += _warning(self)
-        return rows
-
-
-def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
-    """Return rows with the beginnings of the first documents."""
-    return [
-        (f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)
-    ]
-
-
-def _warning(separator_preview: SeparatorPreview) -> list[tuple[str, str]]:
-    """Return the rows of the warning, in lines that fit 80 columns."""
-    average = f"{separator_preview.average_bytes:.0f}"
-    lines = [
-        ("WARNING", f"a document has {average} bytes on average: less than a sentence."),
-        ("", "If that is not what you want, stop and choose another --separator:"),
-    ]
-    if "line" in separator_preview.separators:
-        lines.append(("", "  --separator blank            where blank lines separate them"))
-    return [
-        *lines,
-        ("", "  --separator none             where every file is one document"),
-        ("", "  --separator '<|endoftext|>'  or any string between documents"),
-    ]

@@ -7,6 +7,8 @@ shard 37   71%|█████████████████████�
 While the run waits, the reason is shown in place of the second bar, on as many lines as it needs. The output
 of a notebook's cell can't be redrawn but for its last line: there the first bar is all.
 
+Results and errors are printed by `print_result` and `print_error`.
+
 The monitor calls `show` once a second, from its own thread; `say`, `tell` and `warn` may be called from any.
 """
 
@@ -21,7 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fineweb_shards.events import Event
+from fineweb_shards.events import Event, Observer
 from fineweb_shards.system.terminal import (
     Redraw,
     cells,
@@ -329,3 +331,32 @@ def _charset() -> str:
     except UnicodeEncodeError:
         return str(Bar.ASCII)
     return str(Bar.UTF)
+
+
+class WaitsOnScreen(Observer):
+    """Shows waits and events on a screen, for work outside a run; in a run, watching/progress.py does."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._shown: dict[str, str] = {}  # the reason of each cause
+
+    def tell(self, event: Event) -> None:
+        if event.loud:
+            self._screen.say(event.text)
+
+    def set_wait(self, cause: str, reason: str | None) -> None:
+        if reason is None and self._shown.pop(cause, None) is not None:
+            self._screen.say(f"the wait for the {cause} is over")
+        elif reason is not None and self._shown.get(cause) != reason:
+            self._shown[cause] = reason
+            self._screen.say(reason)
+
+
+def print_result(*lines: str) -> None:
+    """Print to standard output, made safe for a terminal, and flush: an error message may follow."""
+    print(shown_on(sys.stdout, "\n".join(lines)), flush=True)
+
+
+def print_error(line: str) -> None:
+    """Print to standard error, made safe for a terminal."""
+    print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)
