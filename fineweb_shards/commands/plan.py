@@ -23,7 +23,7 @@ from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
 from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result
 
-# How long to wait for the network, if the command does not say: somebody is looking on. With the time until a
+# How long to wait for the network, if the command does not say: a person is waiting. With the time until a
 # connection is given up it stays below a minute.
 _OUTAGE_SECONDS = 20
 
@@ -107,7 +107,7 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
     if manifest.complete:
         return f"nothing to do: complete, {manifest.tokens:,} tokens"
     if manifest.shards:
-        return f"would resume behind {manifest.shards[-1].name}, {manifest.tokens:,} tokens are done"
+        return f"would resume after {manifest.shards[-1].name}, {manifest.tokens:,} tokens are done"
     return "would begin"
 
 

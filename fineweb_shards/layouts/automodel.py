@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from fineweb_shards.layouts.base import Layout, quote_pattern
 from fineweb_shards.layouts.llm_c import HEADER_INTS, int_header
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, in_sequence
 from fineweb_shards.types import Dtype, Positions, Split
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -31,7 +31,7 @@ class BosIndex(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return 4 * file.eots
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         return in_sequence(places.astype("<i4").tobytes() for places in eots)
 
 

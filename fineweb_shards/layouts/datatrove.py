@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fineweb_shards.layouts.base import Layout, quote_string
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, document_ends, in_sequence
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Positions, Split
 from fineweb_shards.vocabulary import Vocabulary
@@ -27,7 +27,7 @@ class DocumentEnds(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return 8 * file.ends
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         return in_sequence(ends.astype("<u8").tobytes() for ends in document_ends(file, eots))
 
 
@@ -40,7 +40,7 @@ class Metadata(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return len(_metadata(file))
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         return in_sequence([_metadata(file)])
 
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from fineweb_shards.layouts.base import Layout, quote_pattern
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, in_sequence
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Positions, Split
 from fineweb_shards.vocabulary import GPT2, Vocabulary
@@ -33,7 +33,7 @@ class DocumentTable(Sidecar):
     def name_for(self, shard_name: str) -> str:
         return f"{shard_name.removesuffix('.npy')}.csv.gz"
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         return in_sequence(_store_in_gzip(_lines(eots)))
 
 

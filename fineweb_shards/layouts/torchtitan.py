@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, npy_header, quote_string
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, document_ends, in_sequence
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Dtype, Positions, Split
 from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
@@ -30,7 +30,7 @@ class DocumentOffsets(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return NPY_HEADER_BYTES + _OFFSET.itemsize * (file.ends + 1)
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         start = npy_header(file.ends + 1, _OFFSET) + np.zeros(1, _OFFSET).tobytes()
         ends = (ends.astype(_OFFSET).tobytes() for ends in document_ends(file, eots))
         return in_sequence(itertools.chain([start], ends))

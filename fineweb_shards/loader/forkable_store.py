@@ -2,7 +2,7 @@
 
 A DataLoader of torch forks its workers. What has threads of its own, as the client of object stores does,
 hangs there, and a worker may not start processes with `multiprocessing`. So such a process calls the methods
-of the store in a helper process, which is started anew and not forked.
+of the store in a helper process, which is spawned, not forked.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class ShardPiece:
 
 
 class ShardCache:
-    """A folder with pieces. Of those that nobody reads, the ones that were used last are kept, up to
+    """A folder with pieces. Of those that are not being read, the ones that were used last are kept, up to
     `limit_bytes` in all."""
 
     def __init__(self, folder: str | Path | None, limit_bytes: int) -> None:
@@ -157,7 +157,7 @@ class ShardCache:
         return self.folder / f"lock-{int(key[:8], 16) % _LOCKS}"
 
     def _make_room(self, left_bytes: int) -> None:
-        """Delete pieces that nobody reads, those that were used longest ago first, until the rest has at most
+        """Delete pieces that are not being read, least recently used first, until the rest has at most
         `left_bytes` bytes; and what is left of interrupted downloads. Files of others are left alone, and do
         not count."""
         found = []
@@ -199,14 +199,15 @@ def _check(piece: ShardPiece, digest: str) -> None:
         raise DamageError(
             f"{location}/{piece.name}: SHA-256 of bytes {piece.begin:,} to {piece.end:,} is {digest}, should "
             f"be {piece.sha256}.",
-            f"`fineweb-shards verify {location}` names all damaged files. If it was built anew, begin anew.",
+            f"`fineweb-shards verify {location}` names all damaged files. If it was rebuilt, restart the "
+            "training.",
         )
     if not piece.sha256:
         found = piece.store.find(piece.name)
         if found is None or found.etag != piece.etag:
             raise ChangedError(
                 f"{location}/{piece.name}: the object was replaced while it was being read.",
-                "Begin the training anew, or restore the object.",
+                "Restart the training, or restore the object.",
             )
 
 

@@ -113,7 +113,7 @@ class Shards(Protocol):
 
     @property
     def known(self) -> Sequence[Shard]:
-        """Those that were there when somebody last looked."""
+        """Those that were there at the last look."""
 
     @property
     def complete(self) -> bool:
@@ -125,7 +125,7 @@ class Shards(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FinishedShards:
-    """Shards to which nobody adds any."""
+    """Shards of a folder in which no build is running."""
 
     known: Sequence[Shard]
     complete: bool = True
@@ -265,7 +265,7 @@ class FollowedShards:
 
     def has(self, number: int) -> bool:
         pause = self._first_pause
-        last_sign = self._clock.now()  # of somebody working here
+        last_sign = self._clock.now()  # of a running build
         while number >= len(self.known) and not self.complete:
             # First: a build that ends now has then written everything.
             running = self._folder.store.is_locked()
@@ -303,7 +303,7 @@ class FollowedShards:
             if (old.name, old.offset, old.sha256) != (new.name, new.offset, new.sha256):
                 raise ChangedError(
                     f"{self._folder}: {old.name} has changed since it was read: this is another build.",
-                    "Begin the training anew, or restore the shards.",
+                    "Restart the training, or restore the shards.",
                 )
 
     def _list_shards(self, manifest: Manifest) -> list[Shard]:
@@ -325,7 +325,7 @@ class FollowedShards:
         return divide(shards) if self._documents else shards
 
     def _stopped(self) -> InputError:
-        """Return an error that says that nobody works here, and the next step."""
+        """Return an error that says that no build is running here, and the next step."""
         waited = show_seconds(self._patience_seconds)
         if self._version is None:
             return InputError(
@@ -335,7 +335,7 @@ class FollowedShards:
         finished = show_number_of(len({shard.file.name for shard in self.known}), "shard")
         return InputError(
             f"{self._folder}: the build that is followed here has stopped before its end, with {finished} of "
-            f"{self._split!r}, and nobody has resumed it for {waited}.",
+            f"{self._split!r}, and has not been resumed for {waited}.",
             f"`fineweb-shards status {shlex.quote(str(self._folder))}` says why. Rerun the build and "
             "resume from your checkpoint, or train on what is finished with follow=False.",
         )

@@ -134,7 +134,7 @@ def check_folder(
 
 
 def _damage_error(store: Store, damaged: int, untracked: int) -> DamageError:
-    """Return an error with the next step; a build makes damaged files anew, and does nothing about others."""
+    """Return an error with the next step; a build remakes damaged files, and does nothing about others."""
     if not untracked:
         return DamageError(f"{store.location}: {show_number_of(damaged, 'damaged file')}.")
     do = "does" if untracked == 1 else "do"
@@ -144,7 +144,7 @@ def _damage_error(store: Store, damaged: int, untracked: int) -> DamageError:
     return DamageError(
         f"{store.location}: {show_number_of(damaged, 'damaged file')} and {strays}.",
         "What is not in the manifest: move it away, or delete it. Damaged files: delete them and "
-        "run the same build again; it makes them anew.",
+        "run the same build again; it makes the damaged files again.",
     )
 
 

@@ -115,7 +115,7 @@ def _environment() -> Environment:
 
 def closing_lines(store: Store, run: RunRecord) -> list[str]:
     """Return a line each for what was fetched, for waits, and for the report, if there are any. After a start
-    that failed the report has nothing to tell. After an error nobody knows whether the copy of the report in
+    that failed the report has nothing to tell. After an error it is unknown whether the copy of the report in
     a bucket is the last one."""
     rows = []
     if run.fetched_bytes:

@@ -152,17 +152,17 @@ class Config:
     )  # fmt: skip
     max_tokens: int | None = _setting(
         None,
-        "end the stream after exactly so many tokens",
+        "end the stream after exactly N tokens",
         parse=parse_count,
         metavar="N",
         bytes_=True,
     )
     val_tokens: int | None = _setting(
-        None, "for validation: the first so many tokens (default: as the layout has it, shard 0)",
+        None, "for validation: the first N tokens (default: as the layout has it, shard 0)",
         parse=parse_count, metavar="N", bytes_=True,
     )  # fmt: skip
     val_documents: int | None = _setting(
-        None, "for validation: the first so many documents, instead of --val-tokens; 0: nothing",
+        None, "for validation: the first N documents, instead of --val-tokens; 0: nothing",
         parse=parse_count, metavar="N", bytes_=True,
     )  # fmt: skip
     val_input: tuple[str, ...] = _setting(

@@ -41,7 +41,7 @@ class ExpectedFile:
 def expect_files(
     spec: OutputSpec, tokens: int, documents: int, *, exact: bool, val_files_share: float = 0.0
 ) -> list[ExpectedFile]:
-    """Return the files that a stream of so many tokens will become; for an estimate, without the last shard,
+    """Return the files that a stream of `tokens` tokens will become; for an estimate, without the last shard,
     whose size can't be predicted. `val_files_share` is the share of the input's bytes in --val-input."""
     if not spec.layout.one_file and tokens // spec.shard_tokens > _MOST_EXPECTED_FILES:
         return []
@@ -166,7 +166,7 @@ def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step:
         cause = "the files of --val-input hold no document"
         return f"There is nothing for validation: {cause}; {failure}. {next_step} other files for it."
     if not spec.split_rule.val_ratio:
-        return f"There is nothing for validation, as was asked; {failure}. If it needs some: {remedy}."
+        return f"There is nothing for validation, as requested; {failure}. If it needs some: {remedy}."
     if documents > 1:
         remedy = f"--val-ratio {_ratio_for(documents)} or {remedy}"
     share = f"a share of one in {float(1 / spec.split_rule.val_ratio):,.0f}"
@@ -191,7 +191,7 @@ def _rounded(count: int) -> int:
 
 
 def _ratio_for(documents: int) -> str:
-    """Return the smallest round ratio that gives at least one of so many documents."""
+    """Return the smallest round ratio that gives at least one of the documents."""
     digits = len(str(documents - 1))
     return f"{-(-(10**digits) // documents) / 10**digits:g}"
 

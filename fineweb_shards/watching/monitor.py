@@ -255,9 +255,7 @@ class Reporter:
         self._next_report = time.monotonic() + _FIRST_REPORT_SECONDS
         self._prepared = False
         self._ended = threading.Event()
-        self.thread = threading.Thread(
-            target=self._watch, name="reporter", daemon=True
-        )  # looks once a second
+        self.thread = threading.Thread(target=self._watch, name="reporter", daemon=True)
 
     def end(self, *, after_error: bool) -> None:
         """Write the report for the last time. After an error nothing is waited for: it may be that the shards

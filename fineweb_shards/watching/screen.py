@@ -202,7 +202,7 @@ class BarScreen(Screen):
 class OneBarScreen(BarScreen):
     """Shows one line, at whose end the cursor stays, and rewrites it by a carriage return alone.
 
-    The reason of a wait has no room in it, and is told as an event.
+    The reason of a wait does not fit into it, and is told as an event.
     """
 
     shows_waits = False
@@ -229,9 +229,9 @@ def make_frame(snapshot: Snapshot, columns: int, rows: int, *, charset: str | No
     if snapshot.state == WAITING:
         reason = printable(snapshot.reason).replace("\n", " ")
         waits = wrap(reason, columns, hang=2, break_words=True)
-        room = max(1, rows - 1)
-        if len(waits) > room:
-            waits = [*waits[: room - 1], waits[room - 1] + " …"]
+        most = max(1, rows - 1)
+        if len(waits) > most:
+            waits = [*waits[: most - 1], waits[most - 1] + " …"]
         return [clip(line, columns) for line in [*lines, *waits]][:rows]
     return [*lines, _shard_line(snapshot, columns, charset)][:rows]
 

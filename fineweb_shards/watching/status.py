@@ -309,7 +309,7 @@ def _refresh(status: Status) -> None:
 
 def fit_screen(status: Status, columns: int, rows: int) -> list[str]:
     """Return the lines of a status that fit the terminal: all rows, then as many of the newest events as
-    there is room for. If even the rows don't fit, the last ones are left out."""
+    fit. If even the rows don't fit, the last ones are left out."""
 
     def pieces(line: str) -> list[str]:
         return [
@@ -318,10 +318,10 @@ def fit_screen(status: Status, columns: int, rows: int) -> list[str]:
         ]
 
     lines = [piece for row in row_lines(status) for piece in pieces(row)]
-    room = rows - len(lines) - len(("", "last events"))
+    left = rows - len(lines) - len(("", "last events"))
     kept: list[str] = []
     for event in reversed([pieces(line) for line in event_lines(status)]):
-        if len(kept) + len(event) > room:
+        if len(kept) + len(event) > left:
             break
         kept = [*event, *kept]
     return [*lines, *(["", "last events", *kept] if kept else [])][:rows]
