@@ -43,11 +43,9 @@ class Automodel(Layout):
     header_bytes = 4 * HEADER_INTS
     largest_bytes = 2**32 - 1  # as its own tool has it; positions and the header's count are int32
     sidecars = (BosIndex(),)
+    file_name = "dataset_{split}_{number}.bin"
     pattern = r"dataset_(val|train)_\d{6,}\.(bin|bos\.idx)"
     missing_split_errors: ClassVar[dict[Split, str]] = {"train": "No files matched pattern"}
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"dataset_{split}_{index:0{max(digits, self.digits)}d}.bin"
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return int_header(MAGIC, VERSION, tokens, dtype.itemsize)

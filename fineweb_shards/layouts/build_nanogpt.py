@@ -25,14 +25,12 @@ class BuildNanoGPT(Layout):
     eot_first = True
     suffix = ".npy"
     header_bytes = NPY_HEADER_BYTES
+    file_name = "edufineweb_{split}_{number}.npy"
     pattern = r"edufineweb_(val|train)_\d{6,}\.npy"
     missing_split_errors: ClassVar[dict[Split, str]] = {
         "train": "no shards found for split train",
         "val": "no shards found for split val",
     }
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"edufineweb_{split}_{index:0{max(digits, self.digits)}d}.npy"
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return npy_header(tokens, dtype)

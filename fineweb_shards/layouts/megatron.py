@@ -14,8 +14,7 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, document_ends
-from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Dtype, Positions, Split
+from fineweb_shards.types import Dtype, Positions
 from fineweb_shards.vocabulary import Vocabulary
 
 _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
@@ -57,16 +56,12 @@ class Megatron(Layout):
     eot_first = False
     one_file = True
     sidecars = (MegatronIndex(),)
+    file_name = "fineweb_{split}_text_document.bin"
+    validates_first_shard = False
     pattern = r"fineweb_(train|val)_text_document\.(bin|idx)"
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"fineweb_{split}_text_document.bin"
 
     def dtype(self, vocabulary: Vocabulary) -> Dtype:
         return np.dtype("<u2" if vocabulary.size < _NARROW_IDS else "<i4")
-
-    def default_split_rule(self, shard_tokens: int) -> SplitRule:
-        return SplitRule()
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         paths = {name.split("_")[1]: f"{folder}/{name.removesuffix('.bin')}" for name in names}

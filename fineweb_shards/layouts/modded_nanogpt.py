@@ -26,6 +26,7 @@ class ModdedNanoGPT(LlmC):
     """The layout of modded-nanogpt."""
 
     name = "modded-nanogpt"
+    file_name = "fineweb_{split}_{number}.bin"
     pattern = r"fineweb_(val|train)_\d{6,}\.bin"
     glob = r"fineweb_(val|train)_.*\.bin"
     widest_bytes = 2  # its _load_data_shard accepts only llm.c's 2-byte magic and torch.uint16
@@ -33,9 +34,6 @@ class ModdedNanoGPT(LlmC):
         "train": "No files found for pattern",
         "val": "No files found for pattern",
     }
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"fineweb_{split}_{index:0{max(digits, self.digits)}d}.bin"
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         return [

@@ -28,14 +28,12 @@ class NanoGPT(Layout):
     eot_first = False
     one_file = True
     widest_bytes = 2  # np.memmap(…, dtype=np.uint16) in its train.py
+    file_name = "{split}.bin"
     pattern = r"(train|val)\.bin"
     missing_split_errors: ClassVar[dict[Split, str]] = {
         "train": "No such file or directory: train.bin",
         "val": "No such file or directory: val.bin",
     }
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"{split}.bin"
 
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         return SplitRule(val_ratio=DEFAULT_RATIO)
