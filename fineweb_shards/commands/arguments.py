@@ -89,11 +89,17 @@ def join_values(words: Sequence[str], flags: Mapping[str, argparse.Action], prog
             return [*joined, word, *left]
         if flag not in flags:
             if word.startswith("-") and word != "-":
-                raise UsageError(f"{flag}: there is no such flag.", _flag_hint(flag, flags, prog))
+                names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
+                match = closest(flag.lstrip("-").replace("_", "-"), names)
+                hint = f"Did you mean {names[match]}?" if match else f"See `{prog} --help`."
+                raise UsageError(f"{flag}: there is no such flag.", hint)
             joined.append(word)
         elif flags[flag].nargs == 0:
             if equals or (left and left[0].lower() in _BOOLEANS):
-                raise UsageError(f"{flag} takes no value.", _boolean_hint(flag, flags))
+                name = flag.removeprefix("--no-").removeprefix("--")
+                both = f"--no-{name}" in flags
+                hint = f"Write --{name} or --no-{name}." if both else f"Write {flag}, or leave it out."
+                raise UsageError(f"{flag} takes no value.", hint)
             joined.append(word)
         elif equals:
             joined.append(word)
@@ -104,19 +110,6 @@ def join_values(words: Sequence[str], flags: Mapping[str, argparse.Action], prog
             hint = f"Write {flag}={left[0]} if that is the value." if left else f"See `{prog} --help`."
             raise UsageError(f"{flag}: there is no value{found}.", hint)
     return joined
-
-
-def _flag_hint(flag: str, flags: Iterable[str], prog: str) -> str:
-    names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
-    match = closest(flag.lstrip("-").replace("_", "-"), names)
-    return f"Did you mean {names[match]}?" if match else f"See `{prog} --help`."
-
-
-def _boolean_hint(flag: str, flags: Collection[str]) -> str:
-    name = flag.removeprefix("--no-").removeprefix("--")
-    if f"--no-{name}" in flags:
-        return f"Write --{name} or --no-{name}."
-    return f"Write {flag}, or leave it out."
 
 
 def check_subcommand(words: Sequence[str], subcommands: Collection[str]) -> None:

@@ -236,7 +236,12 @@ class RowOrder(Order):
             self._start(epoch)
         needed = (number + 1) * self._world_size * self._batch_size
         while needed > self._counted and self._has_turn(len(self._ends)):
-            self._ends.append(self._counted + self._count_rows(len(self._ends)))
+            shard = self._shard(len(self._ends))
+            if self._rule.aligned:
+                rows = len(self._rows[self._epoch, shard])
+            else:
+                rows = self._rule.count_unaligned(self._shards.known[shard].tokens)
+            self._ends.append(self._counted + rows)
         return needed <= self._counted
 
     def count(self, epoch: int) -> int:
@@ -268,23 +273,13 @@ class RowOrder(Order):
         if self._epoch == 0 and self._grows:
             return self._shards.has(turn)
         if self._turns is None:
-            self._turns = self._shuffle_shards()
+            while self._shards.has(len(self._shards.known)):  # a build must be complete before epoch 2
+                pass
+            turns = np.arange(len(self._shards.known))
+            if self._seed is not None:
+                turns = np.random.default_rng([self._seed, self._epoch]).permutation(len(turns))
+            self._turns = turns.tolist()
         return turn < len(self._turns)
-
-    def _shuffle_shards(self) -> list[int]:
-        while self._shards.has(len(self._shards.known)):  # a build must be complete before the second epoch
-            pass
-        shards = len(self._shards.known)
-        if self._seed is None:
-            return [*range(shards)]
-        order: list[int] = np.random.default_rng([self._seed, self._epoch]).permutation(shards).tolist()
-        return order
-
-    def _count_rows(self, turn: int) -> int:
-        shard = self._shard(turn)
-        if self._rule.aligned:
-            return len(self._rows[self._epoch, shard])
-        return self._rule.count_unaligned(self._shards.known[shard].tokens)
 
     def _shard(self, turn: int) -> int:
         return turn if self._turns is None else self._turns[turn]

@@ -155,7 +155,12 @@ def open_shards(
     first = found[0].file
     found = [_with_vocabulary(shard, eot) for shard in found]
     if eot is not None or not vocabulary_beside(first):
-        _check_eot(first, with_eot(GPT2, eot))
+        vocabulary = with_eot(GPT2, eot)  # nobody has recorded it
+        if not contains_eot(first, vocabulary):
+            raise InputError(
+                f"{first.address}: it has no token {vocabulary.eot}, which should separate documents.",
+                "Name the token that does with eot=.",
+            )
     return FinishedShards(divide(found))
 
 
@@ -222,15 +227,6 @@ def _with_vocabulary(shard: Shard, eot: int | None) -> Shard:
 def with_eot(vocabulary: Vocabulary, eot: int | None) -> Vocabulary:
     """Return the vocabulary with the EOT that the caller has named, if any."""
     return vocabulary if eot is None else replace(vocabulary, eot=eot)
-
-
-def _check_eot(file: TokenFile, vocabulary: Vocabulary) -> None:
-    """Raise InputError if no token of a file is the EOT, which nobody has recorded."""
-    if not contains_eot(file, vocabulary):
-        raise InputError(
-            f"{file.address}: it has no token {vocabulary.eot}, which should separate documents.",
-            "Name the token that does with eot=.",
-        )
 
 
 class FollowedShards:

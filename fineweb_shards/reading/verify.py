@@ -211,10 +211,7 @@ def check_tokens(
     byte of the whole file with which `data` begins."""
     contents = read_contents(data, shard_format, record.offset, record.bytes, begin)
     if contents.sha256 != record.sha256:
-        return f"{record.name}: SHA-256{_place(record)} is {contents.sha256}, should be {record.sha256}"
+        place = f" of {record.bytes:,} bytes from {record.offset:,} on" if record.offset else ""
+        return f"{record.name}: SHA-256{place} is {contents.sha256}, should be {record.sha256}"
     damage = find_damage(contents, shard_format, record.documents)
     return f"{record.name}: {damage}" if damage else None
-
-
-def _place(record: ShardRecord) -> str:
-    return f" of {record.bytes:,} bytes from {record.offset:,} on" if record.offset else ""

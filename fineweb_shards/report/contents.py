@@ -9,7 +9,6 @@ from fineweb_shards.reading.statistics import SAMPLE_TOKENS, TokenStatistics, bu
 from fineweb_shards.report.charts import Chart, make_columns
 from fineweb_shards.report.facts import Facts, Table, scale_bars
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.types import Quarantined
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 
 _SHOWN_TOKENS = 25
@@ -144,7 +143,17 @@ def count_left_out(facts: Facts) -> Omissions | None:
     rows = [[what, f"{count:,}"] for what, count in figures.items() if count]
     table = Table({"what": "text", "count": "number"}, rows, heads=True) if rows else None
     names = [str(file["name"]) for file in manifest.files]
-    lost = [_quarantined_row(one, names) for one in manifest.quarantined[:_SHOWN_QUARANTINED]]
+    lost = [
+        [
+            names[one.file] if one.file < len(names) else str(one.file),
+            f"{one.row:,}" if one.row is not None else "",
+            one.id or "",
+            show_bytes(one.text_bytes),
+            one.cause,
+            one.begins,
+        ]
+        for one in manifest.quarantined[:_SHOWN_QUARANTINED]
+    ]
     return Omissions(table, Table(_QUARANTINE_COLUMNS, lost) if lost else None)
 
 
@@ -162,13 +171,6 @@ def _filter_counts(manifest: Manifest) -> dict[str, int]:
     if (most := settings.get("max_document_tokens")) is not None:
         found[f"left out with more than {most:,} tokens"] = counts["long_documents"]
     return found
-
-
-def _quarantined_row(document: Quarantined, names: list[str]) -> list[str]:
-    name = names[document.file] if document.file < len(names) else str(document.file)
-    row = f"{document.row:,}" if document.row is not None else ""
-    size = show_bytes(document.text_bytes)
-    return [name, row, document.id or "", size, document.cause, document.begins]
 
 
 def list_shards(facts: Facts) -> ShardTable | None:

@@ -26,6 +26,7 @@ from fineweb_shards.types import Cursor, TextChunk, Tokens
 from fineweb_shards.units import show_number_of
 
 _SAMPLE_FILES = 64
+_TEXTS_AT_ONCE = 16
 _LEAST_SAMPLE_FILES = 8
 _LOOKED_AT_BYTES = 64 * 2**20  # fewer files are sampled if they are large, because at least a chunk is read
 _LARGE_FILE_BYTES = 8 * 2**20
@@ -184,7 +185,9 @@ def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = T
     files = [file for file in job.source.files[start.file :] if not (file.is_pipe or file.problem)]
     if not download:
         files = [file for file in files if not file.is_missing]
-    most = 1 if job.is_remote else _files_to_sample(files)
+    average_bytes = sum(file.size_bytes for file in files) // max(1, len(files)) + 1
+    wanted = _LOOKED_AT_BYTES // min(average_bytes, _LARGE_FILE_BYTES)
+    most = 1 if job.is_remote else min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
     chosen = files[:: max(1, len(files) // most)][:most]
     sample = InputSample()
     begin = time.monotonic()
@@ -198,12 +201,6 @@ def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = T
                 raise
     sample.read_seconds = time.monotonic() - begin
     return sample
-
-
-def _files_to_sample(files: list[InputFile]) -> int:
-    average = sum(file.size_bytes for file in files) // max(1, len(files)) + 1
-    wanted = _LOOKED_AT_BYTES // min(average, _LARGE_FILE_BYTES)
-    return min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
 
 
 def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
@@ -223,7 +220,9 @@ def measure_sample(engine: Engine, texts: list[str], seconds: float, limits: Len
     documents = tokens = text_bytes = kept_documents = kept_tokens = 0
     begin = time.monotonic()
     marks = [(begin, 0)]
-    for part in _parts(texts):
+    for first in range(0, len(texts), _TEXTS_AT_ONCE):
+        # Without lone surrogates.
+        part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + _TEXTS_AT_ONCE]]
         lengths = [len(ids) for ids in engine.encode(Texts.from_strings(part))]
         kept = [length for length in lengths if limits.judge(length, ended=True) == "kept"]
         tokens += sum(lengths) + len(lengths)
@@ -238,9 +237,3 @@ def measure_sample(engine: Engine, texts: list[str], seconds: float, limits: Len
     elapsed = marks[-1][0] - middle[0]
     speed = (tokens - middle[1]) / elapsed if elapsed > 0 else None
     return MeasuredSample(documents, tokens, text_bytes, speed, kept_documents, kept_tokens)
-
-
-def _parts(texts: list[str]) -> Iterator[list[str]]:
-    """Yield the sampled texts, 16 at a time, without lone surrogates."""
-    for first in range(0, len(texts), 16):
-        yield [text.encode("utf-8", "replace").decode() for text in texts[first : first + 16]]

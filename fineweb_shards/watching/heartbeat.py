@@ -38,21 +38,21 @@ class Snapshot:
 
     state: str
     reason: str
-    tokens: int
-    expected_tokens: int | None
-    expected_exact: bool
-    resumed_tokens: int  # finished before this run began
-    shard: int  # the index of the shard being written
-    shard_tokens: int  # in it so far
-    shard_size_tokens: int  # in a full shard
-    tokens_per_second: float | None  # over the last minutes of work
-    seconds_left: float | None  # None if unknown, as during a wait
-    elapsed_seconds: float  # of this run
-    workers: int
-    memory_bytes: int
-    peak_memory_bytes: int
-    finished_shards: int
-    verified_shards: int
+    tokens: int = 0
+    expected_tokens: int | None = None
+    expected_exact: bool = False
+    resumed_tokens: int = 0  # finished before this run began
+    shard: int = 0  # the index of the shard being written
+    shard_tokens: int = 0  # in it so far
+    shard_size_tokens: int = 1  # in a full shard
+    tokens_per_second: float | None = None  # over the last minutes of work
+    seconds_left: float | None = None  # None if unknown, as during a wait
+    elapsed_seconds: float = 0.0  # of this run
+    workers: int = 0
+    memory_bytes: int = 0
+    peak_memory_bytes: int = 0
+    finished_shards: int = 0
+    verified_shards: int = 0
     fetched_bytes: int = 0  # over the network, in this run
     fetched_bytes_per_second: float | None = None  # over the last minutes of work
     waited_seconds: float = 0.0  # of this run, in which no token was made
@@ -117,19 +117,13 @@ def load_heartbeat(folder: Path) -> Heartbeat | None:
         if data.pop("format", None) != FORMAT_VERSION:
             return None
         heartbeat = make(Heartbeat, data)
-        _check(heartbeat)
+        # What `status` can't show: it divides, and turns seconds into dates.
+        check_moment(heartbeat.written)
+        check_moment(heartbeat.invocation.started)
+        check_moment(heartbeat.written + (heartbeat.snapshot.seconds_left or 0.0))
+        os.fsencode(heartbeat.invocation.folder)
+        if heartbeat.snapshot.shard_size_tokens < 1 or "\0" in heartbeat.invocation.folder:
+            return None
     except (OSError, ValueError):
         return None
     return heartbeat
-
-
-def _check(heartbeat: Heartbeat) -> None:
-    """Raise ValueError for values that `status` can't show: it divides, and turns seconds into dates."""
-    check_moment(heartbeat.written)
-    check_moment(heartbeat.invocation.started)
-    check_moment(heartbeat.written + (heartbeat.snapshot.seconds_left or 0.0))
-    if heartbeat.snapshot.shard_size_tokens < 1:
-        raise ValueError("a shard of no tokens")
-    if "\0" in heartbeat.invocation.folder:
-        raise ValueError("no folder has such a name")
-    os.fsencode(heartbeat.invocation.folder)

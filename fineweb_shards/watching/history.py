@@ -223,22 +223,18 @@ def load_history(folder: Path) -> History:
         data = parse_object(read_file(folder / WORK_FOLDER / FILE_NAME))
         points = [_make_point(row) for row in get(data, "points", list)]
         marks = [make(Mark, mark) for mark in get(data, "marks", list)]
-        runs = [_make_run(run) for run in expect("runs", data.get("runs", []), list)]  # not in older files
+        runs = [
+            make(RunRecord, run) for run in expect("runs", data.get("runs", []), list)
+        ]  # not in older files
         interval_seconds = get(data, "interval_seconds", float)
-        for moment in (*(mark.time for mark in marks), *(mark.end or 0.0 for mark in marks)):
+        spans = [*((mark.time, mark.end or 0.0) for mark in marks), *((run.begin, run.end) for run in runs)]
+        for moment in (moment for span in spans for moment in span):
             check_moment(moment)
     except (OSError, ValueError):
         return History()
     if len(points) > MAXIMUM_POINTS or interval_seconds < _FIRST_INTERVAL_SECONDS:
         return History()
     return History(points, marks, interval_seconds, runs)
-
-
-def _make_run(row: Any) -> RunRecord:
-    run = make(RunRecord, row)
-    check_moment(run.begin)
-    check_moment(run.end)
-    return run
 
 
 def _make_point(row: Any) -> Point:

@@ -361,23 +361,12 @@ class StartObserver(Observer):
     def _write_heartbeat(self, state: str, reason: str, exit_code: int | None = None) -> None:
         done, now = self._done_tokens, time.time()
         snapshot = Snapshot(
-            state=state,
-            reason=reason,
+            state,
+            reason,
             tokens=done,
-            expected_tokens=None,
-            expected_exact=False,
             resumed_tokens=done,
-            shard=0,
-            shard_tokens=0,
             shard_size_tokens=self._shard_tokens,
-            tokens_per_second=None,
-            seconds_left=None,
             elapsed_seconds=now - self._invocation.started,
-            workers=0,
-            memory_bytes=0,
-            peak_memory_bytes=0,
-            finished_shards=0,
-            verified_shards=0,
         )
         # A folder that can't be written is an error of the run itself, not of those who watch it.
         with contextlib.suppress(OSError):

@@ -225,15 +225,26 @@ def make_frame(snapshot: Snapshot, columns: int, rows: int, *, charset: str | No
         lines = [_bar_line("verify", done, shards, [f"{done:,} of {shards:,} shards"], columns, charset)]
         lines.append(clip(f"{'':<{_NAME_COLUMNS}} {describe_machine(snapshot)}", columns))
         return lines[:rows]
-    lines = [_total_line(snapshot, columns, charset)]
-    if snapshot.state == WAITING:
+    waiting, tokens = snapshot.state == WAITING, describe_tokens(snapshot)
+    speed = f", {show_count(snapshot.tokens_per_second)}/s" if snapshot.tokens_per_second else ""
+    left = f", {show_seconds(snapshot.seconds_left)} left" if snapshot.seconds_left is not None else ""
+    if waiting:
+        speed, left = "", ", waiting"
+    texts = [f"{tokens} tokens{speed}{left}", f"{tokens} tokens{left}", f"{tokens}{left}", f"{tokens} tokens"]
+    lines = [_bar_line("total", snapshot.tokens, snapshot.expected_tokens, texts, columns, charset)]
+    if waiting:
         reason = printable(snapshot.reason).replace("\n", " ")
         waits = wrap(reason, columns, hang=2, break_words=True)
         most = max(1, rows - 1)
         if len(waits) > most:
             waits = [*waits[: most - 1], waits[most - 1] + " …"]
         return [clip(line, columns) for line in [*lines, *waits]][:rows]
-    return [*lines, _shard_line(snapshot, columns, charset)][:rows]
+    machine, state = describe_machine(snapshot), describe_state(snapshot)
+    name, texts = f"shard {snapshot.shard}", [f"{machine}, {state}", state]
+    if snapshot.state == STARTING:
+        name, texts = state, [machine, show_number_of(snapshot.workers, "worker")]
+    bar = _bar_line(name, snapshot.shard_tokens, snapshot.shard_size_tokens, texts, columns, charset)
+    return [*lines, bar][:rows]
 
 
 def put_json(values: dict[str, Any]) -> None:
@@ -281,24 +292,6 @@ def describe_machine(snapshot: Snapshot) -> str:
     if snapshot.nodes:
         workers = f"{show_number_of(snapshot.nodes, 'node')}, {workers}"
     return f"{workers}, {show_bytes(snapshot.memory_bytes)}" if snapshot.memory_bytes else workers
-
-
-def _total_line(snapshot: Snapshot, columns: int, charset: str | None) -> str:
-    tokens = describe_tokens(snapshot)
-    speed = f", {show_count(snapshot.tokens_per_second)}/s" if snapshot.tokens_per_second else ""
-    left = f", {show_seconds(snapshot.seconds_left)} left" if snapshot.seconds_left is not None else ""
-    if snapshot.state == WAITING:
-        speed, left = "", ", waiting"
-    texts = [f"{tokens} tokens{speed}{left}", f"{tokens} tokens{left}", f"{tokens}{left}", f"{tokens} tokens"]
-    return _bar_line("total", snapshot.tokens, snapshot.expected_tokens, texts, columns, charset)
-
-
-def _shard_line(snapshot: Snapshot, columns: int, charset: str | None) -> str:
-    machine, state = describe_machine(snapshot), describe_state(snapshot)
-    name, texts = f"shard {snapshot.shard}", [f"{machine}, {state}", state]
-    if snapshot.state == STARTING:
-        name, texts = state, [machine, show_number_of(snapshot.workers, "worker")]
-    return _bar_line(name, snapshot.shard_tokens, snapshot.shard_size_tokens, texts, columns, charset)
 
 
 def _bar_line(

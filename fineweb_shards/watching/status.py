@@ -34,7 +34,6 @@ from fineweb_shards.watching.heartbeat import (
     VERIFYING,
     WAITING,
     Heartbeat,
-    Snapshot,
     load_heartbeat,
 )
 from fineweb_shards.watching.log import last_lines
@@ -206,16 +205,13 @@ def _run_rows(status: Status, heartbeat: Heartbeat) -> list[tuple[str, str]]:
         rows.append(("waited", f"{show_seconds(now.waited_seconds)} in this run"))
     if now.workers:  # else the run has not begun: it waits to hear what there is to read
         within = 100 * now.shard_tokens / now.shard_size_tokens
+        peak = show_bytes(now.peak_memory_bytes)
+        memory = f" of memory, {peak} at most" if now.memory_bytes else ""  # if any was measured yet
         rows += [
             ("shard", f"number {now.shard}, {within:.0f} % of {show_count(now.shard_size_tokens)} tokens"),
-            ("machine", f"{describe_machine(now)}{_describe_memory(now)}"),
+            ("machine", f"{describe_machine(now)}{memory}"),
         ]
     return [*rows, process]
-
-
-def _describe_memory(snapshot: Snapshot) -> str:
-    """Return the peak memory, after the current one; empty if none was measured yet."""
-    return f" of memory, {show_bytes(snapshot.peak_memory_bytes)} at most" if snapshot.memory_bytes else ""
 
 
 def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
