@@ -16,7 +16,7 @@
     ├── WorkerError                 9   workers crash again and again, and no single document is the cause
     ├── NetworkError               10   the hub or a bucket could not be reached for longer than --max-outage
     ├── QuarantineError            11   everything is done, but some documents had to be left out
-    └── ReaderGone                141   standard output was closed, in a verb that only prints
+    └── ReaderGone                141   standard output was closed, in a subcommand that only prints
     Interrupted                   130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal); a BaseException
 
 A user sees `message`, then `hint`. A traceback is only shown for other exceptions: those are bugs.

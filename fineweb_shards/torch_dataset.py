@@ -26,16 +26,16 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 import torch.distributed
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fineweb_shards.loader import ShardLoader
-from fineweb_shards.loader.rows import Shuffle
+from fineweb_shards.loader.order import Shuffle
 from fineweb_shards.loader.shard_cache import DEFAULT_BYTES
-from fineweb_shards.loader.shard_loader import renamed_argument
+from fineweb_shards.loader.shard_loader import renamed_argument, torch_worker
 
 
-class Batch(NamedTuple):
+class TensorBatch(NamedTuple):
     """A whole batch: `x, y = batch`."""
 
     x: Any
@@ -49,7 +49,7 @@ def _refuse_to_collate(batches: object, *, collate_fn_map: object = None) -> NoR
     )
 
 
-default_collate_fn_map[Batch] = _refuse_to_collate
+default_collate_fn_map[TensorBatch] = _refuse_to_collate
 
 
 class ShardDataset(IterableDataset):
@@ -123,16 +123,16 @@ class ShardDataset(IterableDataset):
         epoch, batches = self._start
         return self._loader.count_batches(epoch) - batches
 
-    def __iter__(self) -> Iterator[Batch]:
-        (epoch, start), (worker, _) = self._start, _worker()
+    def __iter__(self) -> Iterator[TensorBatch]:
+        (epoch, start), (worker, _) = self._start, torch_worker()
         self._loaded, self._next = None, (epoch, start + worker)
         return self._batches(epoch, start)
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        worker, workers = _worker()
+    def _batches(self, epoch: int, start: int) -> Iterator[TensorBatch]:
+        worker, workers = torch_worker()
         for number, (x, y) in enumerate(self._loader.epoch_batches(epoch, start), 1):
             self._next = epoch, start + worker + number * workers
-            yield Batch(x, y)
+            yield TensorBatch(x, y)
 
     @property
     def _start(self) -> tuple[int, int]:
@@ -141,7 +141,7 @@ class ShardDataset(IterableDataset):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this process is, for torchdata's StatefulDataLoader, which asks each worker."""
-        worker, workers = _worker()
+        worker, workers = torch_worker()
         epoch, start = self._start
         epoch, number = self._next or (epoch, start + worker)
         place = {"epoch": epoch, "batch": number, "worker": worker, "workers": workers}
@@ -150,18 +150,12 @@ class ShardDataset(IterableDataset):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next pass where `state` was saved; ValueError if it was saved with other shards, settings
         or workers. Another world_size is accepted as by ShardLoader."""
-        here = dict(zip(("worker", "workers"), _worker(), strict=True))
+        here = dict(zip(("worker", "workers"), torch_worker(), strict=True))
         saved = {name: state.get(name) for name in here}
         if saved != here:
             raise ValueError(f"the state was saved in a DataLoader with {saved}, here it is {here}")
         self._loader.load_state_dict(state)
         self._loaded, self._next = (int(state["epoch"]), int(state["batch"]) - here["worker"]), None
-
-
-def _worker() -> tuple[int, int]:
-    """Return this process's number among a DataLoader's workers, and their count."""
-    info = get_worker_info()
-    return (0, 1) if info is None else (int(info.id), int(info.num_workers))
 
 
 def _rank_of_this_process() -> tuple[int, int]:

@@ -19,10 +19,10 @@ import pytest
 import runs
 
 from fineweb_shards import __version__, errors
-from fineweb_shards.commands.main import VERBS, make_parsers
+from fineweb_shards.commands.build import describe_outcome
+from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run.config import Config, load_config
-from fineweb_shards.run.on_finish import describe_outcome
 from fineweb_shards.tokenizers import ENGINES
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +40,7 @@ FIXED_OTHERWISE = {
 
 
 def subcommands() -> dict[str, argparse.ArgumentParser]:
-    return dict(make_parsers(VERBS)[1])
+    return dict(make_parsers(SUBCOMMANDS)[1])
 
 
 def flags() -> set[str]:

@@ -26,8 +26,8 @@ from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.loader import ShardLoader
-from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
 from fineweb_shards.reading.inspection import open_target
+from fineweb_shards.reading.statistics import complete_folder_statistics, load_folder_statistics
 from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
@@ -525,8 +525,7 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
     assert {name for name, _, line in lines if re.search("(find|count)_eots", line)} == {
         "reading/document_starts.py",
         "reading/inspection.py",
-        "reading/folder_statistics.py",
-        "reading/token_statistics.py",
+        "reading/statistics.py",
         "reading/token_stream.py",
         "formats/token_rows.py",  # of --tokens-column
         "store/segment.py",  # of finished segments

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from fineweb_shards.commands.targets import bundled_configs
 from fineweb_shards.errors import UsageError, closest
 from fineweb_shards.run.config import Config, parse_value
-from fineweb_shards.run.sample_configs import bundled_configs
 from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.units import as_typed, parse_bytes, parse_count
 
@@ -52,8 +52,8 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{message}.", f"See `{self.prog} --help`.")
 
 
-class VerbParser(CommandParser):
-    """The parser of one verb."""
+class SubcommandParser(CommandParser):
+    """The parser of one subcommand."""
 
     def __init__(self, **settings: Any) -> None:
         raw = argparse.RawDescriptionHelpFormatter  # for the examples, which are lines
@@ -89,11 +89,17 @@ def join_values(words: Sequence[str], flags: Mapping[str, argparse.Action], prog
             return [*joined, word, *left]
         if flag not in flags:
             if word.startswith("-") and word != "-":
-                raise UsageError(f"{flag}: there is no such flag.", _flag_hint(flag, flags, prog))
+                names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
+                match = closest(flag.lstrip("-").replace("_", "-"), names)
+                hint = f"Did you mean {names[match]}?" if match else f"See `{prog} --help`."
+                raise UsageError(f"{flag}: there is no such flag.", hint)
             joined.append(word)
         elif flags[flag].nargs == 0:
             if equals or (left and left[0].lower() in _BOOLEANS):
-                raise UsageError(f"{flag} takes no value.", _boolean_hint(flag, flags))
+                name = flag.removeprefix("--no-").removeprefix("--")
+                both = f"--no-{name}" in flags
+                hint = f"Write --{name} or --no-{name}." if both else f"Write {flag}, or leave it out."
+                raise UsageError(f"{flag} takes no value.", hint)
             joined.append(word)
         elif equals:
             joined.append(word)
@@ -106,30 +112,17 @@ def join_values(words: Sequence[str], flags: Mapping[str, argparse.Action], prog
     return joined
 
 
-def _flag_hint(flag: str, flags: Iterable[str], prog: str) -> str:
-    names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
-    match = closest(flag.lstrip("-").replace("_", "-"), names)
-    return f"Did you mean {names[match]}?" if match else f"See `{prog} --help`."
-
-
-def _boolean_hint(flag: str, flags: Collection[str]) -> str:
-    name = flag.removeprefix("--no-").removeprefix("--")
-    if f"--no-{name}" in flags:
-        return f"Write --{name} or --no-{name}."
-    return f"Write {flag}, or leave it out."
-
-
-def check_verb(words: Sequence[str], verbs: Collection[str]) -> None:
-    """Raise UsageError if the first word is no verb, and suggest what was probably meant."""
-    hint = f"It is one of {', '.join(verbs)}; for example `{PROGRAM} build demo`."
+def check_subcommand(words: Sequence[str], subcommands: Collection[str]) -> None:
+    """Raise UsageError if the first word is no subcommand, and suggest what was probably meant."""
+    hint = f"It is one of {', '.join(subcommands)}; for example `{PROGRAM} build demo`."
     if not words:
         raise UsageError("The subcommand is missing.", hint)
     word = words[0]
     if word.startswith("-"):
         if word.partition("=")[0] not in ("-h", "--help", "--version"):
             raise UsageError(f"{word}: the subcommand comes first.", hint)
-    elif word not in verbs:
-        if match := closest(word, verbs):
+    elif word not in subcommands:
+        if match := closest(word, subcommands):
             hint = f"Did you mean `{PROGRAM} {match}`?"
         elif word in bundled_configs():
             hint = f"Did you mean `{PROGRAM} build {word}`?"

@@ -1,42 +1,56 @@
-"""`build`: make the shards, or resume an interrupted build, and print the result."""
+"""`build`: make the shards, or resume an interrupted build, print the result, and run the user's command
+at its end, however it ends:
+
+    --on-finish 'notify-send "shards: $FINEWEB_SHARDS_OUTCOME" "$FINEWEB_SHARDS_MESSAGE"'
+
+That command finds the outcome in its environment, so nothing has to be quoted. Its own failure does not
+change the exit code of the build.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
-from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
-from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
-from fineweb_shards.report.closing import closing_lines
+from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError, exit_code_of
+from fineweb_shards.report.page import closing_lines
 from fineweb_shards.run.build import Outcome, build, locked_job
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
-from fineweb_shards.run.on_finish import run_command
-from fineweb_shards.run.result_text import (
+from fineweb_shards.run.output_text import (
     content_lines,
     output_notes,
     output_warnings,
     training_lines,
     warning_lines,
 )
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.quarantine import FILE_NAME as QUARANTINE
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
+from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.bars import choose_screen
-from fineweb_shards.watching.screen import Screen, put_json
+from fineweb_shards.watching.screen import Screen, WaitsOnScreen, choose_screen, print_result, put_json
 
 _FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
+_LONGEST_SECONDS = 60.0
+_LONGEST_SECONDS_AFTER_INTERRUPT = 5.0  # the user wants the program to end now
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every setting, and those of this verb alone."""
+    """Add a flag for every setting, and those of this subcommand alone."""
     add_config_flags(parser)
     add_fresh_flags(parser)
     parser.add_argument(
@@ -164,7 +178,7 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
     manifest = outcome.manifest
     totals = manifest.totals
     notes = []
-    for name, verb, noun, more in (
+    for name, what, noun, more in (
         ("skipped_documents", "Skipped", "document", " without a text (null)"),
         ("replaced_characters", "Replaced by U+FFFD", "invalid character", ""),
         ("bad_parts", "Left out", "damaged part", " (files, row groups or lines)"),
@@ -176,8 +190,59 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         ("long_documents", "Left out by --max-document-tokens", "document", ""),
     ):
         if count := totals.get(name):
-            notes.append(f"{verb}: {show_number_of(count, noun)}{more}.")
+            notes.append(f"{what}: {show_number_of(count, noun)}{more}.")
     if not manifest.shards and manifest.quarantined:
         notes.append("No other document was in the input, so there is no shard.")
     notes += output_notes(job.output, manifest)
     return [f"{'note':<10} {note}" for note in notes]
+
+
+def run_command(
+    command: str, folder: Path, error: BaseException | None, location: str | None = None
+) -> str | None:
+    """Run the command with the outcome in FINEWEB_SHARDS_…; return a message if the command failed.
+    `location` is where the shards are, if it is not the folder."""
+    longest = _LONGEST_SECONDS_AFTER_INTERRUPT if isinstance(error, Interrupted) else _LONGEST_SECONDS
+    environment = {**os.environ, **describe_outcome(folder, error, location)}
+    try:
+        done = subprocess.run(
+            command,
+            shell=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,  # standard output is for the result, or for --json
+            timeout=longest,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"--on-finish: the command was stopped after {longest:.0f} s"
+    except OSError as failure:
+        return f"--on-finish: {failure.strerror}"
+    return f"--on-finish: the command ended with exit code {done.returncode}" if done.returncode else None
+
+
+def describe_outcome(
+    folder: Path, error: BaseException | None, location: str | None = None
+) -> dict[str, str]:
+    """Return the environment variables that describe how the build ended."""
+    manifest: Manifest | None = None
+    with contextlib.suppress(ShardError):  # an unreadable one may be the very reason why the build failed
+        manifest = load_manifest(folder)
+    outcome = "failed"
+    if error is None or isinstance(error, QuarantineError):
+        outcome = "complete"
+    elif isinstance(error, Interrupted):
+        outcome = "interrupted"
+    message = printable(str(error)) if error is not None else "The shards are complete."
+    values = {
+        "OUTCOME": outcome,
+        "EXIT_CODE": str(exit_code_of(error)),
+        "MESSAGE": message,
+        "FOLDER": location or str(folder),
+        "SHARDS": str(manifest.shard_count if manifest else 0),
+        "TOKENS": str(manifest.tokens if manifest else 0),
+        "DOCUMENTS": str(manifest.documents if manifest else 0),
+        "QUARANTINED": str(len(manifest.quarantined) if manifest else 0),
+        "SECONDS": str(round(manifest.seconds if manifest else 0)),
+    }
+    return {f"FINEWEB_SHARDS_{name}": value for name, value in values.items()}

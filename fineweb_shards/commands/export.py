@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 
 from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags
-from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_store
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.run.config import load_config
 from fineweb_shards.run.export import Exported, export, open_export_source
-from fineweb_shards.run.result_text import (
+from fineweb_shards.run.output_text import (
     content_lines,
     output_notes,
     output_warnings,
@@ -21,7 +20,7 @@ from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_bytes, show_seconds
-from fineweb_shards.watching.screen import LineScreen
+from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result
 
 SETTINGS = (
     "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "gpus", "index", "verify",

@@ -19,17 +19,14 @@ from fineweb_shards.errors import NoMatch
 from fineweb_shards.layouts.llm_c import HEADERS, LlmC
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.inspection import Match, Target, write_token_bytes
-from fineweb_shards.reading.token_file import DTYPES, TokenFile
-from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
+from fineweb_shards.reading.statistics import TokenStatistics, bucket_range
+from fineweb_shards.reading.token_file import DTYPES
 from fineweb_shards.system.terminal import printable, safe_text
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import Vocabulary
 
-_KINDS = {
-    "npy": "NumPy array, 1.0",
-    "raw": "no header",
-}
+_KINDS = {"npy": "NumPy array, 1.0", "raw": "no header"}
 _SHOWN_FILES = 12
 _SHOWN_TOKENS = 12
 _BAR_WIDTH = 40
@@ -60,10 +57,22 @@ def run(options: argparse.Namespace) -> None:
     """Print statistics, one document, or the documents that contain a text; or write the tokens' bytes."""
     target = inspection.open_target(options.path, DTYPES.get(options.dtype or ""))
     if options.token_bytes is not None:
-        _write_token_bytes(options, target.vocabulary)
+        path, vocabulary = options.token_bytes, target.vocabulary
+        write_token_bytes(path, vocabulary)
+        if options.json:
+            print(json.dumps({"file": str(path), "vocabulary": vocabulary.name, "ids": vocabulary.size}))
+        else:
+            name = printable(str(path))
+            print(f"{name}: the number of bytes of each of the {vocabulary.size:,} ids of {vocabulary.name}")
         return
     if options.grep is not None:
-        _run_grep(options, target)
+        found_any = False
+        for match in inspection.find_text(target, options.grep):
+            found_any = True
+            shown = json.dumps(dataclasses.asdict(match)) if options.json else match_line(match)
+            print(shown, flush=True)  # as soon as it is found
+        if not found_any:
+            raise NoMatch  # exit code 1, like grep
         return
     if options.document is None and not options.random:
         found = inspection.count(target)
@@ -86,33 +95,15 @@ def run(options: argparse.Namespace) -> None:
     print()
 
 
-def _write_token_bytes(options: argparse.Namespace, vocabulary: Vocabulary) -> None:
-    path: Path = options.token_bytes
-    write_token_bytes(path, vocabulary)
-    if options.json:
-        print(json.dumps({"file": str(path), "vocabulary": vocabulary.name, "ids": vocabulary.size}))
-    else:
-        name = printable(str(path))
-        print(f"{name}: the number of bytes of each of the {vocabulary.size:,} ids of {vocabulary.name}")
-
-
-def _run_grep(options: argparse.Namespace, target: Target) -> None:
-    """Print a line for each match as soon as it is found; like grep, exit with code 1 if there is none."""
-    matches = 0
-    for match in inspection.find_text(target, options.grep):
-        matches += 1
-        if options.json:
-            print(json.dumps(dataclasses.asdict(match)), flush=True)
-        else:
-            print(match_line(match), flush=True)
-    if not matches:
-        raise NoMatch
-
-
 def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
     """Return the statistics as lines for people."""
     position = "before" if target.eot_first else "after"
-    rows = [_file_row(file) for file in target.files[:_SHOWN_FILES]]
+    rows = []
+    for file in target.files[:_SHOWN_FILES]:
+        version = f", version {HEADERS[file.dtype.itemsize][1]}" if file.kind == LlmC.name else ""
+        kind = _KINDS.get(file.kind) or f"{file.kind} header{version}"
+        tokens = show_number_of(file.tokens, "token")
+        rows.append(f"{'file':<10} {safe_text(file.name, 60)}: {tokens}, {kind}, {file.dtype.name}")
     if len(target.files) > _SHOWN_FILES:
         rows.append(f"{'':<10} … and {len(target.files) - _SHOWN_FILES:,} more")
     rows += [
@@ -133,7 +124,11 @@ def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
         rows.append(
             f"{'damage':<10} {found.outside:,} tokens are outside the vocabulary of {found.vocabulary.size:,}"
         )
-    return [*rows, "", *_histogram_lines(found), "", *_frequency_lines(found)]
+    rows += ["", *_histogram_lines(found), "", f"{'token':>17} {'times':>12} {'share':>7}"]
+    text_tokens = max(1, found.tokens - found.boundaries)
+    for token, times in found.most_frequent(_SHOWN_TOKENS):
+        rows.append(f"{_spell(token, found.vocabulary):>17} {times:>12,} {times / text_tokens:>7.2%}")
+    return rows
 
 
 def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100) -> dict[str, Any]:
@@ -184,13 +179,6 @@ def _gap(char: str) -> str:
     return " " if char.isspace() else ""
 
 
-def _file_row(file: TokenFile) -> str:
-    version = f", version {HEADERS[file.dtype.itemsize][1]}" if file.kind == LlmC.name else ""
-    kind = _KINDS.get(file.kind) or f"{file.kind} header{version}"
-    tokens = show_number_of(file.tokens, "token")
-    return f"{'file':<10} {safe_text(file.name, 60)}: {tokens}, {kind}, {file.dtype.name}"
-
-
 def _histogram_lines(found: TokenStatistics) -> list[str]:
     """Return the histogram of document lengths, in powers of two, as lines with bars."""
     used = [bucket for bucket, documents in enumerate(found.lengths) if documents]
@@ -204,14 +192,6 @@ def _histogram_lines(found: TokenStatistics) -> list[str]:
         documents = int(found.lengths[bucket])
         bar = "#" * -(-documents * _BAR_WIDTH // most)
         lines.append(f"{name:>17} {documents:>12,} {bar}".rstrip())
-    return lines
-
-
-def _frequency_lines(found: TokenStatistics) -> list[str]:
-    text_tokens = max(1, found.tokens - found.boundaries)
-    lines = [f"{'token':>17} {'times':>12} {'share':>7}"]
-    for token, times in found.most_frequent(_SHOWN_TOKENS):
-        lines.append(f"{_spell(token, found.vocabulary):>17} {times:>12,} {times / text_tokens:>7.2%}")
     return lines
 
 

@@ -1,7 +1,7 @@
-"""The command `fineweb-shards`: import the verb's module, parse its flags, run it, and print errors.
+"""The command `fineweb-shards`: import the subcommand's module, parse its flags, run it, and print errors.
 
-Only the module of the requested verb is imported, so that `--help` and `status` are quick, and a worker,
-which imports the main module, starts without any of them.
+Only the module of the requested subcommand is imported, so that `--help` and `status` are quick, and a
+worker, which imports the main module, starts without any of them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from importlib import import_module
 from pathlib import Path
 
 from fineweb_shards import __version__
-from fineweb_shards.commands.arguments import CommandParser, VerbParser, check_verb
-from fineweb_shards.commands.console import print_error
+from fineweb_shards.commands.arguments import CommandParser, SubcommandParser, check_subcommand
 from fineweb_shards.errors import Interrupted, NoMatch, NoTrainingError, ReaderGone, ShardError, WorkerError
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.machine import check_address_space
 from fineweb_shards.system.shell_commands import PROGRAM, program, take_typed_command
 from fineweb_shards.system.signals import ignore_signals, raise_interrupts
 from fineweb_shards.system.standard_streams import prepare_streams
+from fineweb_shards.watching.screen import print_error
 
-VERBS = {  # each is a module of this name beside this one
+SUBCOMMANDS = {  # each is a module of this name beside this one
     "build": "make the shards, or resume an interrupted build",
     "plan": "show what a build would do, without writing anything",
     "verify": "check every shard of a folder against its manifest",
@@ -83,7 +83,7 @@ def run_command(arguments: list[str] | None) -> int:
         return stop.exit_code
     except (NoMatch, ReaderGone) as end:  # no message, only an exit code
         return end.exit_code
-    except KeyboardInterrupt:  # in a verb that changes nothing, so there is nothing to resume
+    except KeyboardInterrupt:  # in a subcommand that changes nothing, so there is nothing to resume
         return 130
     except ShardError as error:
         if isinstance(error, NoTrainingError):
@@ -108,15 +108,15 @@ def show_error(error: ShardError) -> int:
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """Parse the command line; `run` in the result is the function of its verb."""
-    check_verb(words, VERBS)
-    parser, verbs = make_parsers(name for name in VERBS if name == words[0])
-    # Call the verb's own parser directly: the main one would look for its own flags among the values.
-    return verbs[words[0]].parse_args(words[1:]) if verbs else parser.parse_args(words)
+    """Parse the command line; `run` in the result is the function of its subcommand."""
+    check_subcommand(words, SUBCOMMANDS)
+    parser, subcommands = make_parsers(name for name in SUBCOMMANDS if name == words[0])
+    # Call the subcommand's own parser directly: the main one would look for its own flags among the values.
+    return subcommands[words[0]].parse_args(words[1:]) if subcommands else parser.parse_args(words)
 
 
-def make_parsers(names: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, VerbParser]]:
-    """Make the parser of the command, and those of the named verbs with their flags."""
+def make_parsers(names: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, SubcommandParser]]:
+    """Make the parser of the command, and those of the named subcommands with their flags."""
     parser = CommandParser(
         prog=PROGRAM,
         description="Text to token shards for GPT trainers: exact, bounded in memory, resumable, fast.",
@@ -124,14 +124,14 @@ def make_parsers(names: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[st
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(
-        metavar="SUBCOMMAND", title="subcommands", required=True, parser_class=VerbParser
+        metavar="SUBCOMMAND", title="subcommands", required=True, parser_class=SubcommandParser
     )
-    verbs = {name: subparsers.add_parser(name, help=text) for name, text in VERBS.items()}
-    chosen = {name: verbs[name] for name in names}
-    for name, verb in chosen.items():
-        verb.description = f"{VERBS[name][0].upper()}{VERBS[name][1:]}."
-        verb.epilog = "\n".join(["examples:", *(f"  {PROGRAM} {words}" for words in EXAMPLES[name])])
+    subcommands = {name: subparsers.add_parser(name, help=text) for name, text in SUBCOMMANDS.items()}
+    chosen = {name: subcommands[name] for name in names}
+    for name, subcommand in chosen.items():
+        subcommand.description = f"{SUBCOMMANDS[name][0].upper()}{SUBCOMMANDS[name][1:]}."
+        subcommand.epilog = "\n".join(["examples:", *(f"  {PROGRAM} {words}" for words in EXAMPLES[name])])
         module = import_module(f"{__package__}.{name}")
-        verb.set_defaults(run=module.run, verb=name)
-        module.add_flags(verb)
+        subcommand.set_defaults(run=module.run, subcommand=name)
+        module.add_flags(subcommand)
     return parser, chosen

@@ -10,22 +10,21 @@ from itertools import chain, count
 from pathlib import Path
 
 from fineweb_shards.commands.arguments import add_config_flags
-from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.formats.parquet import ParquetFormat
+from fineweb_shards.run.input_sample import document_rows
 from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
 from fineweb_shards.run.resume import open_manifest
-from fineweb_shards.run.separator_preview import document_rows
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import load_manifest
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
-from fineweb_shards.watching.screen import LineScreen
+from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result
 
-# How long to wait for the network, if the command does not say: somebody is looking on. With the time until a
+# How long to wait for the network, if the command does not say: a person is waiting. With the time until a
 # connection is given up it stays below a minute.
 _OUTAGE_SECONDS = 20
 
@@ -109,7 +108,7 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
     if manifest.complete:
         return f"nothing to do: complete, {manifest.tokens:,} tokens"
     if manifest.shards:
-        return f"would resume behind {manifest.shards[-1].name}, {manifest.tokens:,} tokens are done"
+        return f"would resume after {manifest.shards[-1].name}, {manifest.tokens:,} tokens are done"
     return "would begin"
 
 

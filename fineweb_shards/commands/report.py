@@ -10,8 +10,8 @@ import argparse
 import webbrowser
 
 from fineweb_shards.commands.targets import add_folder, read_named_store
+from fineweb_shards.report.facts import report_path
 from fineweb_shards.report.page import write_report
-from fineweb_shards.report.path import report_path
 from fineweb_shards.store.opening import scratch_folder
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fineweb_shards.commands.targets import add_folder, read_named_store
-from fineweb_shards.watching.status import read_status, show_status
-from fineweb_shards.watching.watch import watch_status
+from fineweb_shards.watching.status import read_status, show_status, watch_status
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

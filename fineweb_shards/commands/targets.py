@@ -1,7 +1,11 @@
-"""Interpret the words after a verb: a bundled sample, a TOML file, input, or an output folder.
+"""Interpret the words after a subcommand: a bundled sample, a TOML file, input, or an output folder.
 
-A sample's name means the sample, whatever is in the current folder: the same command must mean the same
-thing when it is typed again. For verbs that inspect an output folder, though, an existing one has precedence.
+A sample's name (`demo`, `sample-10BT` and so on) means the sample, whatever is in the current folder: the
+same command must mean the same thing when it is typed again. For subcommands that look at an output folder,
+though, an existing one has precedence.
+
+There is one copy of the samples, the folder `configs` of the project. A wheel has it inside the package (see
+pyproject.toml); in a checkout, and so in an editable install, it lies beside the package.
 """
 
 from __future__ import annotations
@@ -11,12 +15,11 @@ import dataclasses
 import glob
 import os
 import re
+from functools import cache
 from pathlib import Path
 
-from fineweb_shards.commands.console import WaitsOnScreen
 from fineweb_shards.errors import InputError, OutputError, UsageError, closest, suggest
 from fineweb_shards.run.config import Config, load_config
-from fineweb_shards.run.sample_configs import bundled_configs, find_config, samples_hint
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import FILE_NAME
@@ -24,9 +27,10 @@ from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.shell_commands import PROGRAM
-from fineweb_shards.watching.screen import LineScreen
+from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen
 
 _DATASET = re.compile(r"[\w.-]+/[\w.-]+")
+_PACKAGE = Path(__file__).parent.parent
 
 
 def read_config(options: argparse.Namespace) -> Config:
@@ -47,6 +51,15 @@ def read_config(options: argparse.Namespace) -> Config:
     if inputs or given["input"]:
         given["input"] = inputs or given["input"]
     return load_config(config, given)
+
+
+@cache
+def bundled_configs() -> dict[str, Path]:
+    """Return the bundled configs: name to file."""
+    places = [_PACKAGE / "configs"]
+    if (_PACKAGE.parent / "pyproject.toml").is_file():  # else that folder belongs to another package
+        places.append(_PACKAGE.parent / "configs")
+    return {path.stem: path for place in places for path in sorted(place.glob("*.toml"))}
 
 
 def split_targets(targets: list[str], config: str | None) -> tuple[Path | None, list[str]]:
@@ -105,7 +118,7 @@ def read_named_store(options: argparse.Namespace) -> Store:
     if (store is None) == (options.config is None):
         raise UsageError(
             "Name one folder: DIR, or --config FILE with the config it was built with.",
-            f"For example: `{PROGRAM} {options.verb} out/demo`",
+            f"For example: `{PROGRAM} {options.subcommand} out/demo`",
         )
     return store_of_config(options.config) if store is None else store
 
@@ -147,3 +160,20 @@ def _note_sample_taken(name: str) -> None:
     """Print a note if a file or folder has the same name as the sample that is used."""
     if name in bundled_configs() and Path(name).exists() and not is_build_folder(Path(name)):
         LineScreen().warn(f"note: {name} is the sample of that name; what lies here is ./{name}")
+
+
+def find_config(text: str) -> Path:
+    """Return the file that `--config TEXT` means: a bundled name, or the path of a TOML file."""
+    if text in bundled_configs():
+        return bundled_configs()[text]
+    path = Path(os.path.expanduser(text))
+    if os.path.isfile(path):
+        return path
+    here = {str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml"}
+    what = "is a folder, not a TOML file" if os.path.isdir(path) else "no such TOML file or sample"
+    raise UsageError(f"--config {text}: {what}.", suggest(text, {*here, *bundled_configs()}, samples_hint()))
+
+
+def samples_hint() -> str:
+    """Return a hint that lists the bundled configs."""
+    return f"The samples are {', '.join(bundled_configs())}."

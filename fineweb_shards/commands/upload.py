@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from fineweb_shards.commands.arguments import add_setting_flags
-from fineweb_shards.commands.console import WaitsOnScreen
 from fineweb_shards.commands.targets import read_store
 from fineweb_shards.errors import UsageError
 from fineweb_shards.reading.verify import check_folder
@@ -17,7 +16,7 @@ from fineweb_shards.system.retry import Retrier
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.screen import LineScreen
+from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

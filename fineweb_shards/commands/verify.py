@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from fineweb_shards.commands.console import print_result
 from fineweb_shards.commands.targets import add_folder, read_named_store
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.screen import LineScreen
+from fineweb_shards.watching.screen import LineScreen, print_result
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from fineweb_shards.layouts.base import Layout, quote_pattern
 from fineweb_shards.layouts.llm_c import HEADER_INTS, int_header
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, in_sequence
 from fineweb_shards.types import Dtype, Positions, Split
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -31,7 +31,7 @@ class BosIndex(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return 4 * file.eots
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         return in_sequence(places.astype("<i4").tobytes() for places in eots)
 
 
@@ -43,11 +43,9 @@ class Automodel(Layout):
     header_bytes = 4 * HEADER_INTS
     largest_bytes = 2**32 - 1  # as its own tool has it; positions and the header's count are int32
     sidecars = (BosIndex(),)
+    file_name = "dataset_{split}_{number}.bin"
     pattern = r"dataset_(val|train)_\d{6,}\.(bin|bos\.idx)"
     missing_split_errors: ClassVar[dict[Split, str]] = {"train": "No files matched pattern"}
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"dataset_{split}_{index:0{max(digits, self.digits)}d}.bin"
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return int_header(MAGIC, VERSION, tokens, dtype.itemsize)

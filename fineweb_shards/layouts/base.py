@@ -63,16 +63,18 @@ class Layout(ABC):
     sidecars: ClassVar[tuple[Sidecar, ...]] = ()  # that every file has
     digits: ClassVar[int] = 6  # of a shard's number, at least
     suffix: ClassVar[str] = ".bin"  # of a file of tokens
+    validates_first_shard: ClassVar[bool] = True  # if no setting says what is for validation; else nothing is
+    file_name: ClassVar[str]  # with {split} and, unless it is one file, {number}
     pattern: ClassVar[str]  # regular expression of the names of its files and their sidecars
     missing_split_errors: ClassVar[dict[Split, str]] = {}  # the reader's message if a split has no file
 
-    @abstractmethod
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
         """Return the name of a file in the output folder.
 
         `index` is 0 if a split is one file. The number has `digits` digits if that is more than the layout's
         own (see numbering.py).
         """
+        return self.file_name.format(split=split, number=f"{index:0{max(digits, self.digits)}d}")
 
     def dtype(self, vocabulary: Vocabulary) -> Dtype:
         """Return the dtype in which the reader expects tokens; UsageError if it is too narrow for the ids."""
@@ -96,8 +98,8 @@ class Layout(ABC):
         return (self.largest_bytes - self.header_bytes) // dtype.itemsize
 
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
-        """Return the split rule if no setting gives one: shard 0 is for validation."""
-        return SplitRule(val_tokens=shard_tokens)
+        """Return the split rule if no setting gives one."""
+        return SplitRule(val_tokens=shard_tokens) if self.validates_first_shard else SplitRule()
 
     @abstractmethod
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
@@ -107,7 +109,7 @@ class Layout(ABC):
     def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         """Return sentences, each with a next step, about files that the reader will fail on with `gpus` GPUs.
 
-        A split without any file is not reported here, but by run/trainer_warnings.py.
+        A split without any file is not reported here, but by run/output_text.py.
         """
         return []
 

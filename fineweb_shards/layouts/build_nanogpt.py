@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, SizedFile, npy_header, quote_string
-from fineweb_shards.layouts.reader_limits import BATCH_LENGTH, BATCH_ROWS, shortest_shard_tokens
 from fineweb_shards.types import Dtype, Split
 from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import Vocabulary
+
+# train_gpt2.py: B, T = 64, 1024; llm.c's run_gpt2_124M.sh: -b 64 -t 1024.
+BATCH_ROWS, BATCH_LENGTH = 64, 1024
 
 
 class BuildNanoGPT(Layout):
@@ -23,14 +25,12 @@ class BuildNanoGPT(Layout):
     eot_first = True
     suffix = ".npy"
     header_bytes = NPY_HEADER_BYTES
+    file_name = "edufineweb_{split}_{number}.npy"
     pattern = r"edufineweb_(val|train)_\d{6,}\.npy"
     missing_split_errors: ClassVar[dict[Split, str]] = {
         "train": "no shards found for split train",
         "val": "no shards found for split val",
     }
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"edufineweb_{split}_{index:0{max(digits, self.digits)}d}.npy"
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return npy_header(tokens, dtype)
@@ -54,7 +54,7 @@ class BuildNanoGPT(Layout):
 
 def short_shard_warnings(files: Sequence[SizedFile], gpus: int, reader: str, failure: str) -> list[str]:
     """Return a warning if shards, of either split, are shorter than one batch of the reader on all GPUs."""
-    needed = shortest_shard_tokens(gpus)
+    needed = gpus * BATCH_ROWS * BATCH_LENGTH + 1
     short = [file for file in files if file.tokens < needed]
     if not short:
         return []

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fineweb_shards.layouts.base import Layout, quote_string
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
-from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Positions, Split
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, document_ends, in_sequence
+from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import Vocabulary
 
 METADATA_SUFFIX = ".metadata"
@@ -27,7 +26,7 @@ class DocumentEnds(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return 8 * file.ends
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         return in_sequence(ends.astype("<u8").tobytes() for ends in document_ends(file, eots))
 
 
@@ -40,7 +39,7 @@ class Metadata(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return len(_metadata(file))
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         return in_sequence([_metadata(file)])
 
 
@@ -52,13 +51,9 @@ class Datatrove(Layout):
     digits = 5
     suffix = ".ds"
     sidecars = (DocumentEnds(), Metadata())
+    file_name = "{split}_{number}.ds"
+    validates_first_shard = False
     pattern = r"(train|val)_\d{5,}\.ds(\.index|\.metadata)?"
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"{split}_{index:0{max(digits, self.digits)}d}.ds"
-
-    def default_split_rule(self, shard_tokens: int) -> SplitRule:
-        return SplitRule()
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         width_bytes = self.dtype(vocabulary).itemsize

@@ -14,7 +14,7 @@ from pathlib import PurePath
 import numpy as np
 
 from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, npy_header
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, in_sequence
 from fineweb_shards.types import Positions
 
 INDEX_FOLDER = "index"
@@ -30,7 +30,7 @@ class DocumentIndex(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return NPY_HEADER_BYTES + _OFFSETS.itemsize * _count_starts(file)
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         header = npy_header(_count_starts(file), _OFFSETS)
         starts = (starts.astype(_OFFSETS).tobytes() for starts in _document_starts(file, eots))
         return in_sequence(itertools.chain([header], starts))

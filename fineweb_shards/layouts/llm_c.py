@@ -32,15 +32,13 @@ class LlmC(Layout):
     eot_first = True
     header_bytes = 4 * HEADER_INTS
     largest_bytes = LARGEST_FILE_BYTES
+    file_name = "edu_fineweb_{split}_{number}.bin"
     pattern = r"edu_fineweb_(val|train)_\d{6,}\.bin"
     glob = r"edu_fineweb_(val|train)_.*\.bin"  # the names that `loader_lines` tells the reader to open
     missing_split_errors: ClassVar[dict[Split, str]] = {
         "train": "Error: failed to glob pattern",
         "val": "Error: failed to glob pattern",
     }
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"edu_fineweb_{split}_{index:0{max(digits, self.digits)}d}.bin"
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return int_header(*HEADERS[dtype.itemsize], tokens)

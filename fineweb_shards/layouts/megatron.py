@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends
-from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Dtype, Positions, Split
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, document_ends
+from fineweb_shards.types import Dtype, Positions
 from fineweb_shards.vocabulary import Vocabulary
 
 _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
@@ -33,21 +32,21 @@ class MegatronIndex(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return _HEADER.size + 4 * file.ends + 8 * file.ends + 8 * (file.ends + 1)
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         sequences = file.ends
         code = _DTYPE_CODES[file.dtype.str]
-        yield Part(0, _HEADER.pack(_MAGIC, _VERSION, code, sequences, sequences + 1))
+        yield SidecarPart(0, _HEADER.pack(_MAGIC, _VERSION, code, sequences, sequences + 1))
         lengths_at = _HEADER.size
         starts_at = lengths_at + 4 * sequences
         numbers_at = starts_at + 8 * sequences
         done, start = 0, 0  # documents, and the token at which the next one begins
         for ends in document_ends(file, eots):
             starts = np.concatenate([[start], ends[:-1]])
-            yield Part(lengths_at + 4 * done, (ends - starts).astype("<i4").tobytes())
-            yield Part(starts_at + 8 * done, (starts * file.dtype.itemsize).astype("<i8").tobytes())
-            yield Part(numbers_at + 8 * done, np.arange(done, done + len(ends), dtype="<i8").tobytes())
+            yield SidecarPart(lengths_at + 4 * done, (ends - starts).astype("<i4").tobytes())
+            yield SidecarPart(starts_at + 8 * done, (starts * file.dtype.itemsize).astype("<i8").tobytes())
+            yield SidecarPart(numbers_at + 8 * done, np.arange(done, done + len(ends), dtype="<i8").tobytes())
             done, start = done + len(ends), int(ends[-1])
-        yield Part(numbers_at + 8 * done, np.array([done], "<i8").tobytes())
+        yield SidecarPart(numbers_at + 8 * done, np.array([done], "<i8").tobytes())
 
 
 class Megatron(Layout):
@@ -57,16 +56,12 @@ class Megatron(Layout):
     eot_first = False
     one_file = True
     sidecars = (MegatronIndex(),)
+    file_name = "fineweb_{split}_text_document.bin"
+    validates_first_shard = False
     pattern = r"fineweb_(train|val)_text_document\.(bin|idx)"
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"fineweb_{split}_text_document.bin"
 
     def dtype(self, vocabulary: Vocabulary) -> Dtype:
         return np.dtype("<u2" if vocabulary.size < _NARROW_IDS else "<i4")
-
-    def default_split_rule(self, shard_tokens: int) -> SplitRule:
-        return SplitRule()
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         paths = {name.split("_")[1]: f"{folder}/{name.removesuffix('.bin')}" for name in names}

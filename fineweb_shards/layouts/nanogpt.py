@@ -12,12 +12,13 @@ from pathlib import PurePath
 from typing import ClassVar
 
 from fineweb_shards.layouts.base import Layout, SizedFile, quote_string
-from fineweb_shards.layouts.reader_limits import NANOGPT_BLOCK_TOKENS, NANOGPT_SHORTEST_TOKENS
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Split
 from fineweb_shards.vocabulary import Vocabulary
 
 DEFAULT_RATIO = Fraction(1, 2000)
+BLOCK_TOKENS = 1024  # its block_size
+SHORTEST_TOKENS = BLOCK_TOKENS + 1  # `torch.randint(len(data) - block_size, …)` needs at least one position
 
 
 class NanoGPT(Layout):
@@ -27,14 +28,12 @@ class NanoGPT(Layout):
     eot_first = False
     one_file = True
     widest_bytes = 2  # np.memmap(…, dtype=np.uint16) in its train.py
+    file_name = "{split}.bin"
     pattern = r"(train|val)\.bin"
     missing_split_errors: ClassVar[dict[Split, str]] = {
         "train": "No such file or directory: train.bin",
         "val": "No such file or directory: val.bin",
     }
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"{split}.bin"
 
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
         return SplitRule(val_ratio=DEFAULT_RATIO)
@@ -54,13 +53,9 @@ class NanoGPT(Layout):
     def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         return [
             f"{file.name} has {file.tokens:,} tokens; nanoGPT draws windows of block_size = "
-            f"{NANOGPT_BLOCK_TOKENS:,} and needs {NANOGPT_SHORTEST_TOKENS:,} (torch.randint would fail). Set "
+            f"{BLOCK_TOKENS:,} and needs {SHORTEST_TOKENS:,} (torch.randint would fail). Set "
             f"its block_size below {file.tokens:,}, or choose "
-            + (
-                f"--val-tokens {NANOGPT_SHORTEST_TOKENS} or more."
-                if file.split == "val"
-                else "a larger input."
-            )
+            + (f"--val-tokens {SHORTEST_TOKENS} or more." if file.split == "val" else "a larger input.")
             for file in files
-            if file.tokens < NANOGPT_SHORTEST_TOKENS
+            if file.tokens < SHORTEST_TOKENS
         ]

@@ -12,9 +12,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from fineweb_shards.layouts.base import Layout, quote_pattern
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, in_sequence
-from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Positions, Split
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, in_sequence
+from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, any system
@@ -33,7 +32,7 @@ class DocumentTable(Sidecar):
     def name_for(self, shard_name: str) -> str:
         return f"{shard_name.removesuffix('.npy')}.csv.gz"
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         return in_sequence(_store_in_gzip(_lines(eots)))
 
 
@@ -45,13 +44,9 @@ class OlmoCore(Layout):
     digits = 5
     suffix = ".npy"
     sidecars = (DocumentTable(),)
+    file_name = "part-{split}-{number}.npy"
+    validates_first_shard = False
     pattern = r"part-(train|val)-\d{5,}\.(npy|csv\.gz)"
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"part-{split}-{index:0{max(digits, self.digits)}d}.npy"
-
-    def default_split_rule(self, shard_tokens: int) -> SplitRule:
-        return SplitRule()
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         # With a BOS, as its gpt2() has one, only an EOS before a BOS would be the end of a document.

@@ -10,8 +10,6 @@ import shlex
 from collections.abc import Sequence
 
 from fineweb_shards.layouts.base import Layout, quote_string
-from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Split
 from fineweb_shards.vocabulary import Vocabulary
 
 
@@ -21,13 +19,9 @@ class Plain(Layout):
     name = "plain"
     eot_first = False
     digits = 4
+    file_name = "{split}_shard_{number}.bin"
+    validates_first_shard = False
     pattern = r"(train|val)_shard_\d{4,}\.bin"
-
-    def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        return f"{split}_shard_{index:0{max(digits, self.digits)}d}.bin"
-
-    def default_split_rule(self, shard_tokens: int) -> SplitRule:
-        return SplitRule()
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         return [

@@ -36,7 +36,7 @@ class FileFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SidecarPart:
     """Bytes of a sidecar, for a given offset."""
 
     offset: int
@@ -51,7 +51,7 @@ class Sidecar(ABC):
         """Return the sidecar's name, in the output folder, for a file of tokens."""
 
     @abstractmethod
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         """Yield the sidecar's bytes; `eots` are the positions of the EOTs in blocks, none of them empty."""
 
     def size_bytes(self, file: FileFacts) -> int | None:
@@ -61,7 +61,7 @@ class Sidecar(ABC):
 
 def parts_of_all(
     sidecars: Collection[Sidecar], file: FileFacts, eots: Iterable[Positions]
-) -> Iterator[tuple[Sidecar, Part]]:
+) -> Iterator[tuple[Sidecar, SidecarPart]]:
     """Yield the parts of several sidecars, by one pass over the EOTs. The one for which most blocks wait goes
     on, so that there are never more than a few."""
     blocks = iter(eots)
@@ -95,11 +95,11 @@ class _BlockReader(Iterator[Positions]):
         return self.waiting.popleft()
 
 
-def in_sequence(blocks: Iterable[bytes]) -> Iterator[Part]:
+def in_sequence(blocks: Iterable[bytes]) -> Iterator[SidecarPart]:
     """Yield the parts of a sidecar whose blocks follow one another."""
     offset = 0
     for block in blocks:
-        yield Part(offset, block)
+        yield SidecarPart(offset, block)
         offset += len(block)
 
 

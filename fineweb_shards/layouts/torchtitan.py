@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, npy_header, quote_string
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, document_ends, in_sequence
-from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, document_ends, in_sequence
 from fineweb_shards.types import Dtype, Positions, Split
 from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
 
@@ -30,7 +29,7 @@ class DocumentOffsets(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return NPY_HEADER_BYTES + _OFFSET.itemsize * (file.ends + 1)
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[Part]:
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
         start = npy_header(file.ends + 1, _OFFSET) + np.zeros(1, _OFFSET).tobytes()
         ends = (ends.astype(_OFFSET).tobytes() for ends in document_ends(file, eots))
         return in_sequence(itertools.chain([start], ends))
@@ -43,6 +42,7 @@ class Torchtitan(Layout):
     eot_first = False
     one_file = True
     sidecars = (DocumentOffsets(),)
+    validates_first_shard = False
     pattern = r"(val_)?(tokens\.bin|document_offsets\.npy)"
     bare_dtype = unsigned_dtype(4)  # np.memmap(…, dtype=np.uint32)
 
@@ -51,9 +51,6 @@ class Torchtitan(Layout):
 
     def dtype(self, vocabulary: Vocabulary) -> Dtype:
         return self.bare_dtype
-
-    def default_split_rule(self, shard_tokens: int) -> SplitRule:
-        return SplitRule()
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         return [

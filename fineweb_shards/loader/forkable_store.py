@@ -2,7 +2,7 @@
 
 A DataLoader of torch forks its workers. What has threads of its own, as the client of object stores does,
 hangs there, and a worker may not start processes with `multiprocessing`. So such a process calls the methods
-of the store in a helper process, which is started anew and not forked.
+of the store in a helper process, which is spawned, not forked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fineweb_shards.reading.fetched_range import fetch_range
+from fineweb_shards.reading.token_stream import fetch_range
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_client import was_forked
 from fineweb_shards.store.bucket_store import BucketStore

@@ -1,5 +1,10 @@
 """Which tokens are in which batch: in the order of build-nanogpt's DataLoaderLite, where each rank goes
 through all shards as they come, or in rows, of which the ranks take a batch each in turn.
+
+A row is `seq_len` tokens and the one that follows them, the last target. Rows come from one shard; what is
+left at its end is too short for one. Aligned rows begin at a document and are filled with those that follow.
+The next row begins at the first document after it: what is left of a document that was cut is skipped, as in
+modded-nanogpt, because no row could begin with it.
 """
 
 from __future__ import annotations
@@ -8,17 +13,104 @@ import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.loader.rows import RowRule, ShardRows
-from fineweb_shards.loader.shards import Shards
+from fineweb_shards.loader.shards import Shard, Shards
 from fineweb_shards.reading.document_starts import TokenSequence
-from fineweb_shards.types import Tokens
+from fineweb_shards.types import Positions, Tokens
 
 Rows = NDArray[np.int64]
+Shuffle = Literal["rows", "documents"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """How a shard is cut into rows, and what of it is shuffled."""
+
+    seq_len: int
+    aligned: bool
+    shuffle: Shuffle | None  # None: nothing
+
+    def count_unaligned(self, tokens: int) -> int:
+        """Return how many rows that many tokens have, which no shuffling changes unless rows are aligned."""
+        return max(0, tokens - 1) // self.seq_len
+
+    def cut(self, shard: Shard, generator: np.random.Generator) -> ShardRows:
+        """Cut a shard; `generator` decides about the order."""
+        stream, boundaries = self._arrange(shard, generator)
+        if self.aligned:
+            begins = align_rows(boundaries, len(stream), self.seq_len)
+        else:
+            begins = np.arange(self.count_unaligned(len(stream)), dtype=np.int64) * self.seq_len
+        if self.shuffle == "rows":
+            begins = begins[generator.permutation(len(begins))]
+        return ShardRows(stream, begins, self.seq_len)
+
+    def _arrange(self, shard: Shard, generator: np.random.Generator) -> tuple[Stream, Positions]:
+        """Return the shard's tokens in the order in which they are cut, and where documents begin in it."""
+        tokens = shard.map()
+        everything = Stream(tokens, np.array([0]), np.array([len(tokens)]))
+        if self.shuffle != "documents":
+            return everything, shard.document_starts() if self.aligned else np.empty(0, np.int64)
+        begins = shard.document_starts()
+        if not self.aligned and (not len(begins) or begins[0]):
+            # The rest of a document of the shard before.
+            begins = np.concatenate([np.zeros(1, np.int64), begins])
+        ends = np.append(begins[1:], len(tokens))[: len(begins)]
+        order = generator.permutation(len(begins))
+        shuffled = Stream(tokens, begins[order], ends[order])
+        return shuffled, shuffled.boundaries[:-1]
+
+
+class Stream:
+    """Ranges of a shard's tokens, one after the other. Tokens are only copied when they are read."""
+
+    def __init__(self, tokens: TokenSequence, begins: Positions, ends: Positions) -> None:
+        self._tokens, self._begins, self._ends = tokens, begins, ends
+        self.boundaries: Positions = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)])
+
+    def __len__(self) -> int:
+        return int(self.boundaries[-1])
+
+    def read(self, begin: int, end: int) -> Tokens:
+        """Return the tokens from `begin` to `end`."""
+        first = int(self.boundaries.searchsorted(begin, "right")) - 1
+        last = int(self.boundaries.searchsorted(end, "left"))
+        pieces = []
+        for place in range(first, last):
+            skipped = max(0, begin - int(self.boundaries[place]))
+            beyond = max(0, int(self.boundaries[place + 1]) - end)
+            pieces.append(self._tokens[self._begins[place] + skipped : self._ends[place] - beyond])
+        return np.concatenate(pieces)
+
+
+class ShardRows:
+    """The rows of one shard, in the order of one epoch."""
+
+    def __init__(self, stream: Stream, begins: Positions, seq_len: int) -> None:
+        self._stream, self._begins, self._seq_len = stream, begins, seq_len
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def __getitem__(self, number: int) -> Tokens:
+        begin = int(self._begins[number])
+        return self._stream.read(begin, begin + self._seq_len + 1)
+
+
+def align_rows(boundaries: Positions, tokens: int, seq_len: int) -> Positions:
+    """Return where aligned rows begin, given where documents do."""
+    following = boundaries.searchsorted(boundaries + seq_len)  # the first document after each row
+    begins = []
+    place = 0
+    while place < len(boundaries) and (begin := int(boundaries[place])) + seq_len < tokens:
+        begins.append(begin)
+        place = int(following[place])
+    return np.array(begins, np.int64)
 
 
 class Order(ABC):
@@ -144,7 +236,12 @@ class RowOrder(Order):
             self._start(epoch)
         needed = (number + 1) * self._world_size * self._batch_size
         while needed > self._counted and self._has_turn(len(self._ends)):
-            self._ends.append(self._counted + self._count_rows(len(self._ends)))
+            shard = self._shard(len(self._ends))
+            if self._rule.aligned:
+                rows = len(self._rows[self._epoch, shard])
+            else:
+                rows = self._rule.count_unaligned(self._shards.known[shard].tokens)
+            self._ends.append(self._counted + rows)
         return needed <= self._counted
 
     def count(self, epoch: int) -> int:
@@ -153,7 +250,11 @@ class RowOrder(Order):
 
     def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
         first = (number * self._world_size + self._rank) * self._batch_size
-        rows = [self._row(place) for place in range(first, first + self._batch_size)]
+        rows = []
+        for place in range(first, first + self._batch_size):
+            turn = bisect_right(self._ends, place)
+            number_in_shard = place - (self._ends[turn - 1] if turn else 0)
+            rows.append(self._rows[self._epoch, self._shard(turn)][number_in_shard])
         tokens = np.stack(rows).astype(np.int64)
         return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
@@ -172,41 +273,22 @@ class RowOrder(Order):
         if self._epoch == 0 and self._grows:
             return self._shards.has(turn)
         if self._turns is None:
-            self._turns = self._shuffle_shards()
+            while self._shards.has(len(self._shards.known)):  # a build must be complete before epoch 2
+                pass
+            turns = np.arange(len(self._shards.known))
+            if self._seed is not None:
+                turns = np.random.default_rng([self._seed, self._epoch]).permutation(len(turns))
+            self._turns = turns.tolist()
         return turn < len(self._turns)
-
-    def _shuffle_shards(self) -> list[int]:
-        while self._shards.has(len(self._shards.known)):  # a build must be complete before the second epoch
-            pass
-        shards = len(self._shards.known)
-        if self._seed is None:
-            return [*range(shards)]
-        order: list[int] = np.random.default_rng([self._seed, self._epoch]).permutation(shards).tolist()
-        return order
-
-    def _count_rows(self, turn: int) -> int:
-        shard = self._shard(turn)
-        if self._rule.aligned:
-            return len(self._rows[self._epoch, shard])
-        return self._rule.count_unaligned(self._shards.known[shard].tokens)
-
-    def _row(self, place: int) -> Tokens:
-        """Return the row at this place of the epoch."""
-        turn = bisect_right(self._ends, place)
-        return self._rows[self._epoch, self._shard(turn)][place - (self._ends[turn - 1] if turn else 0)]
 
     def _shard(self, turn: int) -> int:
         return turn if self._turns is None else self._turns[turn]
 
     def _cut(self, key: tuple[int, int]) -> ShardRows:
         epoch, shard = key
-        self._fetch_after(shard)
-        generator = np.random.default_rng([self._seed or 0, epoch, shard])
-        return self._rule.cut(self._shards.known[shard], generator)
-
-    def _fetch_after(self, shard: int) -> None:
-        """Begin to fetch the shard that comes after this one in the epoch."""
-        turn = 1 + (shard if self._turns is None else self._turns.index(shard))
         known = self._shards.known
+        # Begin to fetch the shard that comes after this one in the epoch.
+        turn = 1 + (shard if self._turns is None else self._turns.index(shard))
         if turn < (len(known) if self._turns is None else len(self._turns)):
             known[self._shard(turn)].fetch_ahead()
+        return self._rule.cut(known[shard], np.random.default_rng([self._seed or 0, epoch, shard]))

@@ -1,6 +1,7 @@
 """Keep the shards of a bucket that a loader needs on this machine: fetched when their turn comes, checked.
 
-A file is fetched in pieces: the segments of our manifest, each with its SHA-256, or ranges of a certain size.
+A file is fetched in pieces, when their tokens are read: the segments of our manifest, each with its SHA-256,
+or ranges of a certain size.
 A piece has its name in the cache when all of it is there and right, and the name holds that hash (or, without
 a manifest, the object's ETag): so a piece that was fetched earlier, or by another process, is only looked up.
 
@@ -18,21 +19,27 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.loader.forkable_store import ForkableStore
-from fineweb_shards.store.opening import cache_home
+from fineweb_shards.reading.token_file import TokenFile, TokenFolder, open_files_in
+from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.store.files import list_files
+from fineweb_shards.store.opening import READING_OUTAGE_SECONDS, cache_home
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import lock_file, try_lock, unlock
 from fineweb_shards.system.own_files import open_own
+from fineweb_shards.types import Dtype, ShardRecord, Tokens
 
 DEFAULT_BYTES = 20 * 10**9
 _SUFFIX = ".tokens"
@@ -40,11 +47,13 @@ _PART_SUFFIX = ".part"
 # What `_path` and `_download` name, and nothing else: the folder is the user's, and may hold other files.
 _PIECE_NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
 _PART_NAME = re.compile(rf"[0-9a-f]{{64}}\.[0-9a-f]{{8}}{re.escape(_PART_SUFFIX)}")
+_PIECE_BYTES = 2**28  # of a file that no manifest divides
+_FEWEST_MAPPED = 2
 _LOCKS = 64  # a lock is for all pieces with the same remainder: so that no piece leaves a lock file
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardPiece:
     """The bytes of a file from `begin` to `end`, which are fetched at once."""
 
     store: ForkableStore
@@ -68,14 +77,14 @@ class Piece:
 
 
 class ShardCache:
-    """A folder with pieces. Of those that nobody reads, the ones that were used last are kept, up to
+    """A folder with pieces. Of those that are not being read, the ones that were used last are kept, up to
     `limit_bytes` in all."""
 
     def __init__(self, folder: str | Path | None, limit_bytes: int) -> None:
         self.folder = cache_home() / "loader" if folder is None else Path(os.path.expanduser(folder))
         self.limit_bytes = limit_bytes
 
-    def map(self, piece: Piece) -> NDArray[np.uint8]:
+    def map(self, piece: ShardPiece) -> NDArray[np.uint8]:
         """Map a piece into memory; fetch it first if it is not here. It is not deleted as long as the array,
         or a part of it, exists."""
         path = self._path(piece)
@@ -86,22 +95,22 @@ class ShardCache:
                 os.utime(file.fileno() if os.utime in os.supports_fd else path)
                 return np.memmap(file, np.uint8, "r")
 
-    def fetch_ahead(self, piece: Piece) -> None:
+    def fetch_ahead(self, piece: ShardPiece) -> None:
         """Begin to fetch a piece in the background. If that fails, `map` will say so."""
         if not self._has(piece):
             in_background(partial(self._fetch, piece))
 
-    def _path(self, piece: Piece) -> Path:
+    def _path(self, piece: ShardPiece) -> Path:
         return self.folder / f"{piece.key}{_SUFFIX}"
 
-    def _has(self, piece: Piece) -> bool:
+    def _has(self, piece: ShardPiece) -> bool:
         try:
             state = self._path(piece).lstat()
             return stat.S_ISREG(state.st_mode) and state.st_size == piece.size_bytes
         except OSError:
             return False
 
-    def _fetch(self, piece: Piece) -> None:
+    def _fetch(self, piece: ShardPiece) -> None:
         """Make sure that a piece is here."""
         if self._has(piece):
             return
@@ -120,7 +129,7 @@ class ShardCache:
                 "Free some space, or choose another cache_dir.",
             ) from error
 
-    def _download(self, piece: Piece) -> None:
+    def _download(self, piece: ShardPiece) -> None:
         part = self.folder / f"{piece.key}.{secrets.token_hex(4)}{_PART_SUFFIX}"
         try:
             try:
@@ -148,7 +157,7 @@ class ShardCache:
         return self.folder / f"lock-{int(key[:8], 16) % _LOCKS}"
 
     def _make_room(self, left_bytes: int) -> None:
-        """Delete pieces that nobody reads, those that were used longest ago first, until the rest has at most
+        """Delete pieces that are not being read, least recently used first, until the rest has at most
         `left_bytes` bytes; and what is left of interrupted downloads. Files of others are left alone, and do
         not count."""
         found = []
@@ -183,19 +192,152 @@ def _remove_unlocked(path: Path, lock: Path) -> bool:
         return True
 
 
-def _check(piece: Piece, digest: str) -> None:
+def _check(piece: ShardPiece, digest: str) -> None:
     """Raise an error if what was fetched is not the content that was meant."""
     location = piece.store.location
     if piece.sha256 and digest != piece.sha256:
         raise DamageError(
             f"{location}/{piece.name}: SHA-256 of bytes {piece.begin:,} to {piece.end:,} is {digest}, should "
             f"be {piece.sha256}.",
-            f"`fineweb-shards verify {location}` names all damaged files. If it was built anew, begin anew.",
+            f"`fineweb-shards verify {location}` names all damaged files. If it was rebuilt, restart the "
+            "training.",
         )
     if not piece.sha256:
         found = piece.store.find(piece.name)
         if found is None or found.etag != piece.etag:
             raise ChangedError(
                 f"{location}/{piece.name}: the object was replaced while it was being read.",
-                "Begin the training anew, or restore the object.",
+                "Restart the training, or restore the object.",
             )
+
+
+class PiecedTokens:
+    """Tokens that can be sliced like an array. The pieces follow each other without a gap.
+
+    The pieces that were read last stay mapped, at most a quarter of the cache, and are not deleted meanwhile.
+    """
+
+    def __init__(self, file: TokenFile, pieces: Sequence[ShardPiece], cache: ShardCache) -> None:
+        self._file = file
+        self._pieces = pieces
+        self._begins = [piece.begin for piece in pieces]
+        self._cache = cache
+        self._mapped: dict[int, Tokens] = {}  # by the number of a piece; the last one was read last
+
+    def __len__(self) -> int:
+        return self._file.tokens
+
+    def __getitem__(self, wanted: slice) -> Tokens:
+        first, last, _ = wanted.indices(len(self))
+        if first >= last:
+            return np.empty(0, self._file.dtype)
+        header, width = self._file.header_bytes, self._file.dtype.itemsize
+        begin, end = header + first * width, header + last * width
+        parts = []
+        for number in range(bisect_right(self._begins, begin) - 1, len(self._pieces)):
+            piece = self._pieces[number]
+            if piece.begin >= end:
+                break
+            origin = max(piece.begin, header)
+            tokens = self._map(number)
+            parts.append(tokens[max(0, begin - origin) // width : (min(end, piece.end) - origin) // width])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _map(self, number: int) -> Tokens:
+        """Return the tokens of a piece; fetch the next one in the background if this one is new."""
+        tokens = self._mapped.pop(number, None)
+        if tokens is None:
+            piece, header = self._pieces[number], self._file.header_bytes
+            data = self._cache.map(piece)[max(0, header - piece.begin) :]
+            dtype = self._file.dtype
+            tokens = data[: len(data) // dtype.itemsize * dtype.itemsize].view(dtype)
+            if number + 1 < len(self._pieces):
+                self._cache.fetch_ahead(self._pieces[number + 1])
+        self._mapped[number] = tokens
+        mapped_bytes = sum(self._pieces[mapped].size_bytes for mapped in self._mapped)
+        while len(self._mapped) > _FEWEST_MAPPED and mapped_bytes > self._cache.limit_bytes // 4:
+            first = next(iter(self._mapped))
+            mapped_bytes -= self._pieces[first].size_bytes
+            del self._mapped[first]
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPieces:
+    """The pieces of a file in a bucket, in order, and where they are kept."""
+
+    pieces: tuple[ShardPiece, ...]
+    cache: ShardCache
+
+    def map(self, file: TokenFile) -> PiecedTokens:
+        """Return the tokens of a file, or of a part of it."""
+        return PiecedTokens(file, self._needed(file), self.cache)
+
+    def fetch_ahead(self, file: TokenFile) -> None:
+        """Begin to fetch the first piece."""
+        for piece in self._needed(file)[:1]:
+            self.cache.fetch_ahead(piece)
+
+    def _needed(self, file: TokenFile) -> list[ShardPiece]:
+        return [
+            piece for piece in self.pieces if piece.begin < file.end_bytes and file.header_bytes < piece.end
+        ]
+
+
+def open_bucket_folder(location: str, cache: ShardCache) -> TokenFolder:
+    """Open a folder in a bucket."""
+    bucket = Bucket(location, READING_OUTAGE_SECONDS, refusal=InputError)
+    return TokenFolder(ForkableStore(bucket, cache.folder))
+
+
+def open_bucket_files(
+    folder: TokenFolder, names: Sequence[str], dtype: Dtype | None, cache: ShardCache
+) -> Iterator[tuple[TokenFile, BucketPieces]]:
+    """Open files. What the manifest says of them need not be asked: with thousands of shards that would take
+    minutes."""
+    manifest = folder.manifest
+    known = {file.name: file for file in list_files(manifest.shards)} if manifest else {}
+    found = folder.store.find_all(names) if manifest else {}
+    whole = {
+        name
+        for name, file in found.items()
+        if name in known and file.named and file.size_bytes == known[name].end_bytes
+    }
+    other = [name for name in names if name not in whole]
+    opened = dict(zip(other, open_files_in(folder, other, dtype), strict=True))
+    for name in names:
+        if name in opened or manifest is None:
+            yield opened[name], BucketPieces(tuple(_cut(opened[name])), cache)
+        else:
+            file, shard_format = known[name], manifest.shard_format
+            yield (
+                token_file(folder, shard_format, name, 0, file.tokens),
+                pieces_of(folder, file.segments, cache),
+            )
+
+
+def token_file(
+    folder: TokenFolder, shard_format: ShardFormat, name: str, offset: int, tokens: int
+) -> TokenFile:
+    """Return the file of a manifest, or a segment of it, as something to read."""
+    begin = max(offset, shard_format.header_bytes)
+    return TokenFile(folder, name, shard_format.layout.name, begin, tokens, shard_format.read_dtype)
+
+
+def pieces_of(folder: TokenFolder, records: Sequence[ShardRecord], cache: ShardCache) -> BucketPieces:
+    """Return the segments of a file as pieces, each with its hash."""
+    store = cast(ForkableStore, folder.store)
+    pieces = (
+        ShardPiece(store, record.name, record.offset, record.offset + record.bytes, record.sha256)
+        for record in records
+    )
+    return BucketPieces(tuple(pieces), cache)
+
+
+def _cut(file: TokenFile) -> Iterator[ShardPiece]:
+    """Yield pieces of a file that no manifest knows."""
+    store = cast(ForkableStore, file.folder.store)
+    found = store.find(file.name)
+    for begin in range(file.header_bytes, file.end_bytes, _PIECE_BYTES):
+        end = min(begin + _PIECE_BYTES, file.end_bytes)
+        yield ShardPiece(store, file.name, begin, end, etag=found.etag if found else "")

@@ -30,11 +30,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fineweb_shards.errors import InputError
-from fineweb_shards.loader.followed_shards import FollowedShards
-from fineweb_shards.loader.order import Order, RowOrder, SequentialOrder
-from fineweb_shards.loader.rows import RowRule, Shuffle
+from fineweb_shards.loader.order import Order, RowOrder, RowRule, SequentialOrder, Shuffle
 from fineweb_shards.loader.shard_cache import DEFAULT_BYTES, ShardCache
-from fineweb_shards.loader.shards import Shards, open_folder, open_shards
+from fineweb_shards.loader.shards import FollowedShards, Shards, open_folder, open_shards
 from fineweb_shards.reading.token_file import DTYPES, split_location
 
 # What a state that was saved before there were these settings has for them.
@@ -182,7 +180,7 @@ class ShardLoader:
         After the last batch of an epoch comes the first of the next. In several workers of a torch DataLoader
         this is an error, because each would give the same batches: `ShardDataset` divides them.
         """
-        if _torch_worker()[1] > 1:
+        if torch_worker()[1] > 1:
             raise RuntimeError(
                 "a ShardLoader in several workers of a torch DataLoader would give each batch several times: "
                 "use fineweb_shards.torch_dataset.ShardDataset, or num_workers=0"
@@ -199,7 +197,7 @@ class ShardLoader:
 
         A DataLoader asks its workers in turn, so that the order is the same for any number of them.
         """
-        worker, workers = _torch_worker()
+        worker, workers = torch_worker()
         number = start + worker
         while self.has_batch(epoch, number):
             yield self.batch(epoch, number)
@@ -292,7 +290,7 @@ def renamed_argument(old_name: str, old: int | None, new: int | None) -> int | N
     return old
 
 
-def _torch_worker() -> tuple[int, int]:
+def torch_worker() -> tuple[int, int]:
     """Return this process's number among the workers of a torch DataLoader, and their count; else (0, 1)."""
     data = sys.modules.get("torch.utils.data")  # every such worker has loaded it
     info = data.get_worker_info() if data else None

@@ -8,6 +8,7 @@ For a trainer that computes bits per byte it also writes how many bytes of text 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import random
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
 from fineweb_shards.reading.document_starts import ends_mid_document, file_before
+from fineweb_shards.reading.statistics import TokenStatistics, count_blocks, empty_statistics
 from fineweb_shards.reading.token_file import (
     TokenFile,
     has_eot_first,
@@ -29,7 +31,6 @@ from fineweb_shards.reading.token_file import (
     token_names,
     vocabulary_beside,
 )
-from fineweb_shards.reading.token_statistics import TokenStatistics, count_blocks, empty_statistics
 from fineweb_shards.store.files import list_files
 from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import ForeignFileError, read_file
@@ -79,7 +80,10 @@ def open_target(location: str | Path, dtype: Dtype | None = None) -> Target:
     """
     if not is_folder(location):
         file = open_token_file(location, dtype)
-        return _make_target(str(location), [file], _vocabulary_of(file))
+        vocabulary: Vocabulary | None = None
+        with contextlib.suppress(DamageError, ChangedError):  # of the manifest beside it
+            vocabulary = vocabulary_beside(file)
+        return _make_target(str(location), [file], vocabulary or GPT2)
     folder = open_folder(location)
     manifest = folder.manifest
     if manifest is None:
@@ -92,14 +96,6 @@ def open_target(location: str | Path, dtype: Dtype | None = None) -> Target:
             f"{location}: there is no file of tokens here.", "Name a .npy, .bin or .ds file, or a folder."
         )
     return _make_target(str(location), files, manifest.vocabulary if manifest else GPT2)
-
-
-def _vocabulary_of(file: TokenFile) -> Vocabulary:
-    """Return the vocabulary of a file; GPT-2 if the manifest beside it is missing or damaged."""
-    try:
-        return vocabulary_beside(file) or GPT2
-    except (DamageError, ChangedError):
-        return GPT2
 
 
 def _make_target(location: str, files: list[TokenFile], vocabulary: Vocabulary) -> Target:
@@ -180,7 +176,10 @@ def _find_bytes(target: Target, wanted: bytes) -> Iterator[Match]:
             document += data.count(BOUNDARY, counted, max(counted, place))
             counted = max(counted, place)
             if document != last:
-                yield _match(document, data, place, wanted)
+                before = data[max(0, place - _CONTEXT_BYTES) : place].rpartition(BOUNDARY)[2]
+                after = data[place + len(wanted) :][:_CONTEXT_BYTES].partition(BOUNDARY)[0]
+                texts = (text.decode("utf-8", "ignore") for text in (before, wanted, after))
+                yield Match(document, *texts)
             last = document
             boundary = data.find(BOUNDARY, place)
             place = data.find(wanted, boundary) if boundary >= 0 else -1
@@ -208,14 +207,6 @@ def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
         begun = True
         if ends:
             return
-
-
-def _match(document: int, data: bytes, place: int, wanted: bytes) -> Match:
-    """Return the match at `place` in `data`, with the text around it up to the ends of the document."""
-    before = data[max(0, place - _CONTEXT_BYTES) : place].rpartition(BOUNDARY)[2]
-    after = data[place + len(wanted) :][:_CONTEXT_BYTES].partition(BOUNDARY)[0]
-    texts = (part.decode("utf-8", "ignore") for part in (before, wanted, after))
-    return Match(document, *texts)
 
 
 def count_token_bytes(vocabulary: Vocabulary) -> NDArray[np.int32]:

@@ -370,19 +370,15 @@ def _open_bare(opened: _Opened, dtype: Dtype | None) -> TokenFile:
     if size % known.itemsize:
         raise _refused(opened.address, f"is not a file of {known.name} tokens ({size:,} bytes)")
     if not layout and dtype is None and opened.suffix == Layout.suffix:  # such a file can be anything
-        _check_first_tokens(opened, np.frombuffer(start, known, len(start) // known.itemsize))
+        tokens = np.frombuffer(start, known, len(start) // known.itemsize)
+        vocabulary, highest = opened.vocabulary, int(tokens.max(initial=0))
+        if highest >= vocabulary.size:
+            raise InputError(
+                f"{opened.address}: it has no known header, and {highest} among its first numbers is no "
+                f"token of {vocabulary.name}.",
+                f"If it holds nothing but tokens, say how wide they are: --dtype {known.name}",
+            )
     return opened.with_tokens("raw", 0, size // known.itemsize, known)
-
-
-def _check_first_tokens(opened: _Opened, tokens: Tokens) -> None:
-    """Raise InputError if the first numbers of a file are no tokens of its vocabulary."""
-    vocabulary, highest = opened.vocabulary, int(tokens.max(initial=0))
-    if highest >= vocabulary.size:
-        raise InputError(
-            f"{opened.address}: it has no known header, and {highest} among its first numbers is no token of "
-            f"{vocabulary.name}.",
-            f"If it holds nothing but tokens, say how wide they are: --dtype {tokens.dtype.name}",
-        )
 
 
 def _open_by_layout(opened: _Opened, layout: Layout) -> TokenFile:

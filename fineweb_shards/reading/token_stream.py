@@ -12,8 +12,11 @@ folder, checked there, and removed when it has been read.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import itertools
+import os
+import shlex
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +29,6 @@ import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.reading.fetched_range import fetch_range
 from fineweb_shards.reading.verify import check_segment, check_tokens
 from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.manifest import Manifest
@@ -35,9 +37,11 @@ from fineweb_shards.stream.boundaries import NO_POSITIONS, Span, join_spans
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.own_files import open_own
 from fineweb_shards.types import SPLITS, ShardRecord, Split, Tokens
 
 BLOCK_TOKENS = 2**19  # as in verify.py: for larger blocks page faults take longer than the copying
+_READ_BYTES = 2**20  # of a range that is fetched
 _RUN_DOCUMENTS = 2**16  # how many document numbers are assigned to splits at once
 
 
@@ -229,3 +233,34 @@ class _FetchedSegments(Segments):
 
     def _path(self, record: ShardRecord) -> Path:
         return self.folder / f"{record.name}.{record.offset}"
+
+
+def fetch_range(store: Store, name: str, begin: int, end: int, path: Path) -> str:
+    """Write the bytes from `begin` to `end` of a file into a new one, durably, in constant memory; return
+    their SHA-256. Raises OSError if that can't be written, or a ShardError; then it is not complete."""
+    digest = hashlib.sha256()
+    with open_own(path, "xb") as target:
+        for data in _read_range(store, name, begin, end):
+            digest.update(data)
+            target.write(data)
+        target.flush()
+        os.fsync(target.fileno())
+    return digest.hexdigest()
+
+
+def _read_range(store: Store, name: str, begin: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes of a range; DamageError if the file is missing or shorter."""
+    what = f"it ends before byte {end:,}"
+    try:
+        with store.open(store.require(name)) as source:
+            source.seek(begin)
+            while begin < end and (data := source.read(min(end - begin, _READ_BYTES))):
+                begin += len(data)
+                yield data
+    except OSError as error:
+        what = error.strerror or str(error)
+    if begin < end:
+        raise DamageError(
+            f"{store.location}/{name}: {what}.",
+            f"`fineweb-shards verify {shlex.quote(store.location)}` names all damaged files.",
+        )

@@ -134,7 +134,7 @@ def check_folder(
 
 
 def _damage_error(store: Store, damaged: int, untracked: int) -> DamageError:
-    """Return an error with the next step; a build makes damaged files anew, and does nothing about others."""
+    """Return an error with the next step; a build remakes damaged files, and does nothing about others."""
     if not untracked:
         return DamageError(f"{store.location}: {show_number_of(damaged, 'damaged file')}.")
     do = "does" if untracked == 1 else "do"
@@ -144,7 +144,7 @@ def _damage_error(store: Store, damaged: int, untracked: int) -> DamageError:
     return DamageError(
         f"{store.location}: {show_number_of(damaged, 'damaged file')} and {strays}.",
         "What is not in the manifest: move it away, or delete it. Damaged files: delete them and "
-        "run the same build again; it makes them anew.",
+        "run the same build again; it makes the damaged files again.",
     )
 
 
@@ -211,10 +211,7 @@ def check_tokens(
     byte of the whole file with which `data` begins."""
     contents = read_contents(data, shard_format, record.offset, record.bytes, begin)
     if contents.sha256 != record.sha256:
-        return f"{record.name}: SHA-256{_place(record)} is {contents.sha256}, should be {record.sha256}"
+        place = f" of {record.bytes:,} bytes from {record.offset:,} on" if record.offset else ""
+        return f"{record.name}: SHA-256{place} is {contents.sha256}, should be {record.sha256}"
     damage = find_damage(contents, shard_format, record.documents)
     return f"{record.name}: {damage}" if damage else None
-
-
-def _place(record: ShardRecord) -> str:
-    return f" of {record.bytes:,} bytes from {record.offset:,} on" if record.offset else ""

@@ -39,7 +39,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class LimitLine:
     """A value not to be exceeded, between two places of the horizontal axis."""
 
     begin: float
@@ -55,10 +55,10 @@ class Chart:
     title: str  # read aloud by screen readers
     show: Callable[[float], str]  # formats a value
     end: float  # of the horizontal axis
-    labels: Callable[[int], Sequence[Label]]  # returns at most so many labels of the horizontal axis
+    labels: Callable[[int], Sequence[Label]]  # takes the most labels that fit the horizontal axis
     columns: Sequence[Column] = ()
     lines: Sequence[Sequence[Place]] = ()
-    limits: Sequence[Limit] = ()  # one above the axis is named at the axis's end
+    limits: Sequence[LimitLine] = ()  # one above the axis is named at the axis's end
     gaps: Sequence[Gap] = ()
     bands: Sequence[tuple[float, float]] = ()  # from one place to another, over the whole height
     dots: Sequence[float] = ()  # at the top

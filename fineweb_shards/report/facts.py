@@ -1,26 +1,35 @@
-"""Read everything that the report needs from the files of an output folder.
+"""Read everything that the report needs from the files of an output folder; its path, its kind of table.
 
-The next steps: `headline.py`, `runs.py`, `over_time.py`, `shards.py` and `documents.py` turn the facts into
-texts, tables and charts, and `page.py` puts these into the template `page.html`.
+The next steps: `runs.py`, `over_time.py` and `contents.py` turn the facts into texts, tables and charts, and
+`page.py` puts these into the template `page.html`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fineweb_shards.errors import ShardError
-from fineweb_shards.reading.folder_statistics import (
+from fineweb_shards.reading.statistics import (
     FolderStatistics,
     Sample,
     complete_folder_statistics,
     take_samples,
 )
 from fineweb_shards.store.store import Store
+from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.watching.history import History, load_history
 from fineweb_shards.watching.status import Status, read_status
 
 _SAMPLES = 5
+FILE_NAME = "report.html"
+
+
+def report_path(folder: Path) -> Path:
+    """Return the path of the report about an output folder."""
+    return folder / WORK_FOLDER / FILE_NAME
 
 
 @dataclass(frozen=True)
@@ -50,3 +59,24 @@ def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
         return Facts(status, history, figures, take_samples(store, shard_format, records, _SAMPLES))
     except ShardError as error:
         return Facts(status, history, problem=error.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of texts."""
+
+    columns: Mapping[str, str]  # headings and their kinds: number, name, text, token or hash, see page.css
+    rows: Sequence[Sequence[str]]
+    heads: bool = False  # the first cell of a row names it
+    bars: Sequence[float] = ()  # of each row, drawn beside its last cell; 1 is the longest
+
+
+def scale_bars(values: Sequence[float]) -> list[float]:
+    """Return the lengths of bars for these values."""
+    longest = max(values, default=0)
+    return [value / longest if longest else 0.0 for value in values]
+
+
+def show_moment(seconds: float) -> str:
+    """Format seconds since 1970 as `2026-11-17 14:05:09`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from fineweb_shards.report.charts import Chart, Gap, Limit, Place
-from fineweb_shards.report.facts import Facts
-from fineweb_shards.report.table import Table, show_moment
+from fineweb_shards.report.charts import Chart, Gap, LimitLine, Place
+from fineweb_shards.report.facts import Facts, Table, show_moment
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.history import WAIT, History, Mark, Point
 
@@ -49,7 +48,12 @@ def chart_runs(facts: Facts) -> OverTime | None:
     title = _describe("Speed in tokens/s", points)
     speed = _make_chart(title, show_count, axis, points, marks, _tokens_per_second)
     memory = _chart_memory(axis, history)
-    return OverTime(speed, memory, bool(speed.gaps), _marks_table(marks) if marks else None, len(marks))
+    rows = []
+    for mark in marks[-_SHOWN_MARKS:]:
+        waited = "still waiting" if mark.end is None else f"waited {show_seconds(mark.end - mark.time)}"
+        rows.append([show_moment(mark.time), waited if mark.kind == WAIT else mark.kind, mark.text])
+    table = Table({"when": "name", "what": "text", "more": "text"}, rows) if rows else None
+    return OverTime(speed, memory, bool(speed.gaps), table, len(marks))
 
 
 def _chart_memory(axis: TimeAxis, history: History) -> Chart | None:
@@ -57,7 +61,7 @@ def _chart_memory(axis: TimeAxis, history: History) -> Chart | None:
     if not _split_runs(points):
         return None
     limits = [
-        Limit(axis.position(run.begin), axis.position(run.end), run.budget_bytes)
+        LimitLine(axis.position(run.begin), axis.position(run.end), run.budget_bytes)
         for run in history.runs
         if run.budget_bytes
     ]
@@ -167,21 +171,10 @@ class TimeAxis:
         short = "%H:%M:%S" if whole_seconds <= _SHORT_SECONDS else "%H:%M"
         form = "%d %b %H:%M" if whole_seconds > _DAY_SECONDS else short
         count = max(2, min(most, int(self.length) + 1))  # no second twice
-        places = [self.length * number / (count - 1) for number in range(count)]
-        return [(place, time.strftime(form, time.localtime(self._moment(place)))) for place in places]
-
-    def _moment(self, place: float) -> float:
-        number = max(0, bisect_right(self._starts, place) - 1)
-        begin, end = self._spans[number]
-        return min(begin + place - self._starts[number], end)
-
-
-def _marks_table(marks: Sequence[Mark]) -> Table:
-    rows = [[show_moment(mark.time), _show_kind(mark), mark.text] for mark in marks[-_SHOWN_MARKS:]]
-    return Table({"when": "name", "what": "text", "more": "text"}, rows)
-
-
-def _show_kind(mark: Mark) -> str:
-    if mark.kind != WAIT:
-        return mark.kind
-    return f"waited {show_seconds(mark.end - mark.time)}" if mark.end is not None else "still waiting"
+        labels = []
+        for place in (self.length * number / (count - 1) for number in range(count)):
+            span = max(0, bisect_right(self._starts, place) - 1)
+            begin, end = self._spans[span]
+            moment = min(begin + place - self._starts[span], end)
+            labels.append((place, time.strftime(form, time.localtime(moment))))
+        return labels

@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fineweb_shards import __version__
-from fineweb_shards.report.documents import count_left_out, describe_basis, list_tokens, measure_lengths
-from fineweb_shards.report.facts import Facts, gather_facts
-from fineweb_shards.report.headline import make_headline
+from fineweb_shards.report.contents import (
+    count_left_out,
+    describe_basis,
+    list_settings,
+    list_shards,
+    list_tokens,
+    measure_lengths,
+)
+from fineweb_shards.report.facts import Facts, gather_facts, report_path, show_moment
 from fineweb_shards.report.over_time import chart_runs
-from fineweb_shards.report.path import report_path
-from fineweb_shards.report.runs import list_runs
-from fineweb_shards.report.shards import list_settings, list_shards
-from fineweb_shards.report.table import show_moment
+from fineweb_shards.report.runs import list_runs, make_headline
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error, write_quickly
 from fineweb_shards.system.own_files import claim_folder
@@ -33,6 +36,9 @@ from fineweb_shards.watching.status import RUNNING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.units import show_bytes
+from fineweb_shards.watching.history import RUN_COMPLETE, RunRecord
 
 _REFRESH_SECONDS = 60
 
@@ -105,3 +111,21 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
+
+
+def closing_lines(store: Store, run: RunRecord) -> list[str]:
+    """Return a line each for what was fetched, for waits, and for the report, if there are any. After a start
+    that failed the report has nothing to tell. After an error it is unknown whether the copy of the report in
+    a bucket is the last one."""
+    rows = []
+    if run.fetched_bytes:
+        speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))
+        rows.append(("fetched", f"{show_bytes(run.fetched_bytes)}, {speed}/s on average"))
+    if waits := run.describe_waits():
+        rows.append(("waited", waits))
+    begun = run.new_tokens > 0 or run.ending == RUN_COMPLETE
+    if begun and (page := report_path(store.folder)).is_file():
+        rows.append(("report", str(page)))
+        if store.is_remote and run.ending == RUN_COMPLETE:
+            rows.append(("", f"a copy: {store.location}/{WORK_FOLDER}/{page.name}"))
+    return [f"{name:<10} {text}" for name, text in rows]

@@ -1,16 +1,17 @@
-"""Make the report's list of runs: each start and resume, how it ended, what it made, what it waited for."""
+"""Make the top of the report, the state in one line and a few large figures, and below it the list of runs:
+each start and resume, how it ended, what it made, what it waited for."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fineweb_shards.report.facts import Facts
-from fineweb_shards.report.table import Table, show_moment
+from fineweb_shards.report.facts import Facts, Table, show_moment
 from fineweb_shards.units import show_bytes, show_count, show_seconds
-from fineweb_shards.watching.history import WAIT, Mark
-from fineweb_shards.watching.run_record import RunRecord
-from fineweb_shards.watching.status import RUNNING
+from fineweb_shards.watching.history import WAIT, Mark, RunRecord
+from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
 
 _SHOWN_RUNS = 100
 _SHOWN_WAITS = 100
@@ -20,6 +21,80 @@ _COLUMNS = {
     "tokens made": "number", "kept": "number", "tokens/s": "number", "fetched": "number",
 }  # fmt: skip
 _WAIT_COLUMNS = {"run": "number", "waited from": "name", "for": "name", "why": "text"}
+_MOST_COLUMNS = 6  # see page.css
+Figure = tuple[str, str]  # name and value
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The content of the top of the page."""
+
+    name: str  # of the folder
+    source: str  # what the shards were made from
+    state: str
+    words: str  # the state in a sentence
+    command: str | None  # that resumes the build
+    figures: list[Figure]
+
+    @property
+    def columns(self) -> int:
+        """How many figures stand in a row on a wide screen: rows as equal as can be, so that none is nearly
+        empty."""
+        rows = math.ceil(len(self.figures) / _MOST_COLUMNS)
+        return math.ceil(len(self.figures) / max(1, rows))
+
+
+def make_headline(facts: Facts) -> Headline:
+    """Choose the facts for the top of the page."""
+    status, source = facts.status, ""
+    if manifest := status.manifest:  # the dataset or the files that the shards were made from
+        settings, files = manifest.settings, manifest.files
+        source = str(files[0]["name"]) if len(files) == 1 else f"{len(files):,} files" if files else ""
+        if settings.get("dataset"):
+            commit = f", commit {manifest.commit[:10]}" if manifest.commit else ""
+            source = f"{settings['dataset']} {settings.get('name') or ''}".strip() + commit
+    return Headline(
+        status.store.name,
+        source,
+        status.state,
+        describe_status(status),
+        resume_command(status),
+        list(_list_figures(facts)),
+    )
+
+
+def _list_figures(facts: Facts) -> Iterator[Figure]:
+    manifest, heartbeat, runs = facts.status.manifest, facts.status.heartbeat, facts.history.runs
+    running = heartbeat is not None and facts.status.state == RUNNING
+    if heartbeat is not None and running:
+        now = heartbeat.snapshot
+        share = f" ({100 * now.share:.1f} %)" if now.share is not None else ""
+        yield "tokens so far", f"{show_count(now.tokens)}{share}"
+        if now.seconds_left is not None:
+            yield "time left", show_seconds(now.seconds_left)
+        if now.tokens_per_second:
+            yield "tokens/s now", show_count(now.tokens_per_second)
+    if manifest is not None:
+        if not running:
+            yield "tokens", f"{manifest.tokens:,}"
+        yield "documents", f"{manifest.documents:,}"
+        yield "finished shards", f"{manifest.shard_count:,}"
+        yield "on disk", show_bytes(sum(record.bytes for record in manifest.shards))
+        if manifest.seconds and manifest.tokens:
+            yield "working time, without waits", show_seconds(manifest.seconds)
+            yield "tokens/s while working", show_count(manifest.tokens / manifest.seconds)
+    if len(runs) > 1:
+        yield "runs", f"{len(runs):,}"
+    if (waited_seconds := sum(run.stood_still_seconds for run in runs)) >= 1:
+        yield "time waited", show_seconds(waited_seconds)
+    if fetched_bytes := sum(run.fetched_bytes for run in runs):
+        yield "fetched", show_bytes(fetched_bytes)
+        if work_seconds := sum(run.work_seconds for run in runs):
+            yield "fetched per second of work", show_bytes(fetched_bytes / work_seconds)
+    if manifest is not None and manifest.peak_memory_bytes:
+        yield "peak memory", show_bytes(manifest.peak_memory_bytes)
+    if facts.figures.statistics.tokens:
+        yield "bytes per token", f"{facts.figures.statistics.bytes_per_token:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +108,32 @@ class Runs:
 
 def list_runs(facts: Facts) -> Runs | None:
     """Return the list of runs; None if no run is known."""
-    runs = facts.history.runs[-_SHOWN_RUNS:]
+    runs, manifest = facts.history.runs[-_SHOWN_RUNS:], facts.status.manifest
     if not runs:
         return None
-    kept = list(zip(runs, _kept_tokens(runs, facts), strict=True))
-    active = runs[-1] if facts.status.state == RUNNING else None
-    rows = [_run_row(run, tokens, active=run is active) for run, tokens in kept]
-    table = Table(_COLUMNS, rows)
-    if not any(run.fetched_bytes for run in runs):
-        table = table.without_last_column()
-    return Runs(table, _waits_table(runs, facts), any(run.new_tokens > tokens for run, tokens in kept))
-
-
-def _kept_tokens(runs: list[RunRecord], facts: Facts) -> list[int]:
-    """Return how many tokens of each run are in finished shards: the next run began after those."""
-    manifest = facts.status.manifest
+    # The tokens of a run that are in finished shards: the next run began after those.
     ends = [after.first_tokens for _, after in pairwise(runs)]
     ends.append(manifest.tokens if manifest is not None else runs[-1].first_tokens)
-    return [max(0, end - run.first_tokens) for run, end in zip(runs, ends, strict=True)]
+    kept = [(run, max(0, end - run.first_tokens)) for run, end in zip(runs, ends, strict=True)]
+    active = runs[-1] if facts.status.state == RUNNING else None
+    table = Table(_COLUMNS, [_run_row(run, tokens, active=run is active) for run, tokens in kept])
+    if not any(run.fetched_bytes for run in runs):
+        columns = dict(list(table.columns.items())[:-1])
+        table = Table(columns, [row[:-1] for row in table.rows])
+    waits = [mark for mark in facts.history.marks if mark.kind == WAIT][-_SHOWN_WAITS:]
+    waits_table = Table(_WAIT_COLUMNS, [_wait_row(mark, runs) for mark in waits]) if waits else None
+    return Runs(table, waits_table, any(run.new_tokens > tokens for run, tokens in kept))
 
 
 def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
     made_tokens = max(run.new_tokens, kept_tokens)  # a killed run's last seconds are not in the history
+    began, ended = show_moment(run.begin), show_moment(run.end)
+    if began.split()[0] == ended.split()[0]:
+        ended = ended.split()[1]  # the same day
     return [
         f"{run.number:,}",
-        show_moment(run.begin),
-        "" if active else _show_end(run.begin, run.end),
+        began,
+        "" if active else ended,
         "running" if active else run.ending or _KILLED,
         run.describe_waits() or "never",
         show_count(made_tokens),
@@ -66,18 +141,6 @@ def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
         show_count(made_tokens / run.work_seconds) if run.work_seconds >= 1 else "",
         show_bytes(run.fetched_bytes),
     ]
-
-
-def _show_end(begin: float, end: float) -> str:
-    """Format the end of a run; without the date if it is that of the beginning."""
-    day, time_of_day = show_moment(end).split(" ")
-    return time_of_day if show_moment(begin).startswith(day) else show_moment(end)
-
-
-def _waits_table(runs: list[RunRecord], facts: Facts) -> Table | None:
-    """Return the table of waits: when, how long, for what; None if there were none."""
-    waits = [mark for mark in facts.history.marks if mark.kind == WAIT][-_SHOWN_WAITS:]
-    return Table(_WAIT_COLUMNS, [_wait_row(mark, runs) for mark in waits]) if waits else None
 
 
 def _wait_row(mark: Mark, runs: list[RunRecord]) -> list[str]:

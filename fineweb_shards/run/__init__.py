@@ -1,4 +1,4 @@
-"""Do the work of the verbs: turn settings into a job, plan and build it; export and upload finished shards.
+"""Do the work of the subcommands: settings become a job; plan, build, export and upload.
 
 May import: everything but `commands`.
 """

@@ -45,7 +45,7 @@ class Budget:
     workers: int
     memory_bytes: int
     window_bytes: int  # the most text in flight
-    wanted_workers: int | None = None  # as requested; the memory may not be enough for so many
+    wanted_workers: int | None = None  # as requested; the memory may not be enough for them
 
     @property
     def worker_bytes(self) -> int:
@@ -54,7 +54,7 @@ class Budget:
 
     @property
     def largest_page_bytes(self) -> int:
-        """The largest page of a parquet file, unpacked, for which one worker has room; not all at once."""
+        """The largest page of a parquet file, unpacked, for which one worker has memory; not all at once."""
         return max(0, self.memory_bytes - PARENT_BYTES - WORKER_BYTES) // _PAGE_COPIES
 
 
@@ -67,7 +67,7 @@ def plan_budget(
 ) -> Budget:
     """Divide the memory among the workers, of which there are fewer if it is not enough for all.
 
-    There is room for one long document that is not cut, and not for one in each worker: they are rare, and
+    There is memory for one long document that is not cut, and not for one in each worker: they are rare, and
     would cost most of the workers. If several come at once, the memory guard holds the others back.
     `upload_bytes` is what a worker takes to send a shard to a bucket.
     """
@@ -76,13 +76,13 @@ def plan_budget(
     least_window = 2 * batch_bytes
     reserved = PARENT_BYTES + _uncut_document_bytes(vocabulary)
     worker_bytes = process_bytes(vocabulary) + upload_bytes
-    room = memory - reserved - least_window * COPIES
-    fitting = min(wanted, room // worker_bytes)
+    left = memory - reserved - least_window * COPIES
+    fitting = min(wanted, left // worker_bytes)
     if fitting < 1:
         needed = reserved + worker_bytes + least_window * COPIES
         found = "A memory budget of" if max_memory is None else "--max-memory"
         hint = "Give more with --max-memory, close other programs, or use a smaller --batch-bytes."
-        if max_memory and max_memory < 2**20:  # nobody means so few bytes
+        if max_memory and max_memory < 2**20:  # surely a missing unit
             unit = "MiB" if max_memory * 2**20 >= needed else "GiB"
             hint = f"Did you mean --max-memory {max_memory}{unit}? A number without a unit counts bytes."
         raise UsageError(
@@ -98,7 +98,7 @@ def process_bytes(vocabulary: Vocabulary) -> int:
 
 
 def useful_window_bytes(workers: int, batch_bytes: int) -> int:
-    """Return how much text in flight so many workers have a use for."""
+    """Return how much text in flight `workers` workers have a use for."""
     return max(MAXIMUM_WINDOW_BYTES, 2 * batch_bytes, workers * _BATCHES_PER_WORKER * batch_bytes)
 
 

@@ -19,15 +19,14 @@ from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.verify import check_folder
-from fineweb_shards.report.closing import closing_lines
-from fineweb_shards.report.page import prepare_report, write_report
+from fineweb_shards.report.page import closing_lines, prepare_report, write_report
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.executor import check_executor, make_executor
 from fineweb_shards.run.job import Job, make_job, output_spec
+from fineweb_shards.run.output_text import training_error
 from fineweb_shards.run.plan import check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.run.resume import open_manifest
-from fineweb_shards.run.trainer_warnings import training_error
 from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.fresh import start_over
 from fineweb_shards.store.leftovers import tidy_finished
@@ -43,16 +42,12 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Cursor, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import current_invocation
-from fineweb_shards.watching.history import load_history
+from fineweb_shards.watching.history import RunRecord, load_history
 from fineweb_shards.watching.log import EventLog
-from fineweb_shards.watching.monitor import Monitor
-from fineweb_shards.watching.progress import Progress
-from fineweb_shards.watching.reporter import Page
-from fineweb_shards.watching.run_record import RunRecord
+from fineweb_shards.watching.monitor import Monitor, ReportFunctions, StartObserver
+from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.screen import Screen
-from fineweb_shards.watching.start import StartObserver
 from fineweb_shards.writing.output import Output, begin_output
 
 
@@ -143,7 +138,7 @@ def build_rest(
     job = replace(job, source=job.source.reopened(progress))
     job.output.store.observe(progress)
     executor = make_executor(job, spec, manifest, progress)
-    page = Page(
+    page = ReportFunctions(
         partial(write_report, job.output.store),
         partial(closing_lines, job.output.store),
         partial(prepare_report, job.vocabulary),

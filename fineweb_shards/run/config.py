@@ -50,6 +50,7 @@ def _setting(
 
 
 DEFAULT_SHARD_TOKENS = 100_000_000
+_COUNT: Any = {"parse": parse_count, "metavar": "N"}
 _LARGEST_FILE_BYTES = 16 * 10**12  # on ext4
 _MOST_TOKENS = _LARGEST_FILE_BYTES // GPT2.dtype.itemsize
 # Up to this length a document is held back until it is known whether it is kept: 20 MB of tokens.
@@ -114,11 +115,9 @@ class Config:
         None, "read only documents that meet this condition on columns or JSON keys, such as "
         "'int_score >= 4 and language_score > 0.8'", metavar="CONDITION", bytes_=True,
     )  # fmt: skip
-    min_tokens: int = _setting(
-        0, "leave out documents with fewer tokens than this", parse=parse_count, metavar="N", bytes_=True
-    )
+    min_tokens: int = _setting(0, "leave out documents with fewer tokens than this", bytes_=True, **_COUNT)
     max_document_tokens: int | None = _setting(
-        None, "leave out documents with more tokens than this", parse=parse_count, metavar="N", bytes_=True
+        None, "leave out documents with more tokens than this", bytes_=True, **_COUNT
     )
     separator: str = _setting(
         "auto", "between documents of a text: auto (found in it), blank (line), line, none (a file is a "
@@ -150,20 +149,14 @@ class Config:
         None, f"tokens in a shard, such as 100M or 1e8 (default: {show_count(DEFAULT_SHARD_TOKENS)})",
         parse=parse_count, metavar="N", bytes_=True,
     )  # fmt: skip
-    max_tokens: int | None = _setting(
-        None,
-        "end the stream after exactly so many tokens",
-        parse=parse_count,
-        metavar="N",
-        bytes_=True,
-    )
+    max_tokens: int | None = _setting(None, "end the stream after exactly N tokens", bytes_=True, **_COUNT)
     val_tokens: int | None = _setting(
-        None, "for validation: the first so many tokens (default: as the layout has it, shard 0)",
-        parse=parse_count, metavar="N", bytes_=True,
+        None, "for validation: the first N tokens (default: as the layout has it, shard 0)",
+        bytes_=True, **_COUNT,
     )  # fmt: skip
     val_documents: int | None = _setting(
-        None, "for validation: the first so many documents, instead of --val-tokens; 0: nothing",
-        parse=parse_count, metavar="N", bytes_=True,
+        None, "for validation: the first N documents, instead of --val-tokens; 0: nothing",
+        bytes_=True, **_COUNT,
     )  # fmt: skip
     val_input: tuple[str, ...] = _setting(
         (), "for validation: all documents of these files, repeatable like --input, instead of --val-tokens; "
@@ -173,24 +166,20 @@ class Config:
         None, "for validation: a share of the documents, such as 0.0005, instead of --val-tokens; 0: nothing",
         parse=parse_ratio, metavar="R", bytes_=True,
     )  # fmt: skip
-    val_seed: int = _setting(
-        0, "which documents --val-ratio chooses", parse=parse_count, metavar="N", bytes_=True
-    )
+    val_seed: int = _setting(0, "which documents --val-ratio chooses", bytes_=True, **_COUNT)
     last_shard: str = _setting(
         "keep", "what to do about a last training shard that is not full",
         choices=("keep", "drop"), bytes_=True,
     )  # fmt: skip
     gpus: int = _setting(
-        1, "GPUs that will train on it: warnings say what its loader needs on them", parse=parse_count,
-        metavar="N",
-    )  # fmt: skip
+        1, "GPUs that will train on it: warnings say what its loader needs on them", **_COUNT
+    )
     index: bool = _setting(
         False, "also write where documents start in each file, as index/NAME.npy (int64 token offsets)"
     )
     workers: int | None = _setting(
-        None, "tokenizer processes (default: the cores this process may use)",
-        parse=parse_count, metavar="N",
-    )  # fmt: skip
+        None, "tokenizer processes (default: the cores this process may use)", **_COUNT
+    )
     executor: str = _setting(
         "local", "who does the work: processes on this machine, or a Ray cluster (which "
         "needs the package ray)", choices=("local", "ray"),
@@ -219,12 +208,8 @@ class Config:
     )
     verify: bool = _setting(True, "check shards of earlier runs at the end, too; new ones always are")
     seed: int = _setting(
-        0,
-        "which documents are encoded again with the tokenizer's reference as a check",
-        parse=parse_count,
-        metavar="N",
+        0, "which documents are encoded again with the tokenizer's reference as a check", **_COUNT
     )
-
     on_finish: str = _setting(
         "", "command to run at the end, however it ends; it finds the outcome in its environment",
         metavar="COMMAND",

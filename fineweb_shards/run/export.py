@@ -25,7 +25,7 @@ from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.reading.token_stream import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
-from fineweb_shards.run.trainer_warnings import stray_warnings, training_error
+from fineweb_shards.run.output_text import stray_warnings, training_error
 from fineweb_shards.store.added_index import add_index
 from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
 from fineweb_shards.store.fresh import refuse_untracked_shards, start_over

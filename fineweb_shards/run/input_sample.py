@@ -1,6 +1,9 @@
 """Read a few documents of the input, and measure how long their encoding takes, for the plan's estimates.
 
 Only the beginning of what is read is kept: all of it would not fit the parent's share of memory.
+
+Of a text it also shows how it will be split into documents. A wrong separator makes millions of documents out
+of a few, and every token of them is right: only a person who sees some of the documents can notice.
 """
 
 from __future__ import annotations
@@ -14,16 +17,18 @@ from itertools import islice
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import utf8_bytes
 from fineweb_shards.run.job import Job
-from fineweb_shards.run.separator_preview import SeparatorPreview
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.stream.length_limits import LengthLimits
+from fineweb_shards.system.terminal import safe_text
 from fineweb_shards.texts import Texts
 from fineweb_shards.token_lists import TokenLists
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.types import Cursor, TextChunk, Tokens
+from fineweb_shards.units import show_number_of
 
 _SAMPLE_FILES = 64
+_TEXTS_AT_ONCE = 16
 _LEAST_SAMPLE_FILES = 8
 _LOOKED_AT_BYTES = 64 * 2**20  # fewer files are sampled if they are large, because at least a chunk is read
 _LARGE_FILE_BYTES = 8 * 2**20
@@ -33,6 +38,53 @@ _SHOWN_TOKENS = 100
 _MOST_BATCHES = 64  # of a file, because batches may hold no document
 QUICK_SAMPLE_BYTES = 2**18
 _LOOKED_AT_TIMES = 16  # what is read at the most, if little of it meets --where
+# Documents that are shorter than a sentence on average are seldom intended.
+SENTENCE_BYTES = 100
+_NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
+_SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
+
+
+@dataclass(frozen=True, slots=True)
+class SeparatorPreview:
+    """A sample of the text files of an input, and the separators found in them."""
+
+    separators: tuple[str, ...]
+    documents: int
+    text_bytes: int
+    first_documents: tuple[str, ...]
+
+    @property
+    def average_bytes(self) -> float:
+        return self.text_bytes / max(1, self.documents)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return name and text of every line to show, with a warning if the documents are very short."""
+        rows = [("separator", ", ".join(_NAMES.get(name, repr(name)) for name in self.separators))]
+        if self.documents:
+            per_megabyte = max(1, round(1e6 / max(1.0, self.average_bytes)))
+            documents = show_number_of(per_megabyte, "document")
+            rows[0] = ("separator", f"{rows[0][1]} (about {documents} per MB of text)")
+        rows += document_rows(self.first_documents)
+        if self.documents > 1 and self.average_bytes < SENTENCE_BYTES and self.separators != ("none",):
+            average = f"{self.average_bytes:.0f}"
+            rows += [
+                ("WARNING", f"a document has {average} bytes on average: less than a sentence."),
+                ("", "If that is not what you want, stop and choose another --separator:"),
+            ]
+            if "line" in self.separators:
+                rows.append(("", "  --separator blank            where blank lines separate them"))
+            rows += [
+                ("", "  --separator none             where every file is one document"),
+                ("", "  --separator '<|endoftext|>'  or any string between documents"),
+            ]
+        return rows
+
+
+def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
+    """Return rows with the beginnings of the first documents."""
+    return [
+        (f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)
+    ]
 
 
 @dataclass(slots=True)
@@ -135,7 +187,9 @@ def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = T
     files = [file for file in job.source.files[start.file :] if not (file.is_pipe or file.problem)]
     if not download:
         files = [file for file in files if not file.is_missing]
-    most = 1 if job.is_remote else _files_to_sample(files)
+    average_bytes = sum(file.size_bytes for file in files) // max(1, len(files)) + 1
+    wanted = _LOOKED_AT_BYTES // min(average_bytes, _LARGE_FILE_BYTES)
+    most = 1 if job.is_remote else min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
     chosen = files[:: max(1, len(files) // most)][:most]
     sample = InputSample()
     begin = time.monotonic()
@@ -149,12 +203,6 @@ def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = T
                 raise
     sample.read_seconds = time.monotonic() - begin
     return sample
-
-
-def _files_to_sample(files: list[InputFile]) -> int:
-    average = sum(file.size_bytes for file in files) // max(1, len(files)) + 1
-    wanted = _LOOKED_AT_BYTES // min(average, _LARGE_FILE_BYTES)
-    return min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
 
 
 def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
@@ -174,7 +222,9 @@ def measure_sample(engine: Engine, texts: list[str], seconds: float, limits: Len
     documents = tokens = text_bytes = kept_documents = kept_tokens = 0
     begin = time.monotonic()
     marks = [(begin, 0)]
-    for part in _parts(texts):
+    for first in range(0, len(texts), _TEXTS_AT_ONCE):
+        # Without lone surrogates.
+        part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + _TEXTS_AT_ONCE]]
         lengths = [len(ids) for ids in engine.encode(Texts.from_strings(part))]
         kept = [length for length in lengths if limits.judge(length, ended=True) == "kept"]
         tokens += sum(lengths) + len(lengths)
@@ -189,9 +239,3 @@ def measure_sample(engine: Engine, texts: list[str], seconds: float, limits: Len
     elapsed = marks[-1][0] - middle[0]
     speed = (tokens - middle[1]) / elapsed if elapsed > 0 else None
     return MeasuredSample(documents, tokens, text_bytes, speed, kept_documents, kept_tokens)
-
-
-def _parts(texts: list[str]) -> Iterator[list[str]]:
-    """Yield the sampled texts, 16 at a time, without lone surrogates."""
-    for first in range(0, len(texts), 16):
-        yield [text.encode("utf-8", "replace").decode() for text in texts[first : first + 16]]

@@ -20,12 +20,12 @@ from fineweb_shards.run.input_sample import (
     QUICK_SAMPLE_BYTES,
     InputSample,
     MeasuredSample,
+    SeparatorPreview,
     measure_sample,
     take_sample,
 )
 from fineweb_shards.run.job import Job
-from fineweb_shards.run.separator_preview import SeparatorPreview
-from fineweb_shards.run.trainer_warnings import training_error
+from fineweb_shards.run.output_text import training_error
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.storage.streams import expansion_of
@@ -133,7 +133,10 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING, don
 def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
     trial = _Trial(job, trial_seconds, start)
     extent = _measure_extent(job, trial, start, every_footer=trial_seconds > 0)
-    limited = _limit(extent, job.config.max_tokens)
+    limited, limit = extent, job.config.max_tokens
+    if limit is not None and extent.tokens is not None and extent.tokens > limit:
+        documents = None if extent.documents is None else round(extent.documents * limit / extent.tokens)
+        limited = replace(extent, documents=documents, tokens=limit)
     before = sum(file.size_bytes for file in job.source.files[: start.file])
     passed = job.source.share_before(start) or before / max(1, job.source.size_bytes)
     return Plan(
@@ -270,13 +273,11 @@ def _unpacked_bytes(source: Source, files: tuple[InputFile, ...]) -> float:
     from the hub, as if they were like those that are, and those in a bucket like the first few."""
     chosen = [file for file in files if not file.is_missing]
     chosen = [file for file in chosen if not file.is_remote] or chosen[:REMOTE_FOOTERS]
-    sizes = [(file.size_bytes, file.size_bytes * _expansion(source, file)) for file in chosen]
-    ratio = sum(unpacked for _, unpacked in sizes) / max(1, sum(size for size, _ in sizes))
-    return ratio * sum(file.size_bytes for file in files)
-
-
-def _expansion(source: Source, file: InputFile) -> float:
-    return expansion_of(file, source.reader_of(file).place)
+    packed = unpacked = 0.0
+    for file in chosen:
+        expansion = expansion_of(file, source.reader_of(file).place)
+        packed, unpacked = packed + file.size_bytes, unpacked + file.size_bytes * expansion
+    return unpacked / max(1, packed) * sum(file.size_bytes for file in files)
 
 
 def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
@@ -331,11 +332,3 @@ def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
     documents = extent.documents * measured.kept_documents / measured.documents
     tokens = extent.tokens * measured.kept_tokens / max(1, measured.tokens)
     return replace(extent, documents=round(documents), tokens=round(tokens), exact=False)
-
-
-def _limit(extent: Extent, max_tokens: int | None) -> Extent:
-    if max_tokens is None or extent.tokens is None or extent.tokens <= max_tokens:
-        return extent
-    share = max_tokens / extent.tokens
-    documents = None if extent.documents is None else round(extent.documents * share)
-    return replace(extent, documents=documents, tokens=max_tokens)

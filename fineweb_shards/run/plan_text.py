@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
+from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.run.plan import Plan, split_error
-from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.system.terminal import printable
@@ -81,7 +81,7 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def describe_files(job: Job) -> str:
-    """Return number and size of the files, and the pipes, whose size nobody knows before their end."""
+    """Return number and size of the files, and the pipes, whose size is unknown before their end."""
     files = [file for file in job.source.files if not file.is_pipe]
     named = [file for file in job.source.files if file.is_pipe and file.path != STANDARD_INPUT]
     parts = [f"{show_number_of(len(files), 'file')}, {show_bytes(job.source.size_bytes)}"] if files else []

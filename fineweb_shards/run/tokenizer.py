@@ -48,7 +48,9 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
         if recorded and begun:
             data, name = recorded, begun.vocabulary.name
         else:
-            data, name = _fetch_model(wanted, config, observer)
+            repository, _, revision = wanted.partition("@")
+            data, commit = _fetch(repository, revision, _FILE_NAMES, config, observer)
+            name = f"{repository}@{commit}"
     else:
         # All of them, because gpt4 is cl100k_base, and looks like gpt2.
         names = [f"{name} ({rank.used_by})" if rank.used_by else name for name, rank in BUILTINS.items()]
@@ -70,18 +72,16 @@ def _may_be_model(wanted: str) -> bool:
 def _recorded(wanted: str, begun: Manifest | None) -> bytes | None:
     """Return the tokenizer's file that the output folder keeps, if it is the one that is wanted now: by its
     name, and if a revision is given by its commit."""
-    if begun is None or begun.vocabulary.name not in (wanted, *_with_commit(wanted, begun.vocabulary.name)):
+    if begun is None:
+        return None
+    # A model's name was recorded with its commit; without a revision any commit of it is wanted.
+    recorded, (repository, _, commit) = begun.vocabulary.name, begun.vocabulary.name.partition("@")
+    if recorded != wanted and not (commit and repository == wanted):
         return None
     try:
         return load_definition(begun.vocabulary)
     except UsageError:
         return None
-
-
-def _with_commit(wanted: str, recorded: str) -> tuple[str, ...]:
-    """Return the recorded name if it is that of the wanted model, of which no certain revision is wanted."""
-    repository, _, commit = recorded.partition("@")
-    return (recorded,) if commit and repository == wanted else ()
 
 
 def _read_file(path: Path) -> tuple[bytes, str]:
@@ -103,12 +103,6 @@ def _read_file(path: Path) -> tuple[bytes, str]:
     if not data:
         raise InputError(f"--tokenizer {path}: the file is empty.", "Fetch it again.")
     return data, path.name
-
-
-def _fetch_model(wanted: str, config: Config, observer: Observer) -> tuple[bytes, str]:
-    repository, _, revision = wanted.partition("@")
-    data, commit = _fetch(repository, revision, _FILE_NAMES, config, observer)
-    return data, f"{repository}@{commit}"
 
 
 def _fetch_known(name: str, known: BuiltinVocabulary, config: Config, observer: Observer) -> bytes:

@@ -1,26 +1,28 @@
 """`upload`: send finished, verified shards to a dataset on the Hugging Face hub, with a dataset card.
 
 Files are sent one after the other and committed twenty at a time, because the hub allows about a hundred
-commits an hour. A file that the hub has already, by its hash, is not sent again, be it committed or only sent
-by an interrupted run; so the same command resumes an upload. The manifest and the card come last.
+commits per hour. A file that the hub has already, by its hash, is not sent again, be it committed or only
+sent by an interrupted run; so the same command resumes an upload. The manifest and the card come last.
+(`HfApi.upload_folder` promises no such order, and without hf_xet it makes one commit of everything.)
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from huggingface_hub import CommitOperationAdd, HfApi, RepoFile, get_token
+from huggingface_hub import CommitOperationAdd, DatasetCardData, HfApi, RepoFile, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from fineweb_shards.errors import HubError, InputError, UsageError
-from fineweb_shards.run.dataset_card import MARK, CardFile, make_card
+from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.storage.hub_errors import translated_errors
 from fineweb_shards.storage.hub_session import open_session
-from fineweb_shards.store.files import OutputFile, list_files
+from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import FILE_NAME, MOST_BYTES
 from fineweb_shards.system.own_files import read_file
@@ -32,9 +34,11 @@ _FILES_PER_COMMIT = 20
 _LONGEST_CARD_BYTES = 2**20
 _DATASET = "dataset"
 _ANSWER_SECONDS = 600.0  # the hub checks large files before it answers
-
 Result = TypeVar("Result")
 Say = Callable[[str], None]
+# Marks a card that a later upload may replace; a card without it was written by a person, and is kept.
+MARK = "<!-- made by fineweb_shards upload -->"
+_LICENCES = {"HuggingFaceFW/fineweb-edu": "odc-by", "HuggingFaceFW/fineweb": "odc-by"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,19 +188,15 @@ class Uploader:
 def _describe(folder: Path, manifest: Manifest) -> Iterator[CardFile]:
     """Yield the files of tokens, and their sidecars, with their hashes."""
     for file in list_files(manifest.shards):
-        path = folder / file.name
-        size = path.stat().st_size
-        yield CardFile(file.name, file.split, file.tokens, file.documents, size, _hash_of(path, file, size))
+        first, size = file.segments[0], (folder / file.name).stat().st_size
+        # The manifest has a file's hash, unless the file grew over several checkpoints.
+        is_recorded = (first.offset, first.bytes) == (0, size)
+        sha256 = first.sha256 if is_recorded else _hash_file(folder / file.name)
+        yield CardFile(file.name, file.split, file.tokens, file.documents, size, sha256)
         for sidecar in manifest.sidecars:
-            name = sidecar.name_for(file.name)
-            size = (folder / name).stat().st_size
-            yield CardFile(name, file.split, 0, file.documents, size, _hash_file(folder / name))
-
-
-def _hash_of(path: Path, file: OutputFile, size: int) -> str:
-    """Return a file's hash: the manifest has it, unless the file grew over several checkpoints."""
-    first = file.segments[0]
-    return first.sha256 if (first.offset, first.bytes) == (0, size) else _hash_file(path)
+            path = folder / sidecar.name_for(file.name)
+            name = path.relative_to(folder).as_posix()
+            yield CardFile(name, file.split, 0, file.documents, path.stat().st_size, _hash_file(path))
 
 
 def _hash_file(path: Path) -> str:
@@ -211,3 +211,110 @@ def _large_hash(entry: RepoFile | None) -> str | None:
 
 def _git_hash(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CardFile:
+    """A file in the card's table."""
+
+    name: str
+    split: str
+    tokens: int
+    documents: int
+    size_bytes: int
+    sha256: str
+
+
+def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFile]) -> str:
+    """Return the content of the dataset's README.md."""
+    name = repo.rpartition("/")[2]
+    dataset, vocabulary = manifest.settings["dataset"], manifest.vocabulary
+    tag = re.sub("[^A-Za-z0-9.]+", "-", vocabulary.name).lower()
+    metadata = DatasetCardData(
+        tags=[f"{tag}-tokens", "fineweb_shards"],
+        source_datasets=[dataset] if dataset else None,
+        license=_LICENCES.get(dataset),
+        viewer=False,
+    )
+    token_names = [file.name for file in files if file.tokens]  # a sidecar has no tokens
+    return "\n".join(
+        [
+            "---",
+            metadata.to_yaml(),
+            "---",
+            MARK,
+            f"# {name}",
+            "",
+            f"{_title(manifest)} tokens in the layout of {layout.name}, made with `fineweb_shards`.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {what} | {text} |" for what, text in _facts(layout, manifest, files)),
+            "",
+            "## How to load",
+            "",
+            "```sh",
+            f"hf download {repo} --repo-type dataset --local-dir {name}",
+            f"fineweb-shards verify {name}",
+            "```",
+            "```python",
+            "from fineweb_shards.loader import ShardLoader",
+            f'loader = ShardLoader("{name}", "train", batch_size=64, seq_len=1024)',
+            "x, y = loader.next_batch()",
+            "```",
+            "",
+            f"With {layout.name} itself:",
+            "",
+            *(f"    {line}" for line in layout.loader_lines(name, token_names, vocabulary)),
+            "",
+            "## Files",
+            "",
+            "| file | split | tokens | documents | bytes | SHA-256 |",
+            "|---|---|---|---|---|---|",
+            *(
+                f"| {file.name} | {file.split} | {file.tokens:,} | {file.documents:,} | {file.size_bytes:,} "
+                f"| `{file.sha256}` |"
+                for file in files
+            ),
+            "",
+            "`manifest.json` holds all of this for programs, with the settings and the source files.",
+            "",
+        ]
+    )
+
+
+def _facts(layout: Layout, manifest: Manifest, files: list[CardFile]) -> list[tuple[str, str]]:
+    train, val = tokens_of(manifest.shards, "train"), tokens_of(manifest.shards, "val")
+    position = "before" if layout.eot_first else "after"
+    size = show_bytes(sum(file.size_bytes for file in files))
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
+    vocabulary, dtype = manifest.vocabulary, manifest.shard_format.dtype.name
+    return [
+        *_source_facts(manifest),
+        (
+            "tokenizer",
+            f"{_title(manifest)}, {vocabulary.size:,} ids; SHA-256 of its file `{vocabulary.sha256}`",
+        ),
+        ("tokens", f"{manifest.tokens:,}: {train:,} for training, {val:,} for validation"),
+        ("documents", f"{manifest.documents:,}, the EOT token {vocabulary.eot} {position} each"),
+        ("format", f"{dtype}, little-endian, {layout.header_bytes} bytes of header in front"),
+        ("files", f"{len(files):,}, {size}"),
+        ("made with", versions),
+    ]
+
+
+def _title(manifest: Manifest) -> str:
+    """What people call the vocabulary."""
+    name = manifest.vocabulary.name
+    return {"gpt2": "GPT-2"}.get(name, name)
+
+
+def _source_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    settings = manifest.settings
+    if not (dataset := settings["dataset"]):
+        return [("source", f"{len(manifest.files):,} local files")]
+    part = ", ".join(filter(None, [settings["name"], f"split {settings['split']}"]))
+    return [
+        ("source", f"[{dataset}](https://huggingface.co/datasets/{dataset}), {part}"),
+        ("commit", f"`{manifest.commit}`"),
+    ]

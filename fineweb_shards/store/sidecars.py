@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.layouts.sidecar import FileFacts, Part, Sidecar, parts_of_all
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, parts_of_all
 from fineweb_shards.store.files import growing_path, list_files
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.store import FoundFile, Store
@@ -165,7 +165,7 @@ def _compare_sidecars(
 
 def _make_parts(
     file: FinishedFile, everything: Mapping[str, FoundFile], sidecars: Collection[Sidecar]
-) -> Iterator[tuple[Sidecar, Part]]:
+) -> Iterator[tuple[Sidecar, SidecarPart]]:
     """Yield the parts of these sidecars; the file of tokens is read once for all of them."""
     if not sidecars:
         return

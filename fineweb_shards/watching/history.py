@@ -2,7 +2,8 @@
 
 Its size is bounded: when there are too many points every second one is removed, so that three days take no
 more space than an hour. A resume adds to the same history under another run number. It is for the report
-only, never a checkpoint.
+only, never a checkpoint. For each run it has a record: when it began and ended, how, what it made, what it
+waited for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
 from fineweb_shards.system.json_values import check_moment, expect, get, make, parse_object
 from fineweb_shards.system.own_files import read_file
 from fineweb_shards.system.terminal import safe_text
-from fineweb_shards.watching.run_record import RunRecord, Waited
+from fineweb_shards.units import show_seconds
 
 FILE_NAME = "history.json"
 MAXIMUM_POINTS = 1000
@@ -30,6 +32,53 @@ _MARK_CHARACTERS = 300
 WAIT = "wait"
 # The kinds of events that the charts of the report show.
 _FAULTS = ("worker", "quarantine", "memory", "note")
+RUN_COMPLETE = "complete"
+_PHRASES = {"network": "the network", "disk": "the disk"}
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """The number and the total length of a run's waits for one cause."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run of `build`, from its start or resume to its end. Times are seconds since 1970."""
+
+    number: int
+    begin: float
+    end: float  # of a run that was killed: its last point in the history
+    first_tokens: int  # finished before it began
+    last_tokens: int
+    budget_bytes: int = 0  # of memory
+    fetched_bytes: int = 0  # over the network
+    stood_still_seconds: float = 0.0  # in which it waited and no token was made
+    waited: Mapping[str, Waited] = field(default_factory=dict)  # by cause
+    ending: str = ""  # how it ended; empty if it was killed
+
+    @property
+    def new_tokens(self) -> int:
+        return max(0, self.last_tokens - self.first_tokens)
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.end - self.begin)
+
+    @property
+    def work_seconds(self) -> float:
+        """The duration without the time in which it only waited."""
+        return max(0.0, self.seconds - self.stood_still_seconds)
+
+    def describe_waits(self) -> str:
+        """Return a text such as `12 min for the network, 2 times`; empty if it never waited."""
+        return "; ".join(
+            f"{show_seconds(waited.seconds)} for {_PHRASES.get(cause, cause)}, {_times(waited.count)}"
+            for cause, waited in self.waited.items()
+            if waited.count
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +223,18 @@ def load_history(folder: Path) -> History:
         data = parse_object(read_file(folder / WORK_FOLDER / FILE_NAME))
         points = [_make_point(row) for row in get(data, "points", list)]
         marks = [make(Mark, mark) for mark in get(data, "marks", list)]
-        runs = [_make_run(run) for run in expect("runs", data.get("runs", []), list)]  # not in older files
+        runs = [
+            make(RunRecord, run) for run in expect("runs", data.get("runs", []), list)
+        ]  # not in older files
         interval_seconds = get(data, "interval_seconds", float)
-        for moment in (*(mark.time for mark in marks), *(mark.end or 0.0 for mark in marks)):
+        spans = [*((mark.time, mark.end or 0.0) for mark in marks), *((run.begin, run.end) for run in runs)]
+        for moment in (moment for span in spans for moment in span):
             check_moment(moment)
     except (OSError, ValueError):
         return History()
     if len(points) > MAXIMUM_POINTS or interval_seconds < _FIRST_INTERVAL_SECONDS:
         return History()
     return History(points, marks, interval_seconds, runs)
-
-
-def _make_run(row: Any) -> RunRecord:
-    run = make(RunRecord, row)
-    check_moment(run.begin)
-    check_moment(run.end)
-    return run
 
 
 def _make_point(row: Any) -> Point:
@@ -199,3 +244,7 @@ def _make_point(row: Any) -> Point:
     if min(point.run, point.tokens, point.memory_bytes) < 0:
         raise ValueError("a negative figure")
     return point
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"

@@ -1,26 +1,31 @@
 """Watch a run once a second, from a thread: update the screen, and the files for `status`.
 
 It never disturbs the run: a write that fails, for example on a full disk, is left out and tried again the
-next time it is due.
+next time it is due. The report, and the statistics in it, have a thread of their own, because both read
+shards: a bucket, or a disk, that says nothing keeps that thread waiting, but neither the screen nor the
+heartbeat.
+
+A monitor needs workers and files. Before there are any, while the hub or a bucket is asked for its files, a
+StartObserver records the waits: the log and `status` would know nothing of an outage, which may last for an
+hour.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from fineweb_shards.errors import Interrupted, ShardError, exit_code_of
-from fineweb_shards.events import Event
+from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
+from fineweb_shards.reading.statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.watching.estimate import Speedometer, seconds_left
-from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
-from fineweb_shards.watching.progress import Progress
-from fineweb_shards.watching.reporter import Page, Reporter
-from fineweb_shards.watching.run_record import RUN_COMPLETE
-from fineweb_shards.watching.snapshot import (
+from fineweb_shards.watching.heartbeat import (
     COMPLETE,
     ENCODING,
     FETCHING,
@@ -29,13 +34,22 @@ from fineweb_shards.watching.snapshot import (
     VERIFYING,
     WAITING,
     WORKING,
+    Heartbeat,
+    Invocation,
     Snapshot,
 )
+from fineweb_shards.watching.history import RUN_COMPLETE, RunRecord
+from fineweb_shards.watching.log import EventLog
+from fineweb_shards.watching.progress import Progress, Speedometer, seconds_left
 
 LOOK_EVERY_SECONDS = 1.0
 HEARTBEAT_EVERY_SECONDS = 3.0
 HISTORY_EVERY_SECONDS = 15.0
 _LONGEST_JOIN_SECONDS = 3.0
+REPORT_EVERY_SECONDS = 60.0
+_FIRST_REPORT_SECONDS = 5.0  # not while the workers start
+_LONGEST_JOIN_AFTER_ERROR_SECONDS = 1.0
+_LONGEST_LAST_SECONDS = 3.0  # for an answer, when the run ends with an error
 
 
 class Monitor:
@@ -47,7 +61,7 @@ class Monitor:
         progress: Progress,
         executor: Executor,
         invocation: Invocation,
-        page: Page,
+        page: ReportFunctions,
         *,
         is_remote: bool = False,
     ) -> None:
@@ -72,7 +86,7 @@ class Monitor:
         try:
             self._attempt(lambda: self._write_heartbeat(self._take_snapshot(STARTING, "")))
             self._thread.start()
-            self._reporter.start()
+            self._reporter.thread.start()
         except BaseException as error:  # interrupted: that is how the run has ended
             self.__exit__(type(error), error, None)
             raise
@@ -86,12 +100,16 @@ class Monitor:
         last = self._take_snapshot(*_final_state(error))
         self._add_to_history(last)
         self._progress.history.end_run(_describe_ending(error))
-        code = exit_code_of(error)
-        self._attempt(lambda: self._write_heartbeat(last, code))
+        self._attempt(lambda: self._write_heartbeat(last, exit_code_of(error)))
         self._attempt(lambda: self._progress.history.save(self._output.folder))
         self._reporter.end(after_error=error is not None)
         if error is not None:
             self._attempt(self._show_closing_lines)
+
+    def _show_closing_lines(self) -> None:
+        """Show waits and the report's path after a run that failed; a complete run's summary has them."""
+        for line in self._page.closing_lines(self._progress.history.runs[-1]):
+            self._progress.screen.say(line)
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_SECONDS):
@@ -189,11 +207,6 @@ class Monitor:
     def _write_heartbeat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:
         Heartbeat(time.time(), self._invocation, snapshot, exit_code).save(self._output.folder)
 
-    def _show_closing_lines(self) -> None:
-        """Show waits and the report's path after a run that failed; a complete run's summary has them."""
-        for line in self._page.closing_lines(self._progress.history.runs[-1]):
-            self._progress.screen.say(line)
-
 
 def _describe_ending(error: BaseException | None) -> str:
     """Describe how the run ended, for the report's list of runs."""
@@ -213,3 +226,148 @@ def _final_state(error: BaseException | None) -> tuple[str, str]:
     if isinstance(error, (ShardError, Interrupted)):
         return STOPPED, error.message
     return STOPPED, f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFunctions:
+    """The functions that write the report. Passed in, because this package may not import `report`."""
+
+    write: Callable[..., object]  # with the keyword alive: bool
+    closing_lines: Callable[[RunRecord], list[str]]
+    prepare: Callable[[], None]  # loads what `write` needs
+
+
+class Reporter:
+    """Keeps the report of one run. `attempt` calls a function, whose errors must not end the run."""
+
+    def __init__(
+        self,
+        output: OutputSpec,
+        progress: Progress,
+        page: ReportFunctions,
+        attempt: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._output = output
+        self._progress = progress
+        self._page = page
+        self._attempt = attempt
+        self._statistics: FolderStatistics | None = None
+        self._next_report = time.monotonic() + _FIRST_REPORT_SECONDS
+        self._prepared = False
+        self._ended = threading.Event()
+        self.thread = threading.Thread(target=self._watch, name="reporter", daemon=True)
+
+    def end(self, *, after_error: bool) -> None:
+        """Write the report for the last time. After an error nothing is waited for: it may be that the shards
+        can't be read, and somebody has pressed Ctrl-C because of that."""
+        self._ended.set()
+        if self.thread.is_alive():  # not if its start was interrupted
+            self.thread.join(_LONGEST_JOIN_AFTER_ERROR_SECONDS if after_error else _LONGEST_JOIN_SECONDS)
+        if after_error:
+            self._output.store.hurry(_LONGEST_LAST_SECONDS)
+        self._attempt(lambda: self._write_report(alive=False))
+
+    def update(self) -> None:
+        """Do what is due."""
+        self._attempt(self._count_shard)
+        if time.monotonic() >= self._next_report and not self._ended.is_set():
+            self._next_report = time.monotonic() + REPORT_EVERY_SECONDS
+            self._attempt(lambda: self._write_report(alive=True))
+        if not self._prepared and self._progress.begun:
+            self._prepared = True
+            self._attempt(self._page.prepare)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_EVERY_SECONDS):
+            self.update()
+
+    def _count_shard(self) -> None:
+        """Add one finished shard to the folder's statistics. One per call, because it takes a while; the last
+        report counts those that are missing."""
+        records, output = self._progress.records, self._output
+        in_order = output.split_rule.is_in_order
+        if self._statistics is None:
+            self._statistics = complete_folder_statistics(
+                output.store, output.shard_format, records[:], in_order=in_order
+            )
+        elif self._statistics.shards < len(records):
+            record = records[self._statistics.shards]
+            shard_format = output.shard_format
+            self._statistics = self._statistics.add(output.store, shard_format, record, in_order=in_order)
+
+    def _write_report(self, *, alive: bool) -> None:
+        if self._statistics is not None:
+            self._statistics.save(self._output.folder)
+        self._page.write(alive=alive)
+
+
+class StartObserver(Observer):
+    """Passes everything on, and records waits. A context manager around what is done before the run; nothing
+    is written if it does not wait."""
+
+    def __init__(
+        self, shown: Observer, folder: Path, invocation: Invocation, done_tokens: int, shard_tokens: int
+    ) -> None:
+        self._shown = shown
+        self._folder = folder
+        self._invocation = invocation
+        self._done_tokens = done_tokens
+        self._shard_tokens = shard_tokens
+        self._log = EventLog(folder)
+        self._waits: dict[str, str] = {}  # cause to reason
+        self._waited = False
+        self._ended = threading.Event()
+
+    def __enter__(self) -> StartObserver:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._ended.set()
+        if self._waited and error is not None:
+            # By attribute: an interruption has both, and need not be one of our errors.
+            code = getattr(error, "exit_code", 1)
+            reason = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
+            self._log.write(Event("end", f"stopped with exit code {code}: {reason}"))
+            self._write_heartbeat(STOPPED, reason, code)
+
+    def tell(self, event: Event) -> None:
+        self._shown.tell(event)
+        if self._waited:
+            self._log.write(event)
+
+    def set_wait(self, cause: str, reason: str | None) -> None:
+        self._shown.set_wait(cause, reason)
+        if reason is None:
+            self._waits.pop(cause, None)
+            self._log.write(Event("wait", f"the wait for the {cause} is over"))
+        else:
+            if cause not in self._waits:
+                self._log.write(Event("wait", reason))
+            self._waits[cause] = reason
+        self._record()
+        if not self._waited and not self._ended.is_set():
+            self._waited = True
+            threading.Thread(target=self._keep_recording, name="start", daemon=True).start()
+
+    def _keep_recording(self) -> None:
+        while not self._ended.wait(HEARTBEAT_EVERY_SECONDS):
+            self._record()
+
+    def _record(self) -> None:
+        reason = "; ".join(list(self._waits.values()))
+        if not self._ended.is_set():
+            self._write_heartbeat(WAITING if reason else STARTING, reason)
+
+    def _write_heartbeat(self, state: str, reason: str, exit_code: int | None = None) -> None:
+        done, now = self._done_tokens, time.time()
+        snapshot = Snapshot(
+            state,
+            reason,
+            tokens=done,
+            resumed_tokens=done,
+            shard_size_tokens=self._shard_tokens,
+            elapsed_seconds=now - self._invocation.started,
+        )
+        # A folder that can't be written is an error of the run itself, not of those who watch it.
+        with contextlib.suppress(OSError):
+            Heartbeat(now, self._invocation, snapshot, exit_code).save(self._folder)

@@ -1,4 +1,13 @@
-"""Show a run while it goes on: not at all, as lines, or as JSON. The bars in a terminal are in bars.py.
+"""Show a run while it works: not at all, as lines, as JSON, or as bars in a terminal, one for the whole job
+and below it one for the current shard:
+
+total      37%|██████████▍                 | 3.71B of 10B tokens, 16.8M/s, 6 min left
+shard 37   71%|█████████████████████▍      | 2 workers, 731 MB, encoding
+
+While the run waits, the reason is shown in place of the second bar, on as many lines as it needs. The output
+of a notebook's cell can't be redrawn but for its last line: there the first bar is all.
+
+Results and errors are printed by `print_result` and `print_error`.
 
 The monitor calls `show` once a second, from its own thread; `say`, `tell` and `warn` may be called from any.
 """
@@ -7,17 +16,44 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from fineweb_shards.events import Event
-from fineweb_shards.system.terminal import shown_on
+from fineweb_shards.events import Event, Observer
+from fineweb_shards.system.terminal import (
+    Redraw,
+    cells,
+    clip,
+    printable,
+    redraw,
+    shown_on,
+    terminal_size,
+    wrap,
+)
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.snapshot import FETCHING, VERIFYING, WAITING, Snapshot
+from fineweb_shards.watching.heartbeat import FETCHING, STARTING, VERIFYING, WAITING, Snapshot
 
 _LINE_EVERY_SECONDS = 60.0
 _OBJECT_EVERY_SECONDS = 5.0
+_NAME_COLUMNS = 9
+_BAR_COLUMNS = (10, 0)  # the shortest bar; if no text fits beside it, a line without a bar
+_CLEAR_BELOW = "\x1b[J"
+_LONGEST_LOCK_SECONDS = 0.5
+_YELLOW, _PLAIN = "\x1b[33m", "\x1b[0m"
+
+
+def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
+    """Return the screen for these flags, and for what standard error is: a terminal, a notebook, a file."""
+    if as_json:
+        return JsonScreen()
+    if quiet:
+        return Screen()
+    by_redraw = {Redraw.SCREEN: BarScreen, Redraw.LINE: OneBarScreen, Redraw.NOTHING: LineScreen}
+    return by_redraw[redraw(sys.stderr)]()
 
 
 class Screen:
@@ -51,7 +87,7 @@ class Screen:
 
 
 class LineScreen(Screen):
-    """Prints a line a minute and one for each event to standard error, without control characters."""
+    """Prints a line per minute and one for each event to standard error, without control characters."""
 
     shows_waits = False
 
@@ -86,6 +122,129 @@ class JsonScreen(Screen):
         if time.monotonic() >= self._next_object:
             self._next_object = time.monotonic() + _OBJECT_EVERY_SECONDS
             put_json({"event": "progress", **dataclasses.asdict(snapshot)})
+
+
+class BarScreen(Screen):
+    """Shows a few lines at the bottom of the terminal, which are redrawn in place.
+
+    The cursor rests below them, so that the next output, even that of the shell after a kill, begins on an
+    empty line. Every change is one write, so that no half-drawn state is visible.
+    """
+
+    def __init__(self) -> None:
+        self._frame: list[str] = []
+        self._waiting = False
+        self._stopping = False
+        self._coloured = not os.environ.get("NO_COLOR")
+        self._lock = threading.RLock()
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            self._write(f"{self._wipe()}{shown_on(sys.stderr, text)}\n{self._draw()}")
+
+    def tell(self, event: Event) -> None:
+        self.say(event.text)
+
+    def warn(self, text: str) -> None:
+        self.say(text)
+
+    def show(self, snapshot: Snapshot) -> None:
+        # A character in the last column would make some terminals begin another line.
+        columns = terminal_size(sys.stderr).columns - 1
+        frame = make_frame(snapshot, columns, self._maximum_rows(), charset=_charset())
+        with self._lock:
+            if self._stopping:
+                return
+            wipe = self._wipe()
+            self._frame, self._waiting = frame, snapshot.state == WAITING
+            self._write(wipe + self._draw())
+
+    def say_stopping(self) -> None:
+        """Show it in the place of the bars, from now on. A thread that is drawing gets only a moment."""
+        is_locked = self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
+        self._stopping, wipe = True, self._wipe()
+        self._frame = []
+        self._write(f"{wipe}stopping …\n")
+        if is_locked:
+            self._lock.release()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._frame:
+                wipe, self._frame = self._wipe(), []
+                self._write(wipe)
+
+    def wipe_sequence(self) -> str:
+        """Return the control characters that erase the bars. Called by a signal handler, so a thread that is
+        drawing gets only a moment to finish."""
+        self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
+        return self._wipe()
+
+    def _maximum_rows(self) -> int:
+        return terminal_size(sys.stderr).lines - 1
+
+    def _wipe(self) -> str:
+        """Return the control characters that erase the lines shown now. In a terminal that was made narrower,
+        one of them may take several rows."""
+        columns = terminal_size(sys.stderr).columns
+        rows = sum(max(1, -(-cells(line) // columns)) for line in self._frame)
+        return f"\r\x1b[{rows}A{_CLEAR_BELOW}" if rows else ""
+
+    def _draw(self) -> str:
+        begin, end = (_YELLOW, _PLAIN) if self._waiting and self._coloured else ("", "")
+        return "".join(f"{begin}{line}{end}\n" for line in self._frame)
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+class OneBarScreen(BarScreen):
+    """Shows one line, at whose end the cursor stays, and rewrites it by a carriage return alone.
+
+    The reason of a wait does not fit into it, and is told as an event.
+    """
+
+    shows_waits = False
+
+    def _maximum_rows(self) -> int:
+        return 1
+
+    def _wipe(self) -> str:
+        # Spaces, because a notebook does not know the sequence that clears a line.
+        return f"\r{' ' * cells(self._frame[0])}\r" if self._frame else ""
+
+    def _draw(self) -> str:
+        return "".join(self._frame)
+
+
+def make_frame(snapshot: Snapshot, columns: int, rows: int, *, charset: str | None = None) -> list[str]:
+    """Return the lines to show: none wider than `columns`, at most `rows`, the most important first."""
+    if snapshot.state == VERIFYING:
+        done, shards = snapshot.verified_shards, snapshot.finished_shards
+        lines = [_bar_line("verify", done, shards, [f"{done:,} of {shards:,} shards"], columns, charset)]
+        lines.append(clip(f"{'':<{_NAME_COLUMNS}} {describe_machine(snapshot)}", columns))
+        return lines[:rows]
+    waiting, tokens = snapshot.state == WAITING, describe_tokens(snapshot)
+    speed = f", {show_count(snapshot.tokens_per_second)}/s" if snapshot.tokens_per_second else ""
+    left = f", {show_seconds(snapshot.seconds_left)} left" if snapshot.seconds_left is not None else ""
+    if waiting:
+        speed, left = "", ", waiting"
+    texts = [f"{tokens} tokens{speed}{left}", f"{tokens} tokens{left}", f"{tokens}{left}", f"{tokens} tokens"]
+    lines = [_bar_line("total", snapshot.tokens, snapshot.expected_tokens, texts, columns, charset)]
+    if waiting:
+        reason = printable(snapshot.reason).replace("\n", " ")
+        waits = wrap(reason, columns, hang=2, break_words=True)
+        most = max(1, rows - 1)
+        if len(waits) > most:
+            waits = [*waits[: most - 1], waits[most - 1] + " …"]
+        return [clip(line, columns) for line in [*lines, *waits]][:rows]
+    machine, state = describe_machine(snapshot), describe_state(snapshot)
+    name, texts = f"shard {snapshot.shard}", [f"{machine}, {state}", state]
+    if snapshot.state == STARTING:
+        name, texts = state, [machine, show_number_of(snapshot.workers, "worker")]
+    bar = _bar_line(name, snapshot.shard_tokens, snapshot.shard_size_tokens, texts, columns, charset)
+    return [*lines, bar][:rows]
 
 
 def put_json(values: dict[str, Any]) -> None:
@@ -133,3 +292,64 @@ def describe_machine(snapshot: Snapshot) -> str:
     if snapshot.nodes:
         workers = f"{show_number_of(snapshot.nodes, 'node')}, {workers}"
     return f"{workers}, {show_bytes(snapshot.memory_bytes)}" if snapshot.memory_bytes else workers
+
+
+def _bar_line(
+    name: str, done: int, whole: int | None, texts: Sequence[str], columns: int, charset: str | None
+) -> str:
+    """Return a line with a name, a bar and the first of the texts (the longest come first) that fits."""
+    from tqdm.std import Bar  # here, because loading it takes most commands longer than their work
+
+    begin = f"{name:<{_NAME_COLUMNS}} "
+    if not whole:
+        return clip(begin + texts[0], columns)
+    share = min(1.0, done / whole)
+    begin += f"{100 * share:3.0f}%"
+    for least in _BAR_COLUMNS:
+        for text in texts:
+            length = columns - len(f"{begin}|| {text}")
+            if length >= least > 0:
+                return f"{begin}|{Bar(share, length, charset or Bar.UTF)}| {text}"
+            if least == 0 and len(f"{begin} {text}") <= columns:
+                return f"{begin} {text}"
+    return clip(f"{begin} {texts[-1]}", columns)
+
+
+def _charset() -> str:
+    """Return the characters to draw bars with: blocks if standard error can encode them, else ASCII."""
+    from tqdm.std import Bar
+
+    try:
+        Bar.UTF.encode(sys.stderr.encoding)
+    except UnicodeEncodeError:
+        return str(Bar.ASCII)
+    return str(Bar.UTF)
+
+
+class WaitsOnScreen(Observer):
+    """Shows waits and events on a screen, for work outside a run; in a run, watching/progress.py does."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._shown: dict[str, str] = {}  # the reason of each cause
+
+    def tell(self, event: Event) -> None:
+        if event.loud:
+            self._screen.say(event.text)
+
+    def set_wait(self, cause: str, reason: str | None) -> None:
+        if reason is None and self._shown.pop(cause, None) is not None:
+            self._screen.say(f"the wait for the {cause} is over")
+        elif reason is not None and self._shown.get(cause) != reason:
+            self._shown[cause] = reason
+            self._screen.say(reason)
+
+
+def print_result(*lines: str) -> None:
+    """Print to standard output, made safe for a terminal, and flush: an error message may follow."""
+    print(shown_on(sys.stdout, "\n".join(lines)), flush=True)
+
+
+def print_error(line: str) -> None:
+    """Print to standard error, made safe for a terminal."""
+    print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)

@@ -2,6 +2,11 @@
 
 Reads the manifest, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from
 any terminal. Only the lock shows whether a run is active: a heartbeat may be left from one that was killed.
+
+`status --watch` shows it repeatedly until the run ends, and may be started before the run is. In a terminal
+it is refreshed in place every two seconds; in a notebook, a file or a pipe it is a line per minute; with
+--json an object every two seconds. A run tells a bucket how it is every 15 seconds only, and every look costs
+requests: there it is every ten seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import shlex
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,19 +25,32 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import find_manifest, missing_manifest_error
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.shell_commands import runnable_here
-from fineweb_shards.system.terminal import printable, terminal_size, wrap
+from fineweb_shards.system.terminal import Redraw, clip, printable, redraw, shown_on, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.heartbeat import Heartbeat, load_heartbeat
+from fineweb_shards.watching.heartbeat import (
+    COMPLETE,
+    STARTING,
+    STOPPED,
+    VERIFYING,
+    WAITING,
+    Heartbeat,
+    load_heartbeat,
+)
 from fineweb_shards.watching.log import last_lines
-from fineweb_shards.watching.screen import describe_machine, describe_tokens
-from fineweb_shards.watching.snapshot import COMPLETE, STARTING, STOPPED, VERIFYING, WAITING, Snapshot
+from fineweb_shards.watching.screen import describe, describe_machine, describe_tokens
 
 RUNNING = "running"
 # Different from those of errors.py: these are answers, not failures.
 EXIT_CODES = {COMPLETE: 0, RUNNING: 20, STOPPED: 21}
 _EVENTS = 5
-# Without a heartbeat for so long, the run is suspended, or the machine was asleep.
+# Without a heartbeat for this long, the run is suspended, or the machine was asleep.
 _SILENT_SECONDS = 60.0
+_EVERY_SECONDS = 2.0
+_REMOTE_EVERY_SECONDS = 10.0
+_LINE_EVERY_SECONDS = 60.0
+# The terminal's alternate screen, as `top` uses it: on leaving, the old content is restored.
+_ENTER, _LEAVE = "\x1b[?1049h", "\x1b[?1049l"
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +205,13 @@ def _run_rows(status: Status, heartbeat: Heartbeat) -> list[tuple[str, str]]:
         rows.append(("waited", f"{show_seconds(now.waited_seconds)} in this run"))
     if now.workers:  # else the run has not begun: it waits to hear what there is to read
         within = 100 * now.shard_tokens / now.shard_size_tokens
+        peak = show_bytes(now.peak_memory_bytes)
+        memory = f" of memory, {peak} at most" if now.memory_bytes else ""  # if any was measured yet
         rows += [
             ("shard", f"number {now.shard}, {within:.0f} % of {show_count(now.shard_size_tokens)} tokens"),
-            ("machine", f"{describe_machine(now)}{_describe_memory(now)}"),
+            ("machine", f"{describe_machine(now)}{memory}"),
         ]
     return [*rows, process]
-
-
-def _describe_memory(snapshot: Snapshot) -> str:
-    """Return the peak memory, behind the current one; empty if none was measured yet."""
-    return f" of memory, {show_bytes(snapshot.peak_memory_bytes)} at most" if snapshot.memory_bytes else ""
 
 
 def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
@@ -219,3 +235,89 @@ def _moment(seconds: float) -> str:
 
 def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def watch_status(store: Store, *, as_json: bool) -> int:
+    """Show the status until no run is active there; return the exit code of the last state. Where no build
+    has begun yet, wait for one."""
+    status = find_status(store) or _wait_for_build(store)
+    try:
+        if status.state == RUNNING:
+            status = _follow(store, status, as_json=as_json)
+    except KeyboardInterrupt:
+        status = read_status(store)  # Ctrl-C ends only this command, not the run
+    show_status(status, as_json=as_json)
+    return status.exit_code
+
+
+def _wait_for_build(store: Store) -> Status:
+    if store.folder.is_file():
+        return read_status(store)  # raises: no build can begin there
+    line = f"Waiting for a build in {store.location} to begin; Ctrl-C ends this command."
+    print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)
+    while True:
+        _pause(store)
+        if (status := find_status(store)) is not None:
+            return status
+
+
+def _follow(store: Store, status: Status, *, as_json: bool) -> Status:
+    if as_json:
+        return _repeat(store, status, lambda now: show_status(now, as_json=True), _EVERY_SECONDS)
+    if redraw(sys.stdout) is not Redraw.SCREEN:
+        return _repeat(store, status, _print_line, _LINE_EVERY_SECONDS)
+    sys.stdout.write(_ENTER)
+    try:
+        return _repeat(store, status, _refresh, _EVERY_SECONDS)
+    finally:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+
+
+def _repeat(store: Store, status: Status, show: Callable[[Status], None], every_seconds: float) -> Status:
+    next_time = 0.0
+    while status.state == RUNNING:
+        if time.monotonic() >= next_time:
+            next_time = time.monotonic() + every_seconds
+            show(status)
+        _pause(store)
+        status = read_status(store)
+    return status
+
+
+def _pause(store: Store) -> None:
+    time.sleep(_REMOTE_EVERY_SECONDS if store.is_remote else _EVERY_SECONDS)
+
+
+def _print_line(status: Status) -> None:
+    if status.heartbeat is not None:
+        line = f"{time.strftime('%H:%M')} {describe(status.heartbeat.snapshot)}"
+        print(shown_on(sys.stdout, line), flush=True)
+
+
+def _refresh(status: Status) -> None:
+    size = terminal_size(sys.stdout)
+    # A character in the last column would make some terminals begin another line.
+    lines = fit_screen(status, size.columns - 1, size.lines)
+    sys.stdout.write(_HOME + "\n".join(_CLEAR_LINE + line for line in lines) + _CLEAR_BELOW)
+    sys.stdout.flush()
+
+
+def fit_screen(status: Status, columns: int, rows: int) -> list[str]:
+    """Return the lines of a status that fit the terminal: all rows, then as many of the newest events as
+    fit. If even the rows don't fit, the last ones are left out."""
+
+    def pieces(line: str) -> list[str]:
+        return [
+            clip(piece, columns)
+            for piece in wrap(line, columns, hang=continuation_indent(line), break_words=True)
+        ]
+
+    lines = [piece for row in row_lines(status) for piece in pieces(row)]
+    left = rows - len(lines) - len(("", "last events"))
+    kept: list[str] = []
+    for event in reversed([pieces(line) for line in event_lines(status)]):
+        if len(kept) + len(event) > left:
+            break
+        kept = [*event, *kept]
+    return [*lines, *(["", "last events", *kept] if kept else [])][:rows]

@@ -18,7 +18,7 @@ from inputs import write_parquet, write_text
 from promises import Measure, Tries
 
 from fineweb_shards.commands.arguments import SETTING_GROUPS
-from fineweb_shards.commands.main import VERBS, make_parsers
+from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
 from fineweb_shards.run import plan
 from fineweb_shards.run.config import Config, load_config
 from fineweb_shards.system.shell_commands import PROGRAM
@@ -125,16 +125,16 @@ def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["one", "owt"]), 10**8)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_has_examples_that_can_be_pasted(verb: str) -> None:
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_help_has_examples_that_can_be_pasted(subcommand: str) -> None:
     """Each is a command of this program that the parser accepts."""
-    text = make_parsers([verb])[1][verb].format_help()
+    text = make_parsers([subcommand])[1][subcommand].format_help()
     examples = re.findall(rf"^  {PROGRAM} (.*)$", text.partition("examples:\n")[2], re.M)
     assert examples
     for example in examples:
         name, *words = shlex.split(example, comments=True)
-        assert name == verb
-        make_parsers([verb])[1][verb].parse_args(words)
+        assert name == subcommand
+        make_parsers([subcommand])[1][subcommand].parse_args(words)
 
 
 def test_help_shows_defaults_as_people_write_them_and_explains_the_units() -> None:

@@ -1,4 +1,4 @@
-"""What stands behind a verb: samples, TOML files, input, flags and their values, and mistakes in them."""
+"""What comes after a subcommand: samples, TOML files, input, flags and their values, and mistakes in them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fineweb_shards.commands import targets as bundled
 from fineweb_shards.commands.main import main, parse
 from fineweb_shards.commands.targets import read_config, read_named_store, read_store
 from fineweb_shards.errors import UsageError
-from fineweb_shards.run import sample_configs as bundled
 from fineweb_shards.run.budget import plan_budget
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
@@ -89,8 +89,8 @@ def test_a_folder_by_its_path_its_sample_or_its_toml_file(folder: Path) -> None:
     assert read_store("demo") == FolderStore(Path("out/demo"))
     (folder / "demo" / "manifest.json").touch()
     assert read_store("demo") == FolderStore(Path("demo"))
-    for verb in ("status", "verify", "report"):
-        assert read_named_store(parse([verb, "sample-10BT"])) == FolderStore(Path("edu_fineweb10B"))
+    for subcommand in ("status", "verify", "report"):
+        assert read_named_store(parse([subcommand, "sample-10BT"])) == FolderStore(Path("edu_fineweb10B"))
     for words in (["upload", "sample-10BT", "--repo", "u/n"], ["export", "sample-10BT"]):
         assert parse(words).folder == FolderStore(Path("edu_fineweb10B"))
 

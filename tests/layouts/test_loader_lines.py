@@ -23,7 +23,7 @@ from documents import make_documents
 from inputs import write_jsonl
 
 from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.run.result_text import training_lines
+from fineweb_shards.run.output_text import training_lines
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 DOCUMENTS = [text for text in make_documents(30, seed=11) if text]

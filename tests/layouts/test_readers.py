@@ -20,8 +20,7 @@ from documents import make_documents
 from inputs import write_jsonl
 from layout_reference import Wanted
 
-from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.layouts import reader_limits as limits
+from fineweb_shards.layouts import LAYOUTS, modded_nanogpt, nanogpt
 from fineweb_shards.layouts.datatrove import Metadata
 from fineweb_shards.layouts.sidecar import FileFacts
 from fineweb_shards.types import Split
@@ -69,10 +68,10 @@ class File(NamedTuple):
     documents: int
 
 
-def name_files(layout: str, val: list[int], train: list[int], average: int = 800) -> list[File]:
+def name_files(layout: str, val: list[int], train: list[int]) -> list[File]:
     sizes: list[tuple[Split, int]] = [*(("val", n) for n in val), *(("train", n) for n in train)]
     return [
-        File(LAYOUTS[layout].shard_name(split, number), split, tokens, tokens // average)
+        File(LAYOUTS[layout].shard_name(split, number), split, tokens, tokens // 800)
         for number, (split, tokens) in enumerate(sizes)
     ]
 
@@ -155,9 +154,8 @@ def modded_validation(sizes: list[int], batch: int, steps: int) -> bool:
         [6_000_000, 6_000_000],
         [8_000_000, 8_000_000],
         [1_000_000] * 20,
-        [2_097_153] * 6,
         [2_097_154] * 5,
-        [8_388_610, 2_097_153],
+        [8_388_610, 2_097_154],
         [8_388_610, 2_097_152],
     ],
 )
@@ -169,85 +167,25 @@ def test_validation_of_modded_nanogpt_in_one_file_or_more(sizes: list[int]) -> N
     assert all("10,485,762 in one file" in text and "--val-tokens 10485762" in text for text in warnings)
 
 
-def modded_training(shards: list[list[int]], stages: tuple[limits.Stage, ...], ranks: int) -> tuple[int, int]:
-    """distributed_data_generator with align_to_bos, over the lengths of documents: how many steps it gives
-    before it asks for a file that is not there, and the most documents in the batch of a rank."""
-    schedule = [stage for stage in stages for _ in range(stage.steps)]
-    most = step = 0
-    for lengths in shards:
-        place = 0
-        while step < len(schedule):
-            wanted, longest = schedule[step].batch_tokens // ranks, schedule[step].longest_document_tokens
-            counts, ahead = [], place
-            for _ in range(ranks):
-                taken = count = 0
-                while taken <= wanted and ahead < len(lengths):
-                    taken += min(lengths[ahead], longest, wanted - taken + 1)
-                    count, ahead = count + 1, ahead + 1
-                counts.append(count if taken == wanted + 1 else None)
-            if None in counts:
-                break  # the shard is exhausted
-            most = max(most, *(count for count in counts if count is not None))
-            place, step = ahead, step + 1
-    return step, most
-
-
-STAGES = (limits.Stage(20, 8 * 512, 60, 7), limits.Stage(30, 16 * 512, 200, 9))  # a small training
-
-
-@pytest.mark.parametrize("average", [20, 60, 150, 900])
-@pytest.mark.parametrize("documents", [400, 3000, 20_000])
-def test_the_steps_of_modded_nanogpt_are_never_more_than_said(average: int, documents: int) -> None:
-    """Its own arithmetic ends no later; where the tokens do not reach it never comes to its end."""
-    chooser = np.random.default_rng([average, documents])
-    lengths = (1 + chooser.exponential(average, documents)).astype(int).tolist()
-    halves = [lengths[: documents // 2], lengths[documents // 2 :]]
-    steps, _ = modded_training(halves, STAGES, 8)
-    bound = limits.most_steps(sum(lengths), documents, STAGES)
-    assert steps <= bound + 1
-    if sum(lengths) < limits.tokens_of_stages(STAGES):
-        assert bound < limits.steps_of(STAGES)
-
-
-@pytest.mark.parametrize("average", [30, 60, 70, 80])
-def test_documents_that_must_overflow_do(average: int) -> None:
-    """Below the average of a stage its own arithmetic has a batch with more documents than places."""
-    stage = limits.Stage(10**6, 8 * 512, 400, 7)
-    lengths = [average] * 5000
-    _, most = modded_training([lengths], (stage,), 8)
-    assert (most > stage.most_documents) == (average < stage.shortest_average_tokens)
-
-
 @pytest.mark.parametrize(
-    ("val", "train", "average", "words"),
+    ("train", "words"),
     [
-        (10**8, [10**8] * 2, 800, ["too few for train_gpt.py"]),
-        (10**8, [10**8], 800, ["needs 2 training shards", "train_gpt.py"]),
-        (10**8, [10**8] * 4, 800, ["too few for train_gpt_medium.py"]),
-        (10**8, [10**8] * 99, 800, []),
-        (10**8, [10**8] * 99, 20, ["63 in a batch of 16,384 tokens", "895 in a batch of 262,144"]),
-        (10**8, [10**8] * 99, 300, ["95 in a batch of 32,768 tokens"]),
+        ([169_410_560] * 2, []),
+        ([169_410_560, 169_410_559], ["too few for train_gpt.py"]),
+        ([10**8], ["needs 2 training shards", "train_gpt.py"]),
     ],
 )
-def test_what_modded_nanogpt_would_stumble_over(
-    val: int, train: list[int], average: int, words: list[str]
+def test_modded_nanogpt_needs_two_shards_and_the_tokens_of_its_steps(
+    train: list[int], words: list[str]
 ) -> None:
-    """Too few shards or tokens for its schedule, documents too short for its places, and nothing else."""
-    warnings = LAYOUTS["modded-nanogpt"].warnings(name_files("modded-nanogpt", [val], train, average))
-    assert len(warnings) == len(words)
-    assert all(word in text for word, text in zip(words, warnings, strict=True))
-
-
-def test_the_schedule_of_modded_nanogpt() -> None:
-    """By hand from its scripts: boundaries of thirds of 1,270 steps, twelfths of 4,700."""
+    """By hand from train_gpt.py: thirds of 1,270 steps, and 15 more; it reads its files once."""
     ends = [0, *(round(part * 1270) for part in (1 / 3, 2 / 3, 1)), 1285]
     sizes = [131_072, 262_144, 393_216, 393_216]
     tokens = sum((end - begin) * size for begin, end, size in zip(ends, ends[1:], sizes, strict=False))
-    assert (limits.steps_of(limits.STAGES), limits.tokens_of_stages(limits.STAGES)) == (1285, tokens)
-    schedule = [131_072, 262_144, 393_216, *[524_288] * 9]
-    tokens = sum(schedule[int(12 * (step / 4700))] for step in range(4700)) + 40 * 524_288
-    assert limits.steps_of(limits.MEDIUM_STAGES) == 4740
-    assert limits.tokens_of_stages(limits.MEDIUM_STAGES) == tokens
+    assert tokens == 2 * 169_410_560
+    warnings = LAYOUTS["modded-nanogpt"].warnings(name_files("modded-nanogpt", [10**8], train))
+    assert len(warnings) == len(words)
+    assert all(word in text for word, text in zip(words, warnings, strict=True))
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(1024, False), (1025, True)])
@@ -262,26 +200,9 @@ def test_the_documentation_states_the_same_figures() -> None:
     """docs/layouts.md has a line for each reader's rule, with the figures of the table in the code."""
     text = (Path(__file__).parent.parent.parent / "docs" / "layouts.md").read_text()
     stated = {
-        "build-nanogpt, llm.c": [limits.BATCH_LENGTH, *map(limits.shortest_shard_tokens, (1, 8))],
-        "nanoGPT": [limits.NANOGPT_BLOCK_TOKENS, limits.NANOGPT_SHORTEST_TOKENS],
-        "modded-nanogpt, validation": [
-            limits.VALIDATION_TOKENS,
-            limits.VALIDATION_FILE_TOKENS,
-            limits.VALIDATION_GPU_TOKENS,
-            limits.VALIDATION_DOCUMENTS,
-        ],
-        "modded-nanogpt, train_gpt.py": [
-            limits.LEAST_TRAIN_SHARDS,
-            limits.steps_of(limits.STAGES),
-            limits.tokens_of_stages(limits.STAGES),
-            *(stage.gpu_tokens for stage in limits.STAGES),
-            *(stage.most_documents for stage in limits.STAGES),
-            *(round(stage.shortest_average_tokens) for stage in limits.STAGES),
-        ],
-        "modded-nanogpt, train_gpt_medium.py": [
-            limits.steps_of(limits.MEDIUM_STAGES),
-            limits.tokens_of_stages(limits.MEDIUM_STAGES),
-        ],
+        "build-nanogpt, llm.c": [1024, 65_537, 524_289],
+        "nanoGPT": [nanogpt.BLOCK_TOKENS, nanogpt.SHORTEST_TOKENS],
+        "modded-nanogpt": [10_485_762, 2, modded_nanogpt.TRAIN_TOKENS],
     }
     for reader, figures in stated.items():
         (row,) = [line for line in text.splitlines() if line.startswith(f"| {reader} |")]

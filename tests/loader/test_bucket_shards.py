@@ -27,8 +27,9 @@ from inputs import write_text
 from loader_reference import Ids
 
 from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError
-from fineweb_shards.loader import ShardLoader, followed_shards
-from fineweb_shards.loader import bucket_pieces as pieces_module
+from fineweb_shards.loader import ShardLoader
+from fineweb_shards.loader import shard_cache as pieces_module
+from fineweb_shards.loader import shards as shards_module
 from fineweb_shards.loader.forkable_store import ForkableStore
 from fineweb_shards.loader.shard_cache import ShardCache
 from fineweb_shards.storage.bucket import Bucket
@@ -393,7 +394,7 @@ def test_a_build_into_a_bucket_is_followed(
 ) -> None:
     """Its shards are given as they come, also those of one file that grows, which are parts."""
     build = Rehearsal(built(layout), f"{bucket_url}/out")
-    monkeypatch.setattr(followed_shards, "Clock", lambda: build)
+    monkeypatch.setattr(shards_module, "Clock", lambda: build)
     settings: dict[str, Any] = {"align": "document", "seed": 5}
     loader = loader_of(f"{bucket_url}/out", tmp_path, follow=True, **settings)
     lengths = lengths_in(built(layout))
@@ -415,7 +416,7 @@ def test_a_build_that_ends_while_it_is_followed(
     build = Rehearsal(built("nanogpt"), f"{bucket_url}/out")
     while build.finished < len(build.records):
         build.sleep(0)
-    monkeypatch.setattr(followed_shards, "Clock", lambda: build)
+    monkeypatch.setattr(shards_module, "Clock", lambda: build)
     monkeypatch.setattr(ShardCache, "fetch_ahead", lambda *_: None)  # whose failures nobody hears of
 
     def join(_: str, path: str) -> None:
@@ -437,7 +438,7 @@ def test_a_build_that_runs_is_waited_for(
 ) -> None:
     """The lock in the bucket says that it does; without one, there is nothing to wait for after a while."""
     clock = FakeClock()
-    monkeypatch.setattr(followed_shards, "Clock", lambda: clock)
+    monkeypatch.setattr(shards_module, "Clock", lambda: clock)
     bucket = Bucket(f"{bucket_url}/out")
     bucket.overwrite(".fineweb-shards/lock.json", b"{}")
 

@@ -24,7 +24,8 @@ from inputs import write_text
 from loader_reference import Ids
 
 from fineweb_shards.errors import ChangedError, InputError
-from fineweb_shards.loader import ShardLoader, followed_shards
+from fineweb_shards.loader import ShardLoader
+from fineweb_shards.loader import shards as shards_module
 from fineweb_shards.store.files import growing_path
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Clock
@@ -158,7 +159,7 @@ def rehearse(
     def start(layout: str) -> Rehearsal:
         shutil.copytree(built(layout), tmp_path / "out")
         clock = Rehearsal(tmp_path / "out")
-        monkeypatch.setattr(followed_shards, "Clock", lambda: clock)
+        monkeypatch.setattr(shards_module, "Clock", lambda: clock)
         return clock
 
     return start
@@ -220,7 +221,7 @@ def test_a_build_that_is_running_is_waited_for(
             build.sleep(0)
 
     monkeypatch.setattr(patient, "sleep", sleep)
-    monkeypatch.setattr(followed_shards, "Clock", lambda: patient)
+    monkeypatch.setattr(shards_module, "Clock", lambda: patient)
     with FolderLock(build.folder):
         loader_of(build.folder, follow=True, patience_seconds=10.0).next_batch()
     assert patient.waits[0] < 0.1
@@ -236,7 +237,7 @@ def test_a_build_that_has_stopped_is_an_error_after_a_while(
     for _ in range(3):
         build.sleep(0)
     clock = FakeClock()
-    monkeypatch.setattr(followed_shards, "Clock", lambda: clock)
+    monkeypatch.setattr(shards_module, "Clock", lambda: clock)
     loader = loader_of(build.folder, follow=True, align="document")
     found: list[Ids] = []
     sentence = r"out: .* has stopped before its end, with 2 shards of 'train'"
@@ -263,7 +264,7 @@ def test_another_build_in_the_folder_is_noticed(rehearse: Callable[[str], Rehear
 
 def test_what_cannot_be_followed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of files, a folder that does not exist, or one in which nobody begins a build."""
-    monkeypatch.setattr(followed_shards, "Clock", FakeClock)
+    monkeypatch.setattr(shards_module, "Clock", FakeClock)
     with pytest.raises(InputError, match="no build has begun here for 10 min"):
         ShardLoader(tmp_path, batch_size=1, seq_len=1, follow=True).next_batch()
     with pytest.raises(ValueError, match="needs a folder"):
@@ -319,7 +320,7 @@ PIECES = [TEXT[begin : begin + 40_000] for begin in range(0, len(TEXT), 40_000)]
 def test_training_beside_a_real_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     """The first batches come before the build has all its input, and in the end every one is right."""
     build = Feeder(tmp_path / "out", layout, PIECES[:-1])
-    monkeypatch.setattr(followed_shards, "Clock", lambda: build)
+    monkeypatch.setattr(shards_module, "Clock", lambda: build)
     with build.process:
         loader = loader_of(tmp_path / "out", follow=True, align="document", seed=7)
         found = joined(loader.next_batch())
@@ -336,7 +337,7 @@ def test_training_beside_a_real_build(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_real_build_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader has given every batch of the finished shards when it says so; after a resume, the rest."""
     build = Feeder(tmp_path / "out", "build-nanogpt", PIECES[:-1])
-    monkeypatch.setattr(followed_shards, "Clock", lambda: build)
+    monkeypatch.setattr(shards_module, "Clock", lambda: build)
     found: list[Ids] = []
     with build.process:
         loader = loader_of(tmp_path / "out", follow=True, align="document", patience_seconds=0.5)

@@ -9,7 +9,7 @@ import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fineweb_shards.reading.token_statistics import (
+from fineweb_shards.reading.statistics import (
     TokenStatistics,
     bucket_range,
     count_blocks,

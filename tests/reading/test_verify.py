@@ -87,7 +87,7 @@ def test_missing_extra_and_renamed_files_are_found(out: Path) -> None:
 
 
 def test_a_file_that_does_not_belong_there_is_not_called_damaged(out: Path) -> None:
-    """It fails `verify`, because a loader would read it; nothing makes it anew, so it is to be moved away."""
+    """It fails `verify`, because a loader would read it; no build remakes it, so it is to be moved away."""
     stray = out / "edufineweb_train_000777.npy"
     stray.write_bytes(b"extra")
     done = inline.run_command("verify", out)
@@ -96,12 +96,12 @@ def test_a_file_that_does_not_belong_there_is_not_called_damaged(out: Path) -> N
     assert "1 file that does not belong there." in done.stderr
     assert "Move what is named above away" in done.stderr
     assert "damaged" not in done.stderr
-    assert "anew" not in done.stderr
+    assert "again" not in done.stderr
     (out / "edufineweb_train_000001.npy").write_bytes(b"short")
     done = inline.run_command("verify", out)
     assert "1 damaged file and 1 file that does not belong there." in done.stderr
     assert "move it away" in done.stderr
-    assert "anew" in done.stderr
+    assert "makes the damaged files again" in done.stderr
 
 
 def test_a_finished_build_warns_of_files_that_do_not_belong_there(out: Path, made: Path) -> None:

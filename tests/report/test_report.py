@@ -26,17 +26,17 @@ from page_payloads import PAYLOADS
 from fineweb_shards.events import Event
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.reading import folder_statistics as shard_statistics
-from fineweb_shards.reading.folder_statistics import (
+from fineweb_shards.reading import statistics as shard_statistics
+from fineweb_shards.reading.statistics import (
+    bucket_range,
     complete_folder_statistics,
     load_folder_statistics,
     spell,
     take_samples,
 )
-from fineweb_shards.reading.token_statistics import bucket_range
 from fineweb_shards.report import facts
 from fineweb_shards.report.charts import round_steps
-from fineweb_shards.report.documents import count_left_out
+from fineweb_shards.report.contents import count_left_out
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
@@ -48,8 +48,7 @@ from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
-from fineweb_shards.watching.history import History, Mark, Point, load_history
-from fineweb_shards.watching.run_record import RunRecord, Waited
+from fineweb_shards.watching.history import History, Mark, Point, RunRecord, Waited, load_history
 
 FORMAT = ShardFormat(get_layout("build-nanogpt"), GPT2)
 DOCUMENTS = [text for text in make_documents(150, seed=73) if text]

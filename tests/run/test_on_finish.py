@@ -8,9 +8,9 @@ import pytest
 import runs
 from inputs import write_text
 
+from fineweb_shards.commands import build as farewell
+from fineweb_shards.commands.build import describe_outcome, run_command
 from fineweb_shards.errors import DiskFullError, Interrupted, QuarantineError
-from fineweb_shards.run import on_finish as farewell
-from fineweb_shards.run.on_finish import describe_outcome, run_command
 
 SHOW = "env | grep ^FINEWEB_SHARDS_ | sort > outcome"
 

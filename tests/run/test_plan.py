@@ -135,7 +135,7 @@ def test_what_is_kept_of_the_input_does_not_grow_with_it(tmp_path: Path) -> None
 
 
 def test_it_says_what_a_build_would_do_in_this_folder(tmp_path: Path) -> None:
-    """Begin; nothing; resume behind a shard, with what is left to write; refused, in build's own words."""
+    """Begin; nothing; resume after a shard, with what is left to write; refused, in build's own words."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS)
     out = tmp_path / "out"
 
@@ -149,7 +149,7 @@ def test_it_says_what_a_build_would_do_in_this_folder(tmp_path: Path) -> None:
     assert not out.exists()
     runs.build_inline(out, path, shard_tokens=1000, max_tokens=2500)
     assert verdict(2500) == "nothing to do: complete, 2,500 tokens"
-    assert verdict(None) == "would resume behind edufineweb_train_000001.npy, 2,000 tokens are done"
+    assert verdict(None) == "would resume after edufineweb_train_000001.npy, 2,000 tokens are done"
     words = ["--input", path, "--out", out, "--shard-tokens", "1k", "--max-tokens", "2k"]
     refused = inline.run_command("plan", *words)
     assert refused.returncode == 4

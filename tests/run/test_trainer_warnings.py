@@ -24,8 +24,13 @@ from inputs import write_jsonl, write_parquet
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run import build
-from fineweb_shards.run.result_text import output_notes, output_warnings
-from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
+from fineweb_shards.run.output_text import (
+    expect_files,
+    output_notes,
+    output_warnings,
+    reader_warnings,
+    stray_warnings,
+)
 from fineweb_shards.store.files import list_files
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
@@ -71,11 +76,11 @@ def test_an_input_below_a_shard_says_that_there_is_nothing_to_train_on(
         ({"val_tokens": 10**9}, "nothing to train on"),
         ({"val_documents": 60}, "which takes the first 60 documents"),
         ({"layout": "nanogpt", "val_documents": 10**9}, "which takes the first 1,000,000,000 documents"),
-        ({"val_documents": 0}, "as was asked"),
+        ({"val_documents": 0}, "as requested"),
         ({"last_shard": "drop", "val_tokens": 0}, "--last-shard keep"),
         ({"layout": "nanogpt"}, "of 60 documents, a share of one in 2,000 chooses none"),
-        ({"layout": "nanogpt", "val_ratio": 0.0}, "as was asked"),
-        ({"val_ratio": 0.0}, "as was asked"),
+        ({"layout": "nanogpt", "val_ratio": 0.0}, "as requested"),
+        ({"val_ratio": 0.0}, "as requested"),
         ({"layout": "llm.c", "val_tokens": 0}, "failed to glob pattern"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fineweb_shards.watching.snapshot import ENCODING, Snapshot
+from fineweb_shards.watching.heartbeat import ENCODING, Snapshot
 
 SNAPSHOT = Snapshot(
     state=ENCODING, reason="", tokens=3_710_000, expected_tokens=10_000_000, expected_exact=False,

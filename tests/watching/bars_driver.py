@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from example_run import SNAPSHOT
 
 from fineweb_shards.events import Event
-from fineweb_shards.watching.bars import choose_screen
-from fineweb_shards.watching.snapshot import STARTING, VERIFYING, WAITING
+from fineweb_shards.watching.heartbeat import STARTING, VERIFYING, WAITING
+from fineweb_shards.watching.screen import choose_screen
 
 REASON = "waiting for the network since 02:13 ({} %s " + "x" * 300
 

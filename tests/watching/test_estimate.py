@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fineweb_shards.watching.estimate import Speedometer, Total, seconds_left
+from fineweb_shards.watching.progress import Speedometer, Total, seconds_left
 
 TOKENS = 10_000_000_000
 

@@ -16,24 +16,19 @@ from doubles import InlineExecutor
 from inputs import write_jsonl, write_parquet, write_text
 
 from fineweb_shards.errors import Interrupted, NetworkError
-from fineweb_shards.report.closing import closing_lines
-from fineweb_shards.report.page import write_report
-from fineweb_shards.report.path import FILE_NAME as REPORT
+from fineweb_shards.report.facts import FILE_NAME as REPORT
+from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system import durable
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
 from fineweb_shards.types import Cursor
 from fineweb_shards.watching import monitor as monitor_module
-from fineweb_shards.watching import reporter as reporter_module
-from fineweb_shards.watching.estimate import Total
-from fineweb_shards.watching.heartbeat import Heartbeat, current_invocation, load_heartbeat
+from fineweb_shards.watching.heartbeat import WAITING, Heartbeat, Snapshot, current_invocation, load_heartbeat
 from fineweb_shards.watching.history import History, load_history
 from fineweb_shards.watching.log import EventLog, last_lines
-from fineweb_shards.watching.monitor import Monitor
-from fineweb_shards.watching.progress import Progress
-from fineweb_shards.watching.reporter import Page, Reporter
+from fineweb_shards.watching.monitor import Monitor, Reporter, ReportFunctions
+from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.screen import Screen
-from fineweb_shards.watching.snapshot import WAITING, Snapshot
 
 
 class ThreeWorkers(InlineExecutor):
@@ -46,7 +41,6 @@ class ThreeWorkers(InlineExecutor):
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, Progress, Path]:
     """A monitor whose threads never look by themselves: the test says when."""
     monkeypatch.setattr(monitor_module, "LOOK_EVERY_SECONDS", 3600.0)
-    monkeypatch.setattr(reporter_module, "LOOK_EVERY_SECONDS", 3600.0)
     monkeypatch.setattr(monitor_module, "HEARTBEAT_EVERY_SECONDS", 0.0)
     job = runs.job_of(tmp_path / "out", write_text(tmp_path / "a.txt", ["one", "two"]), shard_tokens=100)
     (job.folder / WORK_FOLDER).mkdir(parents=True)
@@ -54,7 +48,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, P
     history.begin_run()
     progress = Progress(EventLog(job.folder), None, history)
     progress.expect(Total(1000, exact=True), job.source.share_before)
-    page = Page(
+    page = ReportFunctions(
         partial(write_report, FolderStore(job.folder)), partial(closing_lines, job.output.store), lambda: None
     )
     monitor = Monitor(
@@ -241,8 +235,7 @@ def test_a_look_that_fails_is_logged_and_the_next_one_comes(
     """In its own thread: it goes on looking, and the heartbeat comes back when the fault is gone."""
     monitor, progress, folder = watched
     monkeypatch.setattr(monitor_module, "LOOK_EVERY_SECONDS", 0.001)
-    monkeypatch.setattr(reporter_module, "LOOK_EVERY_SECONDS", 0.001)
-    threads = {monitor._thread, monitor._reporter._thread}
+    threads = {monitor._thread, monitor._reporter.thread}
     failures = []
     again = threading.Event()
     right = getattr(owner, part)
@@ -269,8 +262,8 @@ def test_shards_that_cannot_be_read_keep_nobody_waiting(
 ) -> None:
     """While the report waits for a store that says nothing, the heartbeat goes on, and the run can end."""
     monitor, progress, folder = watched
-    monkeypatch.setattr(reporter_module, "LOOK_EVERY_SECONDS", 0.001)
-    monkeypatch.setattr(reporter_module, "_LONGEST_JOIN_AFTER_ERROR_SECONDS", 0.01)
+    monkeypatch.setattr(monitor_module, "LOOK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(monitor_module, "_LONGEST_JOIN_AFTER_ERROR_SECONDS", 0.01)
     silent = threading.Event()
 
     def wait(reporter: Reporter) -> None:

@@ -21,7 +21,7 @@ from promises import Tries
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
-from fineweb_shards.reading.folder_statistics import complete_folder_statistics, load_folder_statistics
+from fineweb_shards.reading.statistics import complete_folder_statistics, load_folder_statistics
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import render_page
 from fineweb_shards.store.folder_store import FolderStore

@@ -22,10 +22,10 @@ from example_run import SNAPSHOT
 from inputs import write_jsonl, write_parquet
 
 from fineweb_shards.events import Event
-from fineweb_shards.watching import bars, screen
+from fineweb_shards.watching import screen
+from fineweb_shards.watching.heartbeat import FETCHING, STARTING, WAITING
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
-from fineweb_shards.watching.snapshot import FETCHING, STARTING, WAITING
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 DOCUMENTS = make_documents(120, seed=72)
@@ -184,7 +184,7 @@ def test_a_wait_is_told_to_its_end(columns: int, rows: int) -> None:
     """Every word of the reason, none broken, in as many lines as it takes; no time left that stands still,
     no speed that is not there, nothing wider or higher than the terminal."""
     waiting = replace(SNAPSHOT, state=WAITING, reason=REASON, seconds_left=None)
-    lines = bars.make_frame(waiting, columns - 1, rows - 1)
+    lines = screen.make_frame(waiting, columns - 1, rows - 1)
     assert max(map(len, lines)) < columns
     assert len(lines) < rows
     assert "left" not in lines[0]
@@ -197,7 +197,7 @@ def test_a_wait_is_told_to_its_end(columns: int, rows: int) -> None:
 def test_figures_are_left_out_rather_than_cut(columns: int) -> None:
     """The more room the more figures, each of them whole; the bar goes before the tokens do."""
     seen = replace(SNAPSHOT, state=FETCHING, fetched_bytes_per_second=46.2e6)
-    total, shard = bars.make_frame(seen, columns, 24)
+    total, shard = screen.make_frame(seen, columns, 24)
     assert max(len(total), len(shard)) <= columns
     assert "…" not in shard
     assert "fetching 46.2 MB/s" in shard
@@ -209,7 +209,7 @@ def test_figures_are_left_out_rather_than_cut(columns: int) -> None:
 def test_the_start_is_told_once() -> None:
     """The second line says that the run is starting, in front of the bar, and not behind it again."""
     for columns in (40, 80, 200):
-        lines = bars.make_frame(replace(SNAPSHOT, state=STARTING, shard_tokens=0), columns, 24)
+        lines = screen.make_frame(replace(SNAPSHOT, state=STARTING, shard_tokens=0), columns, 24)
         assert lines[1].startswith("starting")
         assert "\n".join(lines).count("starting") == 1
 
@@ -272,7 +272,7 @@ def test_a_wait_is_told_in_a_notebook(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("JPY_PARENT_PID", "4711")
     monkeypatch.setenv("COLUMNS", "120")
-    progress = Progress(EventLog(tmp_path), bars.choose_screen(quiet=False, as_json=False))
+    progress = Progress(EventLog(tmp_path), screen.choose_screen(quiet=False, as_json=False))
     progress.screen.show(SNAPSHOT)
     progress.set_wait("network", REASON)
     progress.screen.show(replace(SNAPSHOT, state=WAITING, reason=REASON, seconds_left=None))

@@ -32,9 +32,19 @@ from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system import durable
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked
 from fineweb_shards.system.shell_commands import program
-from fineweb_shards.watching import start, watch
-from fineweb_shards.watching.heartbeat import FILE_NAME, Heartbeat, Invocation, load_heartbeat
-from fineweb_shards.watching.snapshot import STOPPED, VERIFYING, WAITING, Snapshot
+from fineweb_shards.watching import monitor
+from fineweb_shards.watching import monitor as start
+from fineweb_shards.watching import status as status_module
+from fineweb_shards.watching.heartbeat import (
+    FILE_NAME,
+    STOPPED,
+    VERIFYING,
+    WAITING,
+    Heartbeat,
+    Invocation,
+    Snapshot,
+    load_heartbeat,
+)
 from fineweb_shards.watching.status import EXIT_CODES, read_status, status_lines, status_values
 
 RESUMED = "build --input 'a b.txt' --out out"
@@ -58,7 +68,7 @@ def test_a_wait_before_a_run_survives_a_heartbeat_that_cannot_be_written(
     written = threading.Event()
     monkeypatch.setattr(Heartbeat, "save", fail_at_first)
     invocation = Invocation(COMMAND, os.getcwd(), 4711, time.time())
-    with start.StartObserver(Observer(), folder, invocation, 0, 1000) as observer:
+    with monitor.StartObserver(Observer(), folder, invocation, 0, 1000) as observer:
         observer.set_wait("network", "waiting for the network")
         assert written.wait(60)
     heartbeat = load_heartbeat(folder)
@@ -130,7 +140,7 @@ def test_watch_fits_the_terminal(folder: Path, columns: int, rows: int) -> None:
     ]
     (folder / WORK_FOLDER / "log.txt").write_text("\n".join(events) + "\n")
     with another_run(folder):
-        lines = watch.fit_screen(read_status(FolderStore(folder)), columns - 1, rows)
+        lines = status_module.fit_screen(read_status(FolderStore(folder)), columns - 1, rows)
     assert len(lines) <= rows
     assert max(map(len, lines)) < columns
     text = " ".join(line.strip() for line in lines)
@@ -374,8 +384,8 @@ def test_watch_waits_for_a_build_that_has_not_begun(
         lock.__exit__(None, None, None)
 
     meanwhile = iter([lambda: None, begin, lambda: beat(folder), end])
-    monkeypatch.setattr(watch.time, "sleep", lambda seconds: next(meanwhile)())
-    assert watch.watch_status(FolderStore(folder), as_json=True) == 0
+    monkeypatch.setattr(status_module.time, "sleep", lambda seconds: next(meanwhile)())
+    assert status_module.watch_status(FolderStore(folder), as_json=True) == 0
     shown = capsys.readouterr()
     states = [json.loads(line)["state"] for line in shown.out.splitlines()]
     assert (states[0], states[-1]) == ("running", "complete")

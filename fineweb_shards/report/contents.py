@@ -1,23 +1,24 @@
-"""Make the report's section about documents: their lengths, frequent tokens, and what was left out."""
+"""Make the report's sections about what is in the shards: lengths of documents, frequent tokens, what was
+left out, the files with their hashes, and the settings they were made with."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from fineweb_shards.reading.folder_statistics import SAMPLE_TOKENS, spell
-from fineweb_shards.reading.token_statistics import TokenStatistics, bucket_range
+from fineweb_shards.reading.statistics import SAMPLE_TOKENS, TokenStatistics, bucket_range, spell
 from fineweb_shards.report.charts import Chart, make_columns
-from fineweb_shards.report.facts import Facts
-from fineweb_shards.report.table import Table, scale_bars
+from fineweb_shards.report.facts import Facts, Table, scale_bars
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.types import Quarantined
-from fineweb_shards.units import show_bytes, show_count
+from fineweb_shards.units import show_bytes, show_count, show_number_of
 
 _SHOWN_TOKENS = 25
 _SHOWN_QUARANTINED = 100
 _LENGTH_COLUMNS = {"tokens": "name", "documents": "number", "share": "number"}
 _TOKEN_COLUMNS = {"token": "token", "id": "number", "times": "number", "share": "number"}
 _QUARANTINE_COLUMNS = dict.fromkeys(("file", "row", "id", "size", "cause", "begins"), "text")
+_SHOWN_SHARDS = 1000
+_FOLDED_SHARDS = 12  # a longer table is folded, to be opened by a click
+_COLUMNS = {"file": "name", "tokens": "number", "documents": "number", "bytes": "number", "SHA-256": "hash"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,21 @@ class FrequentTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class Omissions:
     """Counts of documents and parts of the input that were left out or changed."""
 
     counts: Table | None  # without those that are 0
     quarantined: Table | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTable:
+    """The table of the last shards, with notes."""
+
+    table: Table
+    notes: list[str]
+    folded: bool
+    summary: str  # of the folded table
 
 
 def measure_lengths(facts: Facts) -> Lengths | None:
@@ -57,14 +68,16 @@ def measure_lengths(facts: Facts) -> Lengths | None:
     labels = [_show_power(bucket_range(bucket)[0]) for bucket in counts]
     title = f"Lengths of {figures.documents:,} documents; {mean} tokens on average"
     chart = make_columns(title, labels, list(counts.values()), show_count)
-    rows = [_length_row(bucket, count, figures.documents) for bucket, count in counts.items()]
+    rows = [
+        [
+            "{:,} to {:,}".format(*bucket_range(bucket)),
+            f"{count:,}",
+            f"{100 * count / figures.documents:.1f} %",
+        ]
+        for bucket, count in counts.items()
+    ]
     table = Table(_LENGTH_COLUMNS, rows, bars=scale_bars(list(counts.values())))
     return Lengths(mean, f"{figures.longest:,}", chart, table)
-
-
-def _length_row(bucket: int, count: int, documents: int) -> list[str]:
-    least, most = bucket_range(bucket)
-    return [f"{least:,} to {most:,}", f"{count:,}", f"{100 * count / documents:.1f} %"]
 
 
 def _show_power(tokens: int) -> str:
@@ -113,7 +126,7 @@ def _figures(facts: Facts) -> TokenStatistics | None:
     return figures.statistics.closed(eot_first=manifest.layout.eot_first)
 
 
-def count_left_out(facts: Facts) -> LeftOut | None:
+def count_left_out(facts: Facts) -> Omissions | None:
     """Return the counts of what was left out; None while there is no manifest, as a run starts."""
     manifest = facts.status.manifest
     if manifest is None:
@@ -130,8 +143,18 @@ def count_left_out(facts: Facts) -> LeftOut | None:
     rows = [[what, f"{count:,}"] for what, count in figures.items() if count]
     table = Table({"what": "text", "count": "number"}, rows, heads=True) if rows else None
     names = [str(file["name"]) for file in manifest.files]
-    lost = [_quarantined_row(one, names) for one in manifest.quarantined[:_SHOWN_QUARANTINED]]
-    return LeftOut(table, Table(_QUARANTINE_COLUMNS, lost) if lost else None)
+    lost = [
+        [
+            names[one.file] if one.file < len(names) else str(one.file),
+            f"{one.row:,}" if one.row is not None else "",
+            one.id or "",
+            show_bytes(one.text_bytes),
+            one.cause,
+            one.begins,
+        ]
+        for one in manifest.quarantined[:_SHOWN_QUARANTINED]
+    ]
+    return Omissions(table, Table(_QUARANTINE_COLUMNS, lost) if lost else None)
 
 
 def _filter_counts(manifest: Manifest) -> dict[str, int]:
@@ -150,8 +173,42 @@ def _filter_counts(manifest: Manifest) -> dict[str, int]:
     return found
 
 
-def _quarantined_row(document: Quarantined, names: list[str]) -> list[str]:
-    name = names[document.file] if document.file < len(names) else str(document.file)
-    row = f"{document.row:,}" if document.row is not None else ""
-    size = show_bytes(document.text_bytes)
-    return [name, row, document.id or "", size, document.cause, document.begins]
+def list_shards(facts: Facts) -> ShardTable | None:
+    """Return the table of shards; None before the first one is finished."""
+    manifest = facts.status.manifest
+    if manifest is None or not manifest.shards:
+        return None
+    count, last_tokens = len(manifest.shards), manifest.shards[-1].tokens
+    rows = [
+        [record.name, f"{record.tokens:,}", f"{record.documents:,}", f"{record.bytes:,}", record.sha256]
+        for record in manifest.shards[-_SHOWN_SHARDS:]
+    ]
+    notes = []
+    if count > _SHOWN_SHARDS:
+        notes.append(f"The last {_SHOWN_SHARDS:,} of {count:,}; all are in manifest.json.")
+    short = last_tokens < manifest.settings["shard_tokens"] and not manifest.layout.one_file
+    if manifest.complete and short:
+        notes.append(f"The last shard holds the rest, {last_tokens:,} tokens: that is expected.")
+    # Of a file that grows there is a row for each checkpoint.
+    noun = "shard" if manifest.shard_count == len(manifest.shards) else "segment"
+    summary = (
+        f"{'All' if len(rows) == len(manifest.shards) else 'The last'} {show_number_of(len(rows), noun)}"
+    )
+    return ShardTable(Table(_COLUMNS, rows), notes, len(rows) > _FOLDED_SHARDS, summary)
+
+
+def list_settings(facts: Facts) -> Table | None:
+    """Return the table of settings, input and versions; None while there is no manifest, as a run starts."""
+    manifest, heartbeat = facts.status.manifest, facts.status.heartbeat
+    if manifest is None:
+        return None
+    given = {name: value for name, value in manifest.settings.items() if value not in ("", None)}
+    rows = [[name, f"{value:,}" if type(value) is int else str(value)] for name, value in given.items()]
+    if manifest.commit:
+        rows.append(["commit", manifest.commit])
+    rows.append(["input files", f"{len(manifest.files):,}"])
+    rows.append(["for validation", manifest.split_rule.describe()])
+    rows += [[name, version] for name, version in manifest.versions.items()]
+    if heartbeat is not None:
+        rows.append(["command", heartbeat.invocation.command])
+    return Table({"name": "name", "value": "text"}, rows, heads=True)

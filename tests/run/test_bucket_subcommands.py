@@ -24,7 +24,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.run import export as export_module
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.opening import open_store_to_read
-from fineweb_shards.watching import watch
+from fineweb_shards.watching import status as watch
 from fineweb_shards.watching.status import read_status
 
 DOCUMENTS = make_documents(60, seed=29)

@@ -11,13 +11,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from fineweb_shards.errors import NoTrainingError
-from fineweb_shards.layouts.base import Layout, SizedFile
+from fineweb_shards.layouts.base import Layout, SizedFile, quote_string, tokens_of
 from fineweb_shards.run.config import Config
+from fineweb_shards.storage.bucket_address import BucketAddress, copy_command
+from fineweb_shards.store.files import list_files
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
-from fineweb_shards.units import show_count, show_number_of
+from fineweb_shards.units import show_bytes, show_count, show_number_of
 
 _MOST_EXPECTED_FILES = 20_000
 _SHOWN_STRAYS = 3
@@ -36,7 +40,7 @@ class ExpectedFile:
 def expect_files(
     spec: OutputSpec, tokens: int, documents: int, *, exact: bool, val_files_share: float = 0.0
 ) -> list[ExpectedFile]:
-    """Return the files that a stream of so many tokens will become; for an estimate, without the last shard,
+    """Return the files that a stream of `tokens` tokens will become; for an estimate, without the last shard,
     whose size can't be predicted. `val_files_share` is the share of the input's bytes in --val-input."""
     if not spec.layout.one_file and tokens // spec.shard_tokens > _MOST_EXPECTED_FILES:
         return []
@@ -161,7 +165,7 @@ def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step:
         cause = "the files of --val-input hold no document"
         return f"There is nothing for validation: {cause}; {failure}. {next_step} other files for it."
     if not spec.split_rule.val_ratio:
-        return f"There is nothing for validation, as was asked; {failure}. If it needs some: {remedy}."
+        return f"There is nothing for validation, as requested; {failure}. If it needs some: {remedy}."
     if documents > 1:
         remedy = f"--val-ratio {_ratio_for(documents)} or {remedy}"
     share = f"a share of one in {float(1 / spec.split_rule.val_ratio):,.0f}"
@@ -186,6 +190,70 @@ def _rounded(count: int) -> int:
 
 
 def _ratio_for(documents: int) -> str:
-    """Return the smallest round ratio that gives at least one of so many documents."""
+    """Return the smallest round ratio that gives at least one of the documents."""
     digits = len(str(documents - 1))
     return f"{-(-(10**digits) // documents) / 10**digits:g}"
+
+
+def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
+    """Say where the files are and what they hold."""
+    size = show_bytes(sum(shard.bytes for shard in manifest.shards))
+    kind = "files" if spec.layout.one_file else "shards"
+    val = tokens_of(manifest.shards, "val")
+    tokens = f"{manifest.tokens:,}" + (
+        "" if spec.split_rule.counts_tokens else f", {val:,} of them for validation"
+    )
+    return [
+        f"{'folder':<10} {spec.store.location}",
+        f"{kind:<10} {manifest.shard_count:,}, {size}",
+        f"{'tokens':<10} {tokens}",
+        f"{'documents':<10} {manifest.documents:,}",
+    ]
+
+
+def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
+    """Explain what looks like a fault but is expected."""
+    if dropped := manifest.totals["dropped_tokens"]:
+        return [f"The last {dropped:,} tokens do not fill a shard and were left out."]
+    last = manifest.shards[-1] if manifest.shards else None
+    if last and last.split == "train" and last.tokens < spec.shard_tokens and not spec.layout.one_file:
+        return [
+            f"The last shard holds the rest, {last.tokens:,} tokens: that is expected, nothing is missing."
+        ]
+    return []
+
+
+def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
+    """Return warnings about problems that the loader will have with these files."""
+    dropped = manifest.totals["dropped_tokens"]
+    finished = with_sidecars(manifest, {record.name for record in manifest.shards})
+    return [
+        *reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped),
+        *stray_warnings(spec.store, spec.layout, finished),
+    ]
+
+
+def warning_lines(warnings: list[str]) -> list[str]:
+    """Format warnings, to be printed last, where they are noticed."""
+    return [line for warning in warnings for line in ("", f"{'WARNING':<10} {warning}")]
+
+
+def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
+    """Say how to load the files; nothing if there is nothing to train on."""
+    if not tokens_of(manifest.shards, "train"):
+        return []
+    names = [file.name for file in list_files(manifest.shards)]
+    store, vocabulary = spec.store, spec.vocabulary
+    if not store.is_remote:
+        lines = spec.layout.loader_lines(store.location, names, vocabulary)
+    else:
+        command, folder = copy_command(BucketAddress.parse(store.location))
+        lines = [
+            "from fineweb_shards.loader import ShardLoader  # fetches them as they are needed",
+            f'loader = ShardLoader({quote_string(store.location)}, "train", batch_size=64, seq_len=1024)',
+            "",
+            "# for a trainer that reads files itself, copy them here:",
+            command,
+            *spec.layout.loader_lines(folder, names, vocabulary),
+        ]
+    return ["", "To train on them:", "", *(f"    {line}".rstrip() for line in lines)]
