@@ -9,11 +9,13 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import layout_reference
 import pytest
+import reference
 import runs
 from layout_reference import Wanted
 from promises import Tries
@@ -270,6 +272,45 @@ def test_a_folder_of_the_first_version_is_finished(tmp_path: Path, name: str) ->
     documents = (SPECIMENS / "input.txt").read_text().split("\n\n")
     assert runs.outputs_in(tmp_path / "out") == layout_reference.files(documents, Wanted(layout, 900))
     assert "checksum" in json.loads((tmp_path / "out" / FILE_NAME).read_text())
+
+
+FORMAT_3 = Path(__file__).parent / "specimens" / "format-3"
+FORMAT_3_SETTINGS: dict[str, dict[str, Any]] = {
+    "killed-before-its-record": {},
+    "growing": {"layout": "nanogpt", "val_ratio": 0.25, "where": "score > 0", "min_tokens": 20},
+    "limited": {},  # it was finished at --max-tokens 2000
+}
+
+
+@pytest.mark.parametrize("name", FORMAT_3_SETTINGS)
+def test_a_folder_of_format_3_is_finished(tmp_path: Path, name: str) -> None:
+    """From when a manifest had one cursor and no parts: two killed ones and one that ends at a limit resume
+    to the bytes of the reference, and are saved with parts."""
+    settings = FORMAT_3_SETTINGS[name]
+    shutil.copytree(FORMAT_3 / name, tmp_path / "out")
+    shutil.copy(FORMAT_3 / "input.jsonl", tmp_path)
+    data = json.loads((tmp_path / "out" / FILE_NAME).read_text())
+    assert data["format"] == 3
+    os.utime(tmp_path / "input.jsonl", ns=(0, data["files"][0]["mtime_ns"]))
+    assert verify_folder(FolderStore(tmp_path / "out")).damages == []
+    with pytest.raises(ChangedError, match="--min-tokens was"):
+        runs.build_inline(
+            tmp_path / "out", tmp_path / "input.jsonl", shard_tokens=900, **{**settings, "min_tokens": 7}
+        )
+    with pytest.raises(ChangedError, match="--text-column was text when"):
+        runs.build_inline(
+            tmp_path / "out", tmp_path / "input.jsonl", shard_tokens=900, **{**settings, "text_column": "id"}
+        )
+    runs.build_inline(tmp_path / "out", tmp_path / "input.jsonl", shard_tokens=900, **settings)
+    rows = [json.loads(line) for line in (FORMAT_3 / "input.jsonl").read_text().splitlines()]
+    least = settings.get("min_tokens", 0)
+    documents = [
+        row["text"]
+        for row in rows
+        if (not settings or row["score"] > 0) and len(reference.encode(row["text"])) >= least
+    ]
+    wanted = Wanted("nanogpt", 900, val_ratio=Fraction(1, 4)) if settings else Wanted("build-nanogpt", 900)
+    assert runs.outputs_in(tmp_path / "out") == layout_reference.files(documents, wanted)
 
 
 def test_trim_drops_everything_from_the_first_missing_shard(folder: Path) -> None:
