@@ -18,8 +18,7 @@ from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan,
 from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.run.separator_preview import document_rows
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
 from fineweb_shards.watching.screen import LineScreen

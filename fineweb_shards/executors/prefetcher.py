@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fineweb_shards.errors import describe_error
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.types import Batch
 
 
 class Prefetcher:
     """Fetches batches of a source ahead, and tells an observer of failures."""
 
-    def __init__(self, source: Source, observer: Observer) -> None:
+    def __init__(self, source: Parts, observer: Observer) -> None:
         self._source = source
         self._observer = observer
         self._reported: set[str] = set()
@@ -25,6 +25,6 @@ class Prefetcher:
         except Exception as error:
             if repr(error) not in self._reported:
                 self._reported.add(repr(error))
-                name = self._source.files[batch.file].name
+                name = self._source.file_of(batch).name
                 text = f"{name}: could not be fetched ahead: {describe_error(error)}"
                 self._observer.tell(Event("worker", text))

@@ -17,8 +17,7 @@ from fineweb_shards.loader.bucket_pieces import pieces_of, token_file
 from fineweb_shards.loader.shard_cache import ShardCache
 from fineweb_shards.loader.shards import Shard, divide, with_eot
 from fineweb_shards.reading.token_file import TokenFile, TokenFolder
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import parse_manifest
+from fineweb_shards.store.manifest import Manifest, parse_manifest
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of, show_seconds

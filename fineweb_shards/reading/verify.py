@@ -15,8 +15,7 @@ from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.lost_files import may_be_longer
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import require_manifest
+from fineweb_shards.store.manifest import Manifest, require_manifest
 from fineweb_shards.store.segment import find_damage, read_contents
 from fineweb_shards.store.sidecars import check_sidecars, list_finished, with_sidecars
 from fineweb_shards.store.store import FoundFile, Store

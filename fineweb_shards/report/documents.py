@@ -129,8 +129,7 @@ def count_left_out(facts: Facts) -> LeftOut | None:
     }
     rows = [[what, f"{count:,}"] for what, count in figures.items() if count]
     table = Table({"what": "text", "count": "number"}, rows, heads=True) if rows else None
-    names = [str(file["name"]) for file in manifest.files]
-    lost = [_quarantined_row(one, names) for one in manifest.quarantined[:_SHOWN_QUARANTINED]]
+    lost = [_quarantined_row(one, manifest) for one in manifest.quarantined[:_SHOWN_QUARANTINED]]
     return LeftOut(table, Table(_QUARANTINE_COLUMNS, lost) if lost else None)
 
 
@@ -140,7 +139,7 @@ def _filter_counts(manifest: Manifest) -> dict[str, int]:
     # Once the build is complete the totals also count what came after the last shard.
     counts = {**asdict(manifest.counts), **manifest.totals}
     found: dict[str, int] = {}
-    if where := settings.get("where"):
+    if where := " / ".join(filter(None, (part.settings.get("where") for part in manifest.parts))):
         found[f"left out by --where {where}"] = counts["filtered_documents"]
         found["left out without a value that --where needs"] = counts["unknown_documents"]
     if least := settings.get("min_tokens"):
@@ -150,8 +149,8 @@ def _filter_counts(manifest: Manifest) -> dict[str, int]:
     return found
 
 
-def _quarantined_row(document: Quarantined, names: list[str]) -> list[str]:
-    name = names[document.file] if document.file < len(names) else str(document.file)
+def _quarantined_row(document: Quarantined, manifest: Manifest) -> list[str]:
+    name = str(manifest.parts[document.part].files[document.file]["name"])
     row = f"{document.row:,}" if document.row is not None else ""
     size = show_bytes(document.text_bytes)
     return [name, row, document.id or "", size, document.cause, document.begins]

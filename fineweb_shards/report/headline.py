@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fineweb_shards.report.facts import Facts
-from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest import InputPart, Manifest
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 from fineweb_shards.watching.run_record import RunRecord
 from fineweb_shards.watching.snapshot import Snapshot
@@ -52,9 +52,13 @@ def make_headline(facts: Facts) -> Headline:
 
 def _describe_source(manifest: Manifest) -> str:
     """Name the dataset or the files that the shards were made from."""
-    settings, files = manifest.settings, manifest.files
+    return " + ".join(filter(None, map(_describe_part, manifest.parts)))
+
+
+def _describe_part(part: InputPart) -> str:
+    settings, files = part.settings, part.files
     if settings.get("dataset"):
-        commit = f", commit {manifest.commit[:10]}" if manifest.commit else ""
+        commit = f", commit {part.commit[:10]}" if part.commit else ""
         return f"{settings['dataset']} {settings.get('name') or ''}".strip() + commit
     return str(files[0]["name"]) if len(files) == 1 else f"{len(files):,} files" if files else ""
 

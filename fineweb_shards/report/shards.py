@@ -59,10 +59,11 @@ def list_settings(facts: Facts) -> Table | None:
     manifest, heartbeat = facts.status.manifest, facts.status.heartbeat
     if manifest is None:
         return None
-    given = {name: value for name, value in manifest.settings.items() if value not in ("", None)}
-    rows = [[name, _show_setting(value)] for name, value in given.items()]
-    if manifest.commit:
-        rows.append(["commit", manifest.commit])
+    rows: list[list[str]] = []
+    inputs = [{**part.settings, "commit": part.commit} for part in manifest.parts]
+    for settings in (*inputs, manifest.settings):
+        given = {name: value for name, value in settings.items() if value not in ("", None)}
+        rows += [[name, _show_setting(value)] for name, value in given.items()]
     rows.append(["input files", f"{len(manifest.files):,}"])
     rows.append(["for validation", manifest.split_rule.describe()])
     rows += [[name, version] for name, version in manifest.versions.items()]

@@ -31,8 +31,7 @@ from fineweb_shards.run.trainer_warnings import training_error
 from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.store.fresh import start_over
 from fineweb_shards.store.leftovers import tidy_finished
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.quarantine import describe_document, write_quarantine
 from fineweb_shards.store.untracked_files import refuse_planted_files
 from fineweb_shards.stream.length_limits import leave_out
@@ -41,7 +40,7 @@ from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import Cursor, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
+from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.estimate import Total
 from fineweb_shards.watching.heartbeat import current_invocation
@@ -53,7 +52,7 @@ from fineweb_shards.watching.reporter import Page
 from fineweb_shards.watching.run_record import RunRecord
 from fineweb_shards.watching.screen import Screen
 from fineweb_shards.watching.start import StartObserver
-from fineweb_shards.writing.output import Output, begin_output
+from fineweb_shards.writing.output import Output, begin_output, make_packer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Outcome:
 @contextlib.contextmanager
 def locked_job(config: Config, *, fresh: bool, observer: Observer, command: str) -> Iterator[Job]:
     """Make the job and lock its store. A hub or a bucket is only asked once the store is locked; local files
-    are found before, so that a misspelt name leaves no folder behind. `command` is for `status`."""
+    are found before, so that a misspelt name leaves no folder. `command` is for `status`."""
     config.check()
     check_executor(config)
     store = config.open_store(observer)
@@ -219,48 +218,30 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     """Run all stages, from the manifest's cursor to the end of the stream; return the final manifest."""
     disk = Disk(job.folder, job.config.max_outage, progress)
     disk.attempt(lambda: begin_output(job.output.store, manifest))
-    start = manifest.end
-    limit = job.config.max_tokens
-    packer = Packer(
-        job.output.shard_tokens,
-        split_rule=job.output.split_rule,
-        one_file=job.layout.one_file,
-        eot_first=job.layout.eot_first,
-        done=manifest.done,
-        skip_tokens=start.skip_tokens,
-        max_tokens=None if limit is None else limit - manifest.tokens,
-    )
+    starts = manifest.end
+    packer = make_packer(job.output, manifest, job.config.max_tokens)
     quarantined = list(manifest.quarantined)
     totals = RunTotals(executor, quarantined, manifest, progress)
 
-    def on_record(records: Sequence[ShardRecord], end: Cursor) -> None:
+    def on_record(records: Sequence[ShardRecord], end: Cursors) -> None:
         progress.finish_shards(records)
-        job.source.release_before(end.file)
+        job.source.release_before(end)
 
+    output = Output(job.output, manifest, executor, disk, add_totals=totals.add_to, on_record=on_record)
     # While no block comes, what is written is recorded all the same: an outage may last for long.
-    encoding = executor.encode(
-        job.source.batches(start), lambda: output.advance(), lambda: packer.left_tokens
-    )
-    with (
-        contextlib.closing(encoding) as encoded,
-        Output(job.output, manifest, executor, disk, add_totals=totals.add_to, on_record=on_record) as output,
-    ):
+    encoding = executor.encode(job.source.batches(starts), output.advance, lambda: packer.left_tokens)
+    with contextlib.closing(encoding) as encoded, output:
         told = report_problems(encoded, job, quarantined, disk, progress)
         mended = mend_seams(told, partial(make_mender, job.vocabulary))
         if limits := job.length_limits:
-            mended = leave_out(
-                mended,
-                limits,
-                eot_first=job.layout.eot_first,
-                starts_mid_document=start.starts_mid_document,
-            )
-        blocks = add_cursors(mended, start)
+            mended = leave_out(mended, limits, starts, eot_first=job.layout.eot_first)
+        blocks = add_cursors(mended, starts)
         place_blocks(job, blocks, packer, output, disk, progress)
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
             raise error
         manifest = output.finish()
-    job.source.release_before(len(job.source.files))
+    job.source.release_before(job.source.ends)
     return manifest
 
 
@@ -268,7 +249,7 @@ def report_problems(
     blocks: Iterable[EncodedBlock], job: Job, quarantined: list[Quarantined], disk: Disk, progress: Progress
 ) -> Iterator[EncodedBlock]:
     """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`."""
-    names = [file.name for file in job.source.files]
+    names = [[file.name for file in part.files] for part in job.source.parts]
     for block in blocks:
         for problem in block.problems:
             progress.tell(Event("note", f"note: {problem}"))

@@ -95,12 +95,13 @@ def _facts(layout: Layout, manifest: Manifest, files: list[CardFile]) -> list[tu
 
 
 def _metadata(manifest: Manifest) -> list[str]:
-    dataset = manifest.settings["dataset"]
+    datasets = list(dict.fromkeys(part.settings["dataset"] for part in manifest.parts))
     name = re.sub("[^A-Za-z0-9.]+", "-", manifest.vocabulary.name).lower()
     lines = ["---", "tags:", f"- {name}-tokens", "- fineweb_shards", "viewer: false"]
-    if dataset:
-        lines += ["source_datasets:", f"- {dataset}"]
-    if licence := _LICENCES.get(dataset):
+    if any(datasets):
+        lines += ["source_datasets:", *(f"- {dataset}" for dataset in datasets if dataset)]
+    licences = {_LICENCES.get(dataset) for dataset in datasets}
+    if len(licences) == 1 and (licence := licences.pop()):
         lines.append(f"license: {licence}")
     return [*lines, "---"]
 
@@ -112,11 +113,12 @@ def _title(manifest: Manifest) -> str:
 
 
 def _source_facts(manifest: Manifest) -> list[tuple[str, str]]:
-    settings = manifest.settings
-    if not (dataset := settings["dataset"]):
-        return [("source", f"{len(manifest.files):,} local files")]
-    part = ", ".join(filter(None, [settings["name"], f"split {settings['split']}"]))
-    return [
-        ("source", f"[{dataset}](https://huggingface.co/datasets/{dataset}), {part}"),
-        ("commit", f"`{manifest.commit}`"),
-    ]
+    facts: list[tuple[str, str]] = []
+    for part in manifest.parts:
+        if not (dataset := part.settings["dataset"]):
+            facts.append(("source", f"{len(part.files):,} local files"))
+            continue
+        which = ", ".join(filter(None, [part.settings["name"], f"split {part.settings['split']}"]))
+        facts.append(("source", f"[{dataset}](https://huggingface.co/datasets/{dataset}), {which}"))
+        facts.append(("commit", f"`{part.commit}`"))
+    return facts

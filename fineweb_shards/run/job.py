@@ -27,11 +27,11 @@ from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub.environment import check_addresses
 from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.hub.quiet import quiet_clients
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.sources.where import parse_where
 from fineweb_shards.store.earlier_outputs import EarlierOutputs
 from fineweb_shards.store.fresh import holds_shards
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.manifest import FILE_NAME, Manifest
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.length_limits import LengthLimits
@@ -52,10 +52,9 @@ class Job:
     config: Config
     output: OutputSpec
     definition: Definition  # of the tokenizer
-    source: Source
+    source: Parts
     budget: Budget
     trial: Trial | None = None  # which engine encodes; for another tokenizer than GPT-2, see `with_engine`
-    commit: str | None = None  # of a dataset on the hub
     notes: tuple[str, ...] = ()  # what was noticed in the search for input
 
     @property
@@ -73,7 +72,7 @@ class Job:
     @property
     def is_remote(self) -> bool:
         """Whether the input comes over the network, so that every look at it takes requests."""
-        return self.commit is not None or self.source.is_remote
+        return self.source.is_remote or any(part.settings.hub is not None for part in self.source.parts)
 
     @property
     def length_limits(self) -> LengthLimits:
@@ -132,9 +131,8 @@ def make_job(
         largest_page_bytes=budget.largest_page_bytes,
     )
     notes: list[str] = []
-    commit: str | None = None
     if config.dataset:
-        commit, source = _open_hub(config, settings, store, begun, observer or Observer())
+        source = _open_hub(config, settings, store, begun, observer or Observer())
     else:
         source = _open_files(config, settings, output, begun, notes, observer or Observer())
     if config.val_input:
@@ -146,7 +144,7 @@ def make_job(
     trial = None
     if not definition.data and config.tokens_column is None:
         trial = try_engines(config.engine, definition.vocabulary)
-    return Job(config, output, definition, source, budget, trial, commit, tuple(notes))
+    return Job(config, output, definition, Parts((source,)), budget, trial, tuple(notes))
 
 
 def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> OutputSpec:
@@ -174,11 +172,11 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
 
 def recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:
     """Return the files in the output folder's manifest; None if it has none, or if others are asked for."""
-    if begun is None or begun.commit is None or not begun.files:
+    if begun is None or begun.parts[0].commit is None or not begun.files:
         return None
     if not _are_same(config, begun, "dataset", "name", "split", "revision"):
         return None
-    listing = Listing.from_manifest(config.dataset, begun.commit, begun.files)
+    listing = Listing.from_manifest(config.dataset, begun.parts[0].commit, begun.files)
     return listing if listing == listing.with_validation(config.val_input) else None
 
 
@@ -188,11 +186,11 @@ def pinned_commit(config: Config, store: Store, begun: Manifest | None) -> str |
     if begun is None:
         return None
     same = _are_same(config, begun, "dataset", "revision")
-    return begun.commit if same or holds_shards(store, begun) else None
+    return begun.parts[0].commit if same or holds_shards(store, begun) else None
 
 
 def _are_same(config: Config, begun: Manifest, *names: str) -> bool:
-    return all(begun.settings.get(name) == getattr(config, name) for name in names)
+    return all(begun.parts[0].settings.get(name) == getattr(config, name) for name in names)
 
 
 def _with_separators(
@@ -251,7 +249,7 @@ def _refuse_files_without_columns(config: Config, source: Source) -> None:
 
 def _open_hub(
     config: Config, settings: ReadSettings, store: Store, begun: Manifest | None, observer: Observer
-) -> tuple[str, Source]:
+) -> Source:
     check_addresses()
     quiet_clients()  # both must be called before the clients are imported, for the listing or the formats
     work_folder = store.folder / WORK_FOLDER
@@ -268,7 +266,7 @@ def _open_hub(
         keep_downloads=config.keep_downloads,
     )
     files = listing.input_files(work_folder / DOWNLOAD_FOLDER, download=config.download)
-    return listing.commit, open_source(files, replace(settings, hub=hub), observer)
+    return open_source(files, replace(settings, hub=hub), observer)
 
 
 def _list_dataset(config: Config, commit: str | None, work_folder: Path, observer: Observer) -> Listing:

@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 
 from fineweb_shards.errors import Interrupted, QuarantineError, ShardError, exit_code_of
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.system.terminal import printable
 
 _LONGEST_SECONDS = 60.0

@@ -36,7 +36,7 @@ from fineweb_shards.store.bucket_parts import (
     parse_part,
     part_name,
 )
-from fineweb_shards.store.manifest_file import FILE_NAME, MOST_BYTES
+from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
 from fineweb_shards.store.mirrored_files import MirroredFiles
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.store import FoundFile, GrowingPart, Store

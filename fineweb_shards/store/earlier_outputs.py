@@ -12,7 +12,7 @@ from pathlib import Path
 from fineweb_shards.buckets.address import is_url
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.bucket.listing import OpenBucket
-from fineweb_shards.store.manifest_file import FILE_NAME, has_our_fields
+from fineweb_shards.store.manifest import FILE_NAME, has_our_fields
 from fineweb_shards.system.own_files import open_own
 
 # Most of a manifest's fields are in its beginning; a file of the same name by others may be huge.

@@ -16,8 +16,7 @@ from pathlib import Path, PurePosixPath
 from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.document_index import INDEX_FOLDER
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
+from fineweb_shards.store.manifest import FILE_NAME, Manifest, load_manifest
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.store.untracked_files import find_untracked, list_all_names

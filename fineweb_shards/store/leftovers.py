@@ -7,8 +7,7 @@ from pathlib import Path
 
 from fineweb_shards.errors import OutputError
 from fineweb_shards.store.files import list_files
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error

@@ -14,7 +14,7 @@ from fineweb_shards.buckets.address import BucketAddress, is_url
 from fineweb_shards.errors import InputError, OutputError, ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.manifest import FILE_NAME
 from fineweb_shards.store.store import Store
 
 if TYPE_CHECKING:

@@ -18,20 +18,20 @@ from fineweb_shards.types import Quarantined
 FILE_NAME = "quarantine.jsonl"
 
 
-def write_quarantine(folder: Path, documents: Sequence[Quarantined], names: Sequence[str]) -> None:
-    """Replace the file. `names` are those of the input files. It is ASCII, so that `cat` is safe."""
+def write_quarantine(folder: Path, documents: Sequence[Quarantined], names: Sequence[Sequence[str]]) -> None:
+    """Replace the file. `names` are those of each part's files. It is ASCII, so that `cat` is safe."""
     lines = [json.dumps(_to_json(document, names)) + "\n" for document in documents]
     work = folder / WORK_FOLDER
     write_file(work / FILE_NAME, "".join(lines).encode(), work)
 
 
-def describe_document(document: Quarantined, names: Sequence[str]) -> str:
+def describe_document(document: Quarantined, names: Sequence[Sequence[str]]) -> str:
     """Return a phrase about a quarantined document, for the log."""
     place = f"row {document.row:,}" if document.row is not None else f"position {document.position:,}"
     called = f" ({document.id})" if document.id else ""
     what = "a piece of a document" if document.piece_of_bytes else "a document"
     size = f"{document.text_bytes:,} bytes"
-    return f"{names[document.file]}: {what} of {size} at {place}{called}: {document.cause}"
+    return f"{names[document.part][document.file]}: {what} of {size} at {place}{called}: {document.cause}"
 
 
 def check_batch_bytes(documents: Sequence[Quarantined], batch_bytes: int) -> None:
@@ -44,5 +44,5 @@ def check_batch_bytes(documents: Sequence[Quarantined], batch_bytes: int) -> Non
             )
 
 
-def _to_json(document: Quarantined, names: Sequence[str]) -> dict[str, Any]:
-    return {**asdict(document), "file": names[document.file]}
+def _to_json(document: Quarantined, names: Sequence[Sequence[str]]) -> dict[str, Any]:
+    return {**asdict(document), "file": names[document.part][document.file]}

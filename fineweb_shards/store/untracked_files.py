@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.document_index import INDEX_FOLDER, is_index_of
 from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER
-from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.manifest import FILE_NAME
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import WORK_FOLDER, output_error
 from fineweb_shards.system.own_files import refuse_foreign_files, refuse_link

@@ -43,7 +43,7 @@ class RetainedTokens:
         return int((np.minimum(ends, place) - begins).clip(0).sum())
 
     def place_after(self, number: int) -> int:
-        """Return the place right behind the first `number` kept tokens; that of none is the block's start."""
+        """Return the place right after the first `number` kept tokens; that of none is the block's start."""
         if self._ranges is None or not number:
             return number
         last = int(np.searchsorted(self._firsts, number)) - 1  # the range that has the last of them

@@ -24,6 +24,7 @@ from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import build
 from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.durable import FolderLock
@@ -79,9 +80,10 @@ def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, e
                 assert len(found) == len(cuts) + 1
 
 
-def _with_batches(source: Source, batch_bytes: int) -> Source:
-    changed = dataclasses.replace(source.settings, batch_bytes=batch_bytes)
-    return Source(source.files, {n: type(f)(changed) for n, f in source.formats.items()}, changed)
+def _with_batches(source: Parts, batch_bytes: int) -> Parts:
+    part = source.only
+    changed = dataclasses.replace(part.settings, batch_bytes=batch_bytes)
+    return Parts((Source(part.files, {n: type(f)(changed) for n, f in part.formats.items()}, changed),))
 
 
 @pytest.mark.full

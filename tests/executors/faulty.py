@@ -15,12 +15,14 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.local import worker
 from fineweb_shards.sources.base import InputFile, ReadSettings, Source
 from fineweb_shards.sources.parquet import ParquetFormat
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.types import Batch, TextChunk
 
 
-def with_format(source: Source, kind: type[ParquetFormat]) -> Source:
+def with_format(source: Parts, kind: type[ParquetFormat]) -> Parts:
     """The same files, read by a format that has a fault."""
-    return Source(source.files, {**source.formats, "parquet": kind(source.settings)}, source.settings)
+    part = source.only
+    return Parts((Source(part.files, {**part.formats, "parquet": kind(part.settings)}, part.settings),))
 
 
 class FailingPrefetch(ParquetFormat):

@@ -29,6 +29,7 @@ from fineweb_shards.executors.ray.environment import apply_environment, pack_env
 from fineweb_shards.executors.ray.messages import EncodedBatch
 from fineweb_shards.executors.ray.vocabulary import pack_vocabulary, unpacked
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.store import leftovers, seal
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
@@ -81,9 +82,12 @@ def test_nodes_get_addresses_and_credentials(tmp_path: Path, monkeypatch: pytest
     if the input is there. No folder of the driver's, nothing else, and nothing that is set on the node."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
     local = runs.job_of(tmp_path / "out", path).source
-    of_hub = replace(local, settings=replace(local.settings, hub=SimpleNamespace()))
+    part = local.only
+    of_hub = Parts((replace(part, settings=replace(part.settings, hub=SimpleNamespace())),))
     (file,) = local.files
-    of_google = replace(local, files=(replace(file, path="gs://bucket/a.jsonl", format="bucket-jsonl"),))
+    of_google = Parts(
+        (replace(part, files=(replace(file, path="gs://bucket/a.jsonl", format="bucket-jsonl"),)),)
+    )
     secrets = {
         "HF_TOKEN": "canary",
         "AWS_SECRET_ACCESS_KEY": "canary",

@@ -17,7 +17,7 @@ from page_payloads import MARK, PAYLOADS
 from fineweb_shards.report import facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest_file import save_manifest
+from fineweb_shards.store.manifest import save_manifest
 from fineweb_shards.types import Quarantined
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, Mark, Point

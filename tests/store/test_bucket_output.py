@@ -32,7 +32,7 @@ from fineweb_shards.layouts import get_layout
 from fineweb_shards.run import plan
 from fineweb_shards.store.fresh import start_over
 from fineweb_shards.store.lost_files import trim_to_whole_files
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.store.opening import open_store
 
 DOCUMENTS = make_documents(36, seed=95)

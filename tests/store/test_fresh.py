@@ -21,7 +21,7 @@ from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.run.build import build
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.fresh import plan_deletion, start_over
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.watching.screen import Screen
 

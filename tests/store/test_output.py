@@ -29,8 +29,7 @@ from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
 from fineweb_shards.store import token_writer
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.store.output_spec import OutputSpec
 from fineweb_shards.store.seal import seal_segment
 from fineweb_shards.store.segment import Segment
@@ -80,14 +79,16 @@ def output_of(
     settings = runs.job_of(folder, __file__, format="text", **given).config.fingerprint()
     with (
         contextlib.closing(plane(spec.store, spec.shard_format, disk)) as opened,
-        Output(spec, Manifest(settings, [], {}), opened, disk) as output,
+        Output(spec, runs.manifest_of(settings, []), opened, disk) as output,
     ):
         yield output
 
 
 def slices_of(tokens: np.ndarray, shard_tokens: int, *, begin: int = 0) -> list[ShardSlice]:
     """As the packer cuts a block."""
-    packer = Packer(shard_tokens, split_rule=SplitRule(val_tokens=shard_tokens), skip_tokens=begin)
+    packer = Packer(
+        shard_tokens, split_rule=SplitRule(val_tokens=shard_tokens), starts=(Cursor(0, 0, begin),)
+    )
     return list(packer.pack(TokenBlock(Cursor(0, 0), Cursor(1, 2, 3), tokens, GPT2.find_eots(tokens))))
 
 
@@ -110,7 +111,7 @@ def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: 
     data = (folder / NAME).read_bytes()
     assert data == numpy_bytes(TOKENS)
     assert record.sha256 == hashlib.sha256(data).hexdigest()
-    assert (record.name, record.end) == (NAME, Cursor(1, 2, 3))
+    assert (record.name, record.end) == (NAME, (Cursor(1, 2, 3),))
     assert (record.tokens, record.documents, record.bytes) == (6, 2, len(data))
     assert list((folder / WORK_FOLDER).iterdir()) == []
 

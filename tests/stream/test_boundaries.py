@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fineweb_shards.executors.local.messages import Encoded, Outbox
 from fineweb_shards.executors.one_by_one import digest_of, encode_one_by_one
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.stream.boundaries import Span, count_between, join_spans
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.texts import Texts
@@ -86,8 +87,10 @@ def test_the_stitcher_moves_them_at_seams(tmp_path: Path, eot_first: bool, batch
     parts = ["short", long[0], "short", "end", long[1], "a", long[2], "the last"]
     (tmp_path / "a.txt").write_text("\n\n\n".join(parts))
     source = runs.job_of(tmp_path / "out", tmp_path / "a.txt", separator="\n\n\n").source
-    settings = replace(source.settings, batch_bytes=batch_bytes)
-    source = type(source)(source.files, {k: type(f)(settings) for k, f in source.formats.items()}, settings)
+    part = source.only
+    settings = replace(part.settings, batch_bytes=batch_bytes)
+    formats = {k: type(f)(settings) for k, f in part.formats.items()}
+    source = Parts((type(part)(part.files, formats, settings),))
     encoder = runs.encoder(eot_first=eot_first)
     encoded = list(InlineExecutor(source, encoder).encode(source.batches(runs.START)))
     assert any(block.starts_at_seam for block in encoded)

@@ -12,7 +12,7 @@ from fineweb_shards.executors.base import Executor, Result
 from fineweb_shards.executors.encode_batch import encode_batch
 from fineweb_shards.executors.in_process import InProcessPlane, completed
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.system.retry import Clock
@@ -31,7 +31,7 @@ class InlineExecutor(Executor):
     """Does everything at once in this process: the same work as a worker's, without starting any."""
 
     def __init__(
-        self, source: Source, encoder: Encoder | TokenJoiner, plane: AtOncePlane | None = None
+        self, source: Parts, encoder: Encoder | TokenJoiner, plane: AtOncePlane | None = None
     ) -> None:
         self._source = source
         self._encoder = encoder

@@ -312,10 +312,10 @@ def test_the_total_is_corrected_by_what_was_read(tmp_path: Path, kind: str) -> N
     (job.folder / WORK_FOLDER).mkdir(parents=True)
     progress = Progress(EventLog(job.folder))
     progress.expect(Total(truth // 2), job.source.share_before)
-    for batch in job.source.batches(Cursor(0, 0)):
-        share = job.source.share_before(Cursor(batch.file, batch.end))
+    for batch in job.source.batches(runs.START):
+        share = job.source.share_before((Cursor(batch.file, batch.end),))
         assert share is not None
-        progress.advance(round(truth * share) - progress.tokens, 0, Cursor(batch.file, batch.end))
+        progress.advance(round(truth * share) - progress.tokens, 0, (Cursor(batch.file, batch.end),))
         expected = progress.expected_tokens()
         assert expected is not None
         assert expected >= progress.tokens

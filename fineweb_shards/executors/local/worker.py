@@ -34,7 +34,7 @@ from fineweb_shards.executors.local.messages import (
 )
 from fineweb_shards.executors.prefetcher import Prefetcher
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.store.token_writer import TokenWriter
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
@@ -75,7 +75,7 @@ class Worker:
         self,
         pipe: connection.Connection,
         spec: WorkerSpec,
-        source: Source,
+        source: Parts,
         encoder: Encoder | TokenJoiner,
         outbox: Outbox,
     ) -> None:
@@ -176,7 +176,7 @@ class Worker:
 
     def _unexpected(self, batch: Batch, error: Exception) -> ShardError:
         """Return the error for an exception that is no ShardError, with its traceback."""
-        name = self._source.files[batch.file].name
+        name = self._source.file_of(batch).name
         return ShardError(f"A worker failed on {name} at position {batch.position}: {describe_error(error)}")
 
 

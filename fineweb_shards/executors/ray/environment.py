@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from fineweb_shards.sources.base import Source
+from fineweb_shards.sources.parts import Parts
 
 _HUB = ("HF_", "DATASETS_")
 _STORES = {"s3": ("AWS_",), "gs": ("GOOGLE_",), "az": ("AZURE_",)}  # by the scheme of an address
@@ -20,15 +20,16 @@ _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 _TOKEN = "HF_TOKEN"
 
 
-def pack_environment(source: Source, out: str) -> dict[str, str]:
+def pack_environment(source: Parts, out: str) -> dict[str, str]:
     """Return the variables that nodes need to read the source and to write to `out`; for the hub with the
     token that was saved on this machine."""
+    is_hub = any(part.settings.hub is not None for part in source.parts)
     addresses = [file.path for file in source.files if file.is_remote] + [out]
     prefixes = [name for address in addresses for name in _STORES.get(address.partition("://")[0], ())]
-    if source.settings.hub is not None:
+    if is_hub:
         prefixes += _HUB
     found = {name: value for name, value in os.environ.items() if _is_needed(name, tuple(prefixes))}
-    if source.settings.hub is not None and _TOKEN not in found:
+    if is_hub and _TOKEN not in found:
         from huggingface_hub import get_token
 
         if token := get_token():

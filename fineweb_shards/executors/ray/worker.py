@@ -220,7 +220,7 @@ class RunProcess:
     def _check_input(self, batch: Batch) -> None:
         """Raise InputError if this node can't see the batch's file. It would be taken for a damaged one, and
         left out with --on-bad-file skip."""
-        file = self._source.files[batch.file]
+        file = self._source.file_of(batch)
         reads_path = batch.payload is None and batch.problem is None and file.format == file.kind
         if reads_path and not os.path.exists(file.path):
             raise InputError(
@@ -231,7 +231,7 @@ class RunProcess:
 
     def _unexpected(self, batch: Batch, error: Exception) -> ShardError:
         """Return the error for an exception that is no ShardError, with its traceback."""
-        name = self._source.files[batch.file].name
+        name = self._source.file_of(batch).name
         return ShardError(
             f"A task on {node_name()} failed on {name} at position {batch.position}: {describe_error(error)}"
         )
