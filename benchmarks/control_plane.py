@@ -41,7 +41,7 @@ from fineweb_shards.sources.base import ReadSettings
 from fineweb_shards.sources.parts import Parts
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
-from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import stitch

@@ -33,11 +33,10 @@ from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
-from fineweb_shards.store import seal
-from fineweb_shards.store.changed_settings import check_settings
+from fineweb_shards.store import shard_files
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import Manifest, load_manifest, save_manifest
+from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
@@ -361,7 +360,7 @@ def test_an_id_outside_the_vocabulary_is_damage(tmp_path: Path, monkeypatch: pyt
         write(tmp_path, "megatron", tokens)
     assert not runs.outputs_in(tmp_path)
     with monkeypatch.context() as blind:
-        blind.setattr(seal, "find_damage", lambda *arguments: None)
+        blind.setattr(shard_files, "find_damage", lambda *arguments: None)
         write(tmp_path, "megatron", tokens)
     (damage,) = verify_folder(FolderStore(tmp_path)).damages
     assert f"token {2**31 + 5} is outside the vocabulary" in damage
@@ -529,7 +528,7 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
         "reading/token_statistics.py",
         "reading/token_stream.py",
         "sources/token_rows.py",  # of --tokens-column
-        "store/segment.py",  # of finished segments
+        "store/shard_files.py",  # of finished segments
         "store/sidecars.py",
         "tokenizers/encoder.py",  # where there must be none
     }

@@ -12,7 +12,7 @@ from fineweb_shards.commands.console import WaitsOnScreen, print_result
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
 from fineweb_shards.report.closing import closing_lines
-from fineweb_shards.run.build import Outcome, build, locked_job
+from fineweb_shards.run.build import QUARANTINE_NAME, Outcome, build, locked_job
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.on_finish import run_command
@@ -23,7 +23,6 @@ from fineweb_shards.run.result_text import (
     training_lines,
     warning_lines,
 )
-from fineweb_shards.store.quarantine import FILE_NAME as QUARANTINE
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.signals import Interrupts
@@ -94,7 +93,7 @@ def make_shards(
     if outcome.manifest.quarantined:
         raise QuarantineError(
             f"{show_number_of(len(outcome.manifest.quarantined), 'document')} could not be encoded and had "
-            f"to be left out: see {job.folder / WORK_FOLDER / QUARANTINE}."
+            f"to be left out: see {job.folder / WORK_FOLDER / QUARANTINE_NAME}."
         )
     if not outcome.manifest.shards and not outcome.manifest.totals["dropped_tokens"]:
         if any(outcome.manifest.totals.get(name) for name in _FILTER_COUNTS):

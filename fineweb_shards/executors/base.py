@@ -2,7 +2,7 @@
 
 The control plane (run/, stream/, writing/) decides what belongs where and in which order, and handles
 lengths, boundaries and cursors only. The data plane holds the tokens; what it does to files is in store/
-(token_writer.py, seal.py, sidecars.py). Where its work is done is up to the implementation:
+(shard_files.py, sidecars.py). Where its work is done is up to the implementation:
 `local/` uses worker processes on this machine, `ray/` tasks on a Ray cluster, in_process.py this process. The
 rules that all executors share (order, window, retries, quarantine) are in schedule.py.
 """
@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Self, TypeVar
 
-from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.store.store import Segment
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
 
 Result = TypeVar("Result")
@@ -35,8 +35,8 @@ class DataPlane(ABC):
 
     @abstractmethod
     def seal(self, segment: Segment) -> Future[str]:
-        """Seal a segment (store/seal.py), and return its SHA-256. The futures of all placements into it are
-        done. If a worker dies, another one does it again."""
+        """Seal a segment (store/shard_files.py), and return its SHA-256. The futures of all placements into
+        it are done. If a worker dies, another one does it again."""
 
     @abstractmethod
     def write_sidecars(self, file: FinishedFile) -> Future[None]:

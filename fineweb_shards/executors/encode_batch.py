@@ -18,11 +18,9 @@ from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.sources.base import arrived_damaged
 from fineweb_shards.sources.parts import Parts
-from fineweb_shards.store.seal import seal_segment
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.shard_files import TokenWriter, seal_segment
 from fineweb_shards.store.sidecars import write_sidecars
-from fineweb_shards.store.store import Store
-from fineweb_shards.store.token_writer import TokenWriter
+from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.texts import Texts

@@ -15,8 +15,8 @@ from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.exit_cause import Death, DeathKind
 from fineweb_shards.executors.schedule import Worker
 from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS
-from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.store.store import Segment
 from fineweb_shards.types import Placement
 
 FileWork = Segment | FinishedFile

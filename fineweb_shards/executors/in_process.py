@@ -9,11 +9,9 @@ from functools import partial
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import DataPlane, Result
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.seal import seal_segment
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.shard_files import TokenWriter, seal_segment
 from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
-from fineweb_shards.store.store import Store
-from fineweb_shards.store.token_writer import TokenWriter
+from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.types import HeldTokens, Placement, Tokens

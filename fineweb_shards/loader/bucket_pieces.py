@@ -17,8 +17,8 @@ from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.loader.forkable_store import ForkableStore
 from fineweb_shards.loader.shard_cache import Piece, ShardCache
 from fineweb_shards.reading.token_file import TokenFile, TokenFolder, open_files_in
-from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.opening import READING_OUTAGE_SECONDS
+from fineweb_shards.store.shard_files import OutputFile, list_files
 from fineweb_shards.store.store import FoundFile
 from fineweb_shards.types import Dtype, ShardRecord, Tokens
 

@@ -8,9 +8,10 @@ source ──► executor ──► stitcher ──► packer ──► output �
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from fineweb_shards.errors import Interrupted, ShardError
@@ -29,16 +30,13 @@ from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.run.trainer_warnings import training_error
 from fineweb_shards.sources.hub.environment import check_addresses
-from fineweb_shards.store.fresh import start_over
-from fineweb_shards.store.leftovers import tidy_finished
+from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, load_manifest
-from fineweb_shards.store.quarantine import describe_document, write_quarantine
-from fineweb_shards.store.untracked_files import refuse_planted_files
 from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.disk import Disk
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.durable import WORK_FOLDER, write_file
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
@@ -53,6 +51,8 @@ from fineweb_shards.watching.run_record import RunRecord
 from fineweb_shards.watching.screen import Screen
 from fineweb_shards.watching.start import StartObserver
 from fineweb_shards.writing.output import Output, begin_output, make_packer
+
+QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,16 +249,36 @@ def report_problems(
     blocks: Iterable[EncodedBlock], job: Job, quarantined: list[Quarantined], disk: Disk, progress: Progress
 ) -> Iterator[EncodedBlock]:
     """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`."""
-    names = [[file.name for file in part.files] for part in job.source.parts]
     for block in blocks:
         for problem in block.problems:
             progress.tell(Event("note", f"note: {problem}"))
         for document in block.quarantined:
             quarantined.append(document)
-            progress.tell(Event("quarantine", f"quarantined: {describe_document(document, names)}"))
+            progress.tell(Event("quarantine", f"quarantined: {_describe_document(document, job)}"))
         if block.quarantined:
-            disk.attempt(lambda: write_quarantine(job.folder, quarantined, names))
+            disk.attempt(partial(_write_quarantine, job, quarantined))
         yield block
+
+
+def _write_quarantine(job: Job, documents: Sequence[Quarantined]) -> None:
+    """Replace `quarantine.jsonl`: the documents that were left out, one per line. It is for people; a resume
+    reads the same from the manifest. It is ASCII, so that `cat` is safe."""
+    lines = [json.dumps({**asdict(one), "file": _file_name(one, job)}) + "\n" for one in documents]
+    work = job.folder / WORK_FOLDER
+    write_file(work / QUARANTINE_NAME, "".join(lines).encode(), work)
+
+
+def _describe_document(document: Quarantined, job: Job) -> str:
+    """Return a phrase about a quarantined document, for the log."""
+    place = f"row {document.row:,}" if document.row is not None else f"position {document.position:,}"
+    called = f" ({document.id})" if document.id else ""
+    what = "a piece of a document" if document.piece_of_bytes else "a document"
+    size = f"{document.text_bytes:,} bytes"
+    return f"{_file_name(document, job)}: {what} of {size} at {place}{called}: {document.cause}"
+
+
+def _file_name(document: Quarantined, job: Job) -> str:
+    return job.source.parts[document.part].files[document.file].name
 
 
 class RunTotals:

@@ -26,15 +26,16 @@ from fineweb_shards.reading.token_stream import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.trainer_warnings import stray_warnings, training_error
-from fineweb_shards.store.added_index import add_index
-from fineweb_shards.store.changed_settings import check_settings
-from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
-from fineweb_shards.store.leftovers import tidy_finished
-from fineweb_shards.store.lost_files import trim_to_whole_files
-from fineweb_shards.store.manifest import Manifest, find_manifest, load_manifest, missing_manifest_error
-from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.store import Store
-from fineweb_shards.store.untracked_files import refuse_planted_files
+from fineweb_shards.store.cleanup import (
+    refuse_planted_files,
+    refuse_untracked_shards,
+    start_over,
+    tidy_finished,
+)
+from fineweb_shards.store.manifest import Manifest, find_manifest, load_manifest
+from fineweb_shards.store.opening import missing_manifest_error
+from fineweb_shards.store.resume_rules import add_index, check_settings, trim_to_whole_files
+from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.disk import Disk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,17 +12,19 @@ from pathlib import Path
 import numpy as np
 
 import fineweb_shards
+from fineweb_shards.buckets.address import is_url
 from fineweb_shards.buckets.bucket import Bucket
 from fineweb_shards.buckets.upload_file import UPLOAD_MEMORY_BYTES
 from fineweb_shards.errors import UsageError
 from fineweb_shards.events import Observer
-from fineweb_shards.layouts import get_layout
+from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.run.budget import Budget, plan_budget
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.tokenizer import find_definition
 from fineweb_shards.sources import open_source
 from fineweb_shards.sources.base import HubRef, InputFile, ReadSettings, Source
+from fineweb_shards.sources.bucket.listing import OpenBucket
 from fineweb_shards.sources.detection import AUTO, recorded_separators, settle_separators
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub.environment import check_addresses
@@ -29,20 +32,29 @@ from fineweb_shards.sources.hub.listed_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.hub.quiet import quiet_clients
 from fineweb_shards.sources.parts import Parts
 from fineweb_shards.sources.where import parse_where
-from fineweb_shards.store.earlier_outputs import EarlierOutputs
-from fineweb_shards.store.fresh import holds_shards
-from fineweb_shards.store.manifest import FILE_NAME, Manifest
-from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.store import Store
+from fineweb_shards.store.cleanup import holds_shards
+from fineweb_shards.store.manifest import FILE_NAME, Manifest, has_our_fields
+from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import open_own
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.definition import Definition
 from fineweb_shards.tokenizers.trial import Trial, try_engines
 from fineweb_shards.vocabulary import GPT2, Vocabulary
+
+# Most of a manifest's fields are in its beginning; a file of the same name by others may be huge.
+_HEAD_BYTES = 1 << 20
+# One search for all layouts: an input may have a hundred thousand names.
+_OURS = re.compile(
+    "|".join(
+        f"(?:{pattern})"
+        for pattern in (re.escape(FILE_NAME), *(layout.pattern for layout in LAYOUTS.values()))
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -203,6 +215,39 @@ def _with_separators(
     settled, note = settle_separators(files)
     notes += [note] if note else []
     return settled
+
+
+class EarlierOutputs:
+    """Tells files that a build has made from files that can be its input, by the manifest in their folder:
+    otherwise a manifest would be read as JSON lines, and shards, where the user gives an ending, as text.
+    Each folder's manifest is read once, and only if there is a file of such a name."""
+
+    def __init__(self, open_bucket: OpenBucket) -> None:
+        self._open_bucket = open_bucket
+        self._known: dict[str, bool] = {}  # by folder
+
+    def has(self, path: str) -> bool:
+        """Return whether a path or address is that of a manifest of ours, or of a shard or sidecar beside
+        one."""
+        folder, name = os.path.split(path)
+        if _OURS.fullmatch(name) is None:
+            return False
+        if folder not in self._known:
+            self._known[folder] = has_our_fields(self._read_head(folder))
+        return self._known[folder]
+
+    def _read_head(self, folder: str) -> bytes:
+        """Return the beginning of a folder's manifest; nothing if there is none, or if it can't be read."""
+        if is_url(folder):
+            bucket = self._open_bucket(folder)
+            info = bucket.head(FILE_NAME)
+            size = min(info.size_bytes, _HEAD_BYTES) if info else 0
+            return bucket.read_range(FILE_NAME, 0, size) if size else b""
+        try:
+            with open_own(Path(folder, FILE_NAME), "rb", follow_links=True) as file:
+                return file.read(_HEAD_BYTES)
+        except OSError:
+            return b""
 
 
 def _open_files(

@@ -6,10 +6,10 @@ from fineweb_shards.buckets.address import BucketAddress
 from fineweb_shards.buckets.copy_command import copy_command
 from fineweb_shards.layouts.base import quote_string, tokens_of
 from fineweb_shards.run.trainer_warnings import reader_warnings, stray_warnings
-from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import with_sidecars
+from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.units import show_bytes
 
 

@@ -1,4 +1,4 @@
-"""Find where a run begins: behind what the folder's manifest has, if input and settings are the same."""
+"""Find where a run begins: after what the folder's manifest has, if input and settings are the same."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.sources.changed_files import check_same_files
 from fineweb_shards.sources.files import files_to_json
-from fineweb_shards.store.added_index import add_index
-from fineweb_shards.store.changed_settings import check_settings
-from fineweb_shards.store.fresh import holds_shards, refuse_untracked_shards
-from fineweb_shards.store.lost_files import trim_to_whole_files
+from fineweb_shards.store.cleanup import holds_shards, refuse_untracked_shards
 from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings, load_manifest
-from fineweb_shards.store.quarantine import check_batch_bytes
-from fineweb_shards.store.token_limit import move_limit
+from fineweb_shards.store.resume_rules import (
+    add_index,
+    check_batch_bytes,
+    check_settings,
+    move_limit,
+    trim_to_whole_files,
+)
 
 
 def open_manifest(job: Job, *, same_source: bool) -> Manifest:

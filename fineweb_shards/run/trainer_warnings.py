@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from fineweb_shards.errors import NoTrainingError
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.store import Store
+from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import show_count, show_number_of

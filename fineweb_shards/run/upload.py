@@ -20,8 +20,8 @@ from fineweb_shards.errors import HubError, InputError, UsageError
 from fineweb_shards.run.dataset_card import MARK, CardFile, make_card
 from fineweb_shards.sources.hub.errors import translated_errors
 from fineweb_shards.sources.hub.session import open_session
-from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES, Manifest
+from fineweb_shards.store.shard_files import OutputFile, list_files
 from fineweb_shards.system.own_files import read_file
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.units import show_bytes, show_number_of

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -291,38 +290,6 @@ def load_manifest(folder: Path, location: str = "") -> Manifest | None:
 def find_manifest(store: Store) -> Manifest | None:
     """Load the manifest in the store's folder, which may be a copy; None if there is none."""
     return load_manifest(store.folder, store.location)
-
-
-def require_manifest(store: Store) -> Manifest:
-    """Load the store's manifest; if there is none, raise OutputError with the next step."""
-    manifest = find_manifest(store)
-    if manifest is None:
-        raise missing_manifest_error(store)
-    return manifest
-
-
-def missing_manifest_error(store: Store) -> OutputError:
-    """Return an error that says why a store has no manifest, with the next step."""
-    folder, location = store.folder, store.location
-    if not folder.is_dir():
-        here = (
-            "this is a file, not a folder" if folder.exists() else "no such folder: nothing was built there"
-        )
-        return OutputError(f"{location}: {here}.", "Name the folder that was the --out of a `build`.")
-    if (folder / WORK_FOLDER).is_dir() and (not store.is_remote or any((folder / WORK_FOLDER).iterdir())):
-        return OutputError(
-            f"{location}: nothing is built here yet: no run has come as far as its first {FILE_NAME}.",
-            "Run the build command again, or wait if it was started a moment ago.",
-        )
-    if any(name != WORK_FOLDER for name in store.list_names()):
-        return OutputError(
-            f"{location}: nothing is built here: there is no {FILE_NAME} among its files.",
-            "Name the folder that was the --out of a build, not its input.",
-        )
-    return OutputError(
-        f"{location}: nothing is built here: there is no {FILE_NAME}.",
-        f"Build something first: fineweb-shards build --input PATH --out {shlex.quote(location)}",
-    )
 
 
 def is_ours(folder: Path, data: bytes) -> bool:

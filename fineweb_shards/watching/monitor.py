@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fineweb_shards.errors import Interrupted, ShardError, exit_code_of
 from fineweb_shards.events import Event
 from fineweb_shards.executors.base import Executor
-from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.watching.estimate import Speedometer, seconds_left
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.progress import Progress

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fineweb_shards.reading.folder_statistics import FolderStatistics, complete_folder_statistics
-from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.watching.run_record import RunRecord
 

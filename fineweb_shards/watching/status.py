@@ -15,7 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from fineweb_shards.store.manifest import Manifest, find_manifest, missing_manifest_error
+from fineweb_shards.store.manifest import Manifest, find_manifest
+from fineweb_shards.store.opening import missing_manifest_error
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.resume_command import runnable_here
 from fineweb_shards.system.terminal import printable, terminal_size, wrap

@@ -25,13 +25,11 @@ from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.layouts.base import tokens_of
 from fineweb_shards.layouts.document_index import is_index_of
 from fineweb_shards.layouts.numbering import Numbering
-from fineweb_shards.store.files import list_files
-from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_files
+from fineweb_shards.store.cleanup import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest, ManifestFile, save_manifest
-from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import FinishedFile, list_finished
-from fineweb_shards.store.store import Store
+from fineweb_shards.store.store import OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.system.disk import Disk
 from fineweb_shards.system.durable import output_error

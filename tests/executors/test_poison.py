@@ -26,7 +26,7 @@ from fineweb_shards.executors.local import process
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.process import WorkerProcess
 from fineweb_shards.sources.parts import Parts
-from fineweb_shards.store.quarantine import check_batch_bytes
+from fineweb_shards.store.resume_rules import check_batch_bytes
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender

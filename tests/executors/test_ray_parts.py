@@ -25,7 +25,7 @@ from fineweb_shards.executors.ray.deaths import LOST
 from fineweb_shards.executors.ray.members import Members
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
 from fineweb_shards.executors.ray.waits import Waits
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.store import Segment
 from fineweb_shards.system.install_command import install_command
 from fineweb_shards.types import Placement
 

@@ -28,7 +28,7 @@ from fineweb_shards.executors.local import watchdog, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.parts import Parts
-from fineweb_shards.store import seal
+from fineweb_shards.store import shard_files
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.memory_guard import MemoryGuard
@@ -176,7 +176,7 @@ def test_an_export_whose_thread_fails_ends(tmp_path: Path, monkeypatch: pytest.M
     runs.build_inline(tmp_path / "whole", path, shard_tokens=10**6)
     out = tmp_path / "out"
     with monkeypatch.context() as broken:
-        broken.setattr(seal, "read_contents", _fail)
+        broken.setattr(shard_files, "read_contents", _fail)
         with pytest.raises(ZeroDivisionError, match="hash"):
             runs.export(tmp_path / "whole", out, layout="build-nanogpt", shard_tokens=4000)
     assert not runs.shards_in(out)

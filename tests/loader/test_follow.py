@@ -25,7 +25,7 @@ from loader_reference import Ids
 
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.loader import ShardLoader, followed_shards
-from fineweb_shards.store.files import growing_path
+from fineweb_shards.store.shard_files import growing_path
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Clock
 

@@ -86,11 +86,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = runs.build_inline(folder, write_jsonl(folder.parent / "a.jsonl", PAYLOADS))
     names = [{**manifest.files[0], "name": PAYLOADS[2]}]
     lost = tuple(Quarantined(0, 0, 0, 1, text, 1, "ab" * 32, text, text) for text in PAYLOADS)
-    settings = {**manifest.settings, "separator": PAYLOADS[0]}
-    save_manifest(
-        replace(manifest, files=names, quarantined=lost, settings=settings, complete=False),
-        FolderStore(folder),
-    )
+    settings = {**manifest.parts[0].settings, "separator": PAYLOADS[0]}
+    part = replace(manifest.parts[0], files=names, settings=settings)
+    save_manifest(replace(manifest, parts=(part,), quarantined=lost, complete=False), FolderStore(folder))
     history = History()
     history.begin_run()
     for text in PAYLOADS:
@@ -337,8 +335,9 @@ def test_the_title_names_dataset_and_folder(eventful: Path) -> None:
     assert "<title>out: token shards of a.jsonl</title>" in write_report(FolderStore(eventful)).read_text()
     manifest = load_manifest(eventful)
     assert manifest is not None
-    settings = {**manifest.settings, "dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
-    save_manifest(replace(manifest, settings=settings, commit="0123456789abcdef"), FolderStore(eventful))
+    settings = {**manifest.parts[0].settings, "dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
+    part = replace(manifest.parts[0], settings=settings, commit="0123456789abcdef")
+    save_manifest(replace(manifest, parts=(part,)), FolderStore(eventful))
     page = Page(write_report(FolderStore(eventful)).read_text())
     assert "out: token shards of HuggingFaceFW/fineweb-edu sample-10BT, commit 0123456789" in page.text
 

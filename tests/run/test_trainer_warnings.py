@@ -26,10 +26,10 @@ from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run import build
 from fineweb_shards.run.result_text import output_notes, output_warnings
 from fineweb_shards.run.trainer_warnings import expect_files, reader_warnings, stray_warnings
-from fineweb_shards.store.files import list_files
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.shard_files import list_files
+from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.vocabulary import GPT2
 

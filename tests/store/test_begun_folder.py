@@ -17,7 +17,7 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import pinned_commit
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest, save_manifest
-from fineweb_shards.store.token_limit import move_limit
+from fineweb_shards.store.resume_rules import move_limit
 
 WHERE = {"dataset": "me/texts", "name": "small"}
 

@@ -23,9 +23,7 @@ from promises import Tries
 from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.changed_settings import check_settings
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.lost_files import trim_to_whole_files
 from fineweb_shards.store.manifest import (
     FILE_NAME,
     FORMAT_VERSION,
@@ -34,6 +32,7 @@ from fineweb_shards.store.manifest import (
     load_manifest,
     save_manifest,
 )
+from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 

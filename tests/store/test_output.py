@@ -27,14 +27,11 @@ from fineweb_shards.executors.in_process import InProcessPlane
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
-from fineweb_shards.store import token_writer
+from fineweb_shards.store import shard_files
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
-from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.seal import seal_segment
-from fineweb_shards.store.segment import Segment
-from fineweb_shards.store.store import Store
-from fineweb_shards.store.token_writer import TokenWriter
+from fineweb_shards.store.shard_files import TokenWriter, seal_segment
+from fineweb_shards.store.store import OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.disk import Disk
@@ -155,7 +152,7 @@ def test_the_shard_is_synced_then_named_then_the_folder_synced(
 @pytest.mark.promise("an fsync error is fatal")
 def test_an_fsync_error_while_writing_is_fatal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is raised by the write that was to be synced, and never retried."""
-    monkeypatch.setattr(token_writer, "SYNC_EVERY_BYTES", 4)
+    monkeypatch.setattr(shard_files, "SYNC_EVERY_BYTES", 4)
     failing = FailingCall(os.fsync, failing=1)
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(OutputError, match="Input/output error"), output_of(folder, 6) as output:

@@ -13,8 +13,8 @@ from fineweb_shards.executors.encode_batch import encode_batch
 from fineweb_shards.executors.in_process import InProcessPlane, completed
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.sources.parts import Parts
-from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.store.store import Segment
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens

@@ -35,7 +35,7 @@ from fineweb_shards.executors.local.messages import (
 from fineweb_shards.executors.prefetcher import Prefetcher
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.sources.parts import Parts
-from fineweb_shards.store.token_writer import TokenWriter
+from fineweb_shards.store.shard_files import TokenWriter
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined, Tokens

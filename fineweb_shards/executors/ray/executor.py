@@ -60,8 +60,8 @@ from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.unreadable_batch import replace_unreadable
-from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.store.store import Segment
 from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
 from fineweb_shards.system.own_files import make_folder
 from fineweb_shards.system.shared_bytes import SharedBytes

@@ -31,7 +31,7 @@ from fineweb_shards.executors.ray.deaths import explain_failure
 from fineweb_shards.executors.ray.unwritten import Attempt, Share
 from fineweb_shards.executors.ray.waits import Waits
 from fineweb_shards.executors.ray.worker import FileProcess
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.store import Segment
 
 Expect = Callable[[Any, Callable[[Future[Any]], None]], None]
 _PAUSE_SECONDS = 1.0

@@ -39,7 +39,7 @@ from fineweb_shards.executors.ray.messages import (
 from fineweb_shards.executors.ray.one_by_one_process import ProcessDiedError, encode_in_process
 from fineweb_shards.executors.ray.vocabulary import unpacked
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.store import Segment
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
 from fineweb_shards.system.own_files import make_folder, read_file, refuse_link
