@@ -8,9 +8,11 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import collecting
 import layout_reference
 import numpy as np
 import pytest
@@ -21,13 +23,24 @@ from hypothesis import strategies as st
 from layout_reference import Wanted
 
 from fineweb_shards.errors import ChangedError, DamageError
+from fineweb_shards.events import Observer
+from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.run.build import QUARANTINE_NAME, report_problems
 from fineweb_shards.run.job import Job
 from fineweb_shards.sources.parts import Parts
 from fineweb_shards.store.manifest import FILE_NAME, load_manifest
+from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.stream.length_limits import LengthLimits, leave_out
 from fineweb_shards.stream.packer import PackedTotals, Packer
-from fineweb_shards.stream.stitcher import add_cursors
-from fineweb_shards.types import Counts, Cursor, Cursors, EncodedBlock
+from fineweb_shards.stream.stitcher import add_cursors, stitch
+from fineweb_shards.system.disk import Disk
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.memory_guard import MemoryGuard
+from fineweb_shards.tokenizers.encoder import make_mender
+from fineweb_shards.types import Counts, Cursor, Cursors, EncodedBlock, Quarantined
+from fineweb_shards.vocabulary import GPT2
+from fineweb_shards.watching.log import EventLog
+from fineweb_shards.watching.progress import Progress
 
 EOT = reference.EOT
 # Documents by their lengths, and in which part each of them is.
@@ -208,3 +221,38 @@ def test_a_manifest_whose_parts_do_not_fit_is_damaged(
     runs.write_manifest(out, data)
     with pytest.raises(DamageError, match=words):
         load_manifest(out)
+
+
+def test_a_quarantined_document_is_named_by_its_own_part(
+    tmp_path: Path, inputs: tuple[list[Path], list[str]]
+) -> None:
+    """Two parts have a file of the same number: the log and `quarantine.jsonl` name the right one."""
+    job = job_of_parts(tmp_path / "out", *inputs[0])
+    (job.folder / WORK_FOLDER).mkdir(parents=True)
+    log = EventLog(job.folder)
+    lost = [Quarantined(1, 0, 0, None, None, 5, "ab" * 32, "begin", "it ended", part=part) for part in (0, 1)]
+    nothing = np.empty(0, np.uint16), NO_POSITIONS
+    blocks = [EncodedBlock(None, None, *nothing, quarantined=(one,), part=one.part) for one in lost]
+    disk = Disk(job.folder, 0, Observer())
+    list(report_problems(blocks, job, [], disk, Progress(log)))
+    work = job.folder / WORK_FOLDER
+    lines = [json.loads(line) for line in (work / QUARANTINE_NAME).read_text().splitlines()]
+    assert [(line["part"], line["file"]) for line in lines] == [(0, "1.jsonl"), (1, "1.txt")]
+    told = (work / "log.txt").read_text()
+    assert "quarantined: 1.jsonl: a document of 5 bytes" in told
+    assert "quarantined: 1.txt: a document of 5 bytes" in told
+
+
+@pytest.mark.full
+def test_worker_processes_read_the_right_part(tmp_path: Path, inputs: tuple[list[Path], list[str]]) -> None:
+    """Batches of both parts go to real workers, small files in one batch among them."""
+    paths, texts = inputs
+    for batch_bytes in (1024, 2**20):
+        source = job_of_parts(tmp_path / "out", *paths, batch_bytes=batch_bytes).source
+        with LocalExecutor(runs.spec_of(source), 2, 10**6, MemoryGuard(2**40)) as executor:
+            encoded = list(collecting.encode(executor, source.batches(source.starts)))
+        blocks = list(stitch(encoded, partial(make_mender, GPT2), source.starts))
+        assert [token for block in blocks for token in np.asarray(block.tokens)] == (
+            reference.stream(texts).tolist()
+        )
+        assert {block.part for block in blocks} == {0, 1}
