@@ -215,7 +215,7 @@ def log_start_and_end(log: EventLog, job: Job) -> Iterator[None]:
 
 
 def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
-    """Run all stages, from the manifest's cursor to the end of the stream; return the final manifest."""
+    """Run all stages, from the manifest's cursors to the end of the stream; return the final manifest."""
     disk = Disk(job.folder, job.config.max_outage, progress)
     disk.attempt(lambda: begin_output(job.output.store, manifest))
     starts = manifest.end
