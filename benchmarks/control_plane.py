@@ -37,10 +37,11 @@ from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.run.budget import MAXIMUM_WINDOW_BYTES
 from fineweb_shards.run.config import Config
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.sources.source import open_source
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
+from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import stitch
@@ -117,7 +118,7 @@ class Stream:
                 SHARD_TOKENS // DOCUMENT_TOKENS,
                 2 * SHARD_TOKENS,
                 f"{shard:064x}",
-                self.start,
+                (self.start,),
                 Counts(),
             )
             for shard in range(self.done_shards)
@@ -210,10 +211,12 @@ def order_stream(folder: Path, workers: Workers, stream: Stream) -> Ordered:
     layout = get_layout("build-nanogpt")
     output = OutputSpec(FolderStore(folder), layout, GPT2, SHARD_TOKENS, SPLIT_RULE)
     settings = ReadSettings("text", "auto", BATCH_BYTES, False, GPT2)
-    spec = WorkerSpec(open_source((), settings), "tiktoken", 0, output.shard_format, output.store, 0)
-    fingerprint = Config(out=str(folder), input=("x",)).fingerprint()
-    files, done = stream.list_files(), stream.list_done()
-    manifest = Manifest(fingerprint, files, {}, shards=done, vocabulary=GPT2, digits=6)
+    spec = WorkerSpec(
+        Parts((open_source((), settings),)), "tiktoken", 0, output.shard_format, output.store, 0
+    )
+    common, own = divide_settings(Config(out=str(folder), input=("x",)).fingerprint())
+    parts = (InputPart(own, stream.list_files()),)
+    manifest = Manifest(common, parts, {}, shards=stream.list_done(), vocabulary=GPT2, digits=6)
     (folder / ".fineweb-shards").mkdir(parents=True)
     begin_output(FolderStore(folder), manifest)
     with workers.open(spec, stream) as (executor, count_answers):
@@ -228,11 +231,11 @@ def _order(
     count_answers: Callable[[], int],
 ) -> Ordered:
     start = stream.start
-    packer = Packer(SHARD_TOKENS, split_rule=SPLIT_RULE, done=manifest.done, skip_tokens=start.skip_tokens)
+    packer = Packer(SHARD_TOKENS, split_rule=SPLIT_RULE, done=manifest.done, starts=(start,))
     disk = Disk(output.folder, 0, Observer())
     begin, used = time.monotonic(), time.process_time()
     with TimedOutput(output, manifest, executor, disk) as sink:
-        for block in stitch(executor.encode(stream.list_batches()), _no_seam, start):
+        for block in stitch(executor.encode(stream.list_batches()), _no_seam, (start,)):
             sink.add(block.tokens, packer.pack(block))
         finished = sink.finish()
     seconds, used = time.monotonic() - begin, time.process_time() - used

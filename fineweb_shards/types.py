@@ -29,7 +29,7 @@ SPLITS: tuple[Split, Split] = ("val", "train")
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place in the token stream: start a batch at (file, position) and drop `skip_tokens` tokens.
+    """A place in one part of the input: start a batch at (file, position) and drop `skip_tokens` tokens.
 
     `position` is a row group number in parquet and a byte offset (after decompression) elsewhere. It
     depends neither on the batch size nor on the number of workers. `starts_mid_document` says that the
@@ -44,6 +44,9 @@ class Cursor:
     def after(self, tokens: int) -> Cursor:
         """Return the place `tokens` tokens further on."""
         return Cursor(self.file, self.position, self.skip_tokens + tokens, self.starts_mid_document)
+
+
+Cursors = tuple[Cursor, ...]  # a place in the token stream: one cursor for each part of the input, in order
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class Batch:
     # Of several small files: a batch for each; they are read and encoded together. All other fields are those
     # of the first one, except for the size.
     members: tuple[Batch, ...] = ()
+    part: int = 0  # of the input, to which the file belongs
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ class Quarantined:
     begins: str  # the first characters of the text
     cause: str = ""
     piece_of_bytes: int = 0  # if a piece of a long document: the batch size it was cut with
+    part: int = 0  # of the input, to which the file belongs
 
 
 @dataclass(frozen=True)
@@ -210,6 +215,7 @@ class EncodedBlock:
     problems: tuple[str, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
     kept: Ranges | None = None  # the tokens to keep, by --min-tokens and --max-document-tokens; None: all
+    part: int = 0  # of the input
 
     @property
     def array(self) -> Tokens:
@@ -220,7 +226,7 @@ class EncodedBlock:
 
 @dataclass(frozen=True, slots=True)
 class TokenBlock:
-    """Tokens with their exact place in the stream, as the stitcher makes them from encoded blocks."""
+    """Tokens with their exact place in their part, as the stitcher makes them from encoded blocks."""
 
     start: Cursor
     end: Cursor
@@ -228,6 +234,7 @@ class TokenBlock:
     eots: Positions
     counts: Counts = Counts()
     kept: Ranges | None = None  # the tokens to keep; None: all
+    part: int = 0  # of the input
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +248,7 @@ class ShardSlice:
     tokens: int  # number of tokens in the ranges
     documents: int  # number of EOTs in the ranges
     counts: Counts
-    end: Cursor
+    end: Cursors
     split: Split = "train"
     checkpoint: bool = False  # record in the manifest what is written so far
     fills_shard: bool = False  # this slice is the last of its file
@@ -271,5 +278,5 @@ class ShardRecord:
     documents: int
     bytes: int
     sha256: str
-    end: Cursor
+    end: Cursors
     counts: Counts

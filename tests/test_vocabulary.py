@@ -13,6 +13,7 @@ import struct
 import tokenize
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import loader_reference
@@ -32,12 +33,10 @@ from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
-from fineweb_shards.store import seal
-from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
+from fineweb_shards.store import shard_files
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.lost_files import trim_to_whole_files
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest, save_manifest
+from fineweb_shards.store.manifest import Manifest, load_manifest, save_manifest
+from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
@@ -175,16 +174,15 @@ def write(
     """Make the shards, or the rest of them; `kill_after` so many slices."""
     config = Config(out=str(out), layout=layout, shard_tokens=SHARD_TOKENS, **more)  # type: ignore[arg-type]
     spec = output_spec(config, FolderStore(out), WIDE)
-    new = Manifest(
+    new = runs.manifest_of(
         config.fingerprint(),
         [{"name": "made up", "size_bytes": 1, "content_hash": ""}],
-        {},
         digits=spec.layout.digits,
         vocabulary=WIDE,
     )
     with FolderLock(out):
         manifest = trim_to_whole_files(load_manifest(out) or new, FolderStore(out))
-        check_vocabulary(manifest, WIDE)
+        check_settings(manifest, new, Config().fingerprint())
         begin_output(FolderStore(out), manifest)
         packer = Packer(
             SHARD_TOKENS,
@@ -192,9 +190,9 @@ def write(
             one_file=spec.layout.one_file,
             eot_first=spec.layout.eot_first,
             done=manifest.done,
-            skip_tokens=manifest.end.skip_tokens,
+            starts=manifest.end,
         )
-        blocks = encoded_blocks(documents, manifest.end, eot_first=spec.layout.eot_first)
+        blocks = encoded_blocks(documents, manifest.end[0], eot_first=spec.layout.eot_first)
         disk, numbers = Disk(out, 0, Observer()), itertools.count()
 
         def deadly(slices: Iterator[ShardSlice]) -> Iterator[ShardSlice]:
@@ -362,7 +360,7 @@ def test_an_id_outside_the_vocabulary_is_damage(tmp_path: Path, monkeypatch: pyt
         write(tmp_path, "megatron", tokens)
     assert not runs.outputs_in(tmp_path)
     with monkeypatch.context() as blind:
-        blind.setattr(seal, "find_damage", lambda *arguments: None)
+        blind.setattr(shard_files, "find_damage", lambda *arguments: None)
         write(tmp_path, "megatron", tokens)
     (damage,) = verify_folder(FolderStore(tmp_path)).damages
     assert f"token {2**31 + 5} is outside the vocabulary" in damage
@@ -388,7 +386,7 @@ def test_another_vocabulary_is_refused(made: dict[str, Path]) -> None:
     manifest = load_manifest(made["plain"])
     assert manifest is not None
     with pytest.raises(ChangedError, match=r"was made-up .70,000 ids.* and is gpt2 .50,257 ids"):
-        check_vocabulary(manifest, GPT2)
+        check_settings(manifest, replace(manifest, vocabulary=GPT2), Config().fingerprint())
     with pytest.raises(UsageError, match="made-up"):
         load_token_bytes(manifest.vocabulary)
 
@@ -423,7 +421,7 @@ def test_manifests_from_before_are_gpt2(tmp_path: Path, folder: str, version: in
     with FolderLock(tmp_path):
         save_manifest(manifest, FolderStore(tmp_path))
     data = json.loads((tmp_path / "manifest.json").read_text())
-    assert (data["format"], data["vocabulary"]["name"]) == (3, "gpt2")
+    assert (data["format"], data["vocabulary"]["name"]) == (4, "gpt2")
     assert "tokenizer" not in data
 
 
@@ -432,9 +430,10 @@ def test_a_setting_that_is_younger_than_the_folder_has_its_default(made: dict[st
     manifest = load_manifest(made["plain"])
     assert manifest is not None
     defaults = {**Config().fingerprint(), "brand_new": "as before"}
-    check_settings(manifest, {**manifest.settings, "brand_new": "as before"}, defaults)
+    with_default = replace(manifest, settings={**manifest.settings, "brand_new": "as before"})
+    check_settings(manifest, with_default, defaults)
     with pytest.raises(ChangedError, match=r"--brand-new was as before when .* and is other now"):
-        check_settings(manifest, {**manifest.settings, "brand_new": "other"}, defaults)
+        check_settings(manifest, replace(manifest, settings={"brand_new": "other"}), defaults)
 
 
 def test_a_damaged_manifest_beside_bare_tokens_is_told(made: dict[str, Path], tmp_path: Path) -> None:
@@ -528,7 +527,7 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
         "reading/statistics.py",
         "reading/token_stream.py",
         "formats/token_rows.py",  # of --tokens-column
-        "store/segment.py",  # of finished segments
+        "store/shard_files.py",  # of finished segments
         "store/sidecars.py",
         "tokenizers/encoder.py",  # where there must be none
     }

@@ -23,7 +23,7 @@ from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError, exit_code_of
 from fineweb_shards.report.page import closing_lines
-from fineweb_shards.run.build import Outcome, build, locked_job
+from fineweb_shards.run.build import QUARANTINE_NAME, Outcome, build, locked_job
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import (
@@ -33,9 +33,7 @@ from fineweb_shards.run.output_text import (
     training_lines,
     warning_lines,
 )
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest
-from fineweb_shards.store.quarantine import FILE_NAME as QUARANTINE
+from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.signals import Interrupts
@@ -108,7 +106,7 @@ def make_shards(
     if outcome.manifest.quarantined:
         raise QuarantineError(
             f"{show_number_of(len(outcome.manifest.quarantined), 'document')} could not be encoded and had "
-            f"to be left out: see {job.folder / WORK_FOLDER / QUARANTINE}."
+            f"to be left out: see {job.folder / WORK_FOLDER / QUARANTINE_NAME}."
         )
     if not outcome.manifest.shards and not outcome.manifest.totals["dropped_tokens"]:
         if any(outcome.manifest.totals.get(name) for name in _FILTER_COUNTS):

@@ -18,8 +18,7 @@ from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
 from fineweb_shards.run.resume import open_manifest
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
 from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result
@@ -118,7 +117,7 @@ def _documents_are_exact(plan: Plan) -> bool:
     if plan.job.config.where or plan.job.length_limits:
         return plan.extent.exact and plan.job.config.max_tokens is None
     limited = plan.job.config.max_tokens is not None
-    source = plan.job.source
+    source = plan.job.source.only
     seen = len(source.files) <= REMOTE_FOOTERS or not plan.job.is_remote
     readers = map(source.reader_of, source.files)
     return all(isinstance(one, ParquetFormat) for one in readers) and seen and not limited

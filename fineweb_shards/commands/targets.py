@@ -22,7 +22,7 @@ from fineweb_shards.errors import InputError, OutputError, UsageError, closest, 
 from fineweb_shards.run.config import Config, load_config
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.manifest import FILE_NAME
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import WORK_FOLDER

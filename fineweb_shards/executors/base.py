@@ -2,7 +2,7 @@
 
 The control plane (run/, stream/, writing/) decides what belongs where and in which order, and handles
 lengths, boundaries and cursors only. The data plane holds the tokens; what it does to files is in store/
-(token_writer.py, seal.py, sidecars.py). Where its work is done is up to the implementation:
+(shard_files.py, sidecars.py). Where its work is done is up to the implementation:
 `local/` uses worker processes on this machine, `ray/` tasks on a Ray cluster, `InProcessPlane` this process.
 The rules that all executors share (order, window, retries, quarantine) are in schedule.py.
 """
@@ -17,11 +17,9 @@ from typing import Self, TypeVar
 
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.seal import seal_segment
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.shard_files import TokenWriter, seal_segment
 from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
-from fineweb_shards.store.store import Store
-from fineweb_shards.store.token_writer import TokenWriter
+from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
@@ -43,8 +41,8 @@ class DataPlane(ABC):
 
     @abstractmethod
     def seal(self, segment: Segment) -> Future[str]:
-        """Seal a segment (store/seal.py), and return its SHA-256. The futures of all placements into it are
-        done. If a worker dies, another one does it again."""
+        """Seal a segment (store/shard_files.py), and return its SHA-256. The futures of all placements into
+        it are done. If a worker dies, another one does it again."""
 
     @abstractmethod
     def write_sidecars(self, file: FinishedFile) -> Future[None]:

@@ -16,12 +16,11 @@ from fineweb_shards.executors.file_tasks import FileWork
 from fineweb_shards.executors.isolate_bad_document import encode_one_by_one, holds_any
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.sources.source import Source, arrived_damaged
-from fineweb_shards.store.seal import seal_segment
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import arrived_damaged
+from fineweb_shards.store.shard_files import TokenWriter, seal_segment
 from fineweb_shards.store.sidecars import write_sidecars
-from fineweb_shards.store.store import Store
-from fineweb_shards.store.token_writer import TokenWriter
+from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.texts import Texts
@@ -39,7 +38,7 @@ from fineweb_shards.vocabulary import Vocabulary
 class WorkerSpec:
     """What a worker needs to know before its first order."""
 
-    source: Source
+    source: Parts
     engine: str | None  # None: the input is tokens already
     seed: int
     shard_format: ShardFormat  # of the files to write
@@ -90,22 +89,26 @@ class WorkerSpec:
 
 
 def encode_batch(
-    source: Source, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce`
-    gets each document that is encoded on its own.
+    gets each document that is encoded on its own."""
+    part = order.batch.part
+    encode = _encode_members if order.batch.members else _encode_single
+    for number, block in encode(source, encoder, order, announce):
+        yield number, replace(block, part=part) if part else block
 
-    If a token_count differs, the bytes are fetched once more, if they came over the network, before the file
-    is blamed for it.
-    """
+
+def _encode_single(
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+) -> Iterator[tuple[int, EncodedBlock]]:
+    """Yield the blocks of a batch of one file. If a token_count differs, the bytes are fetched once more, if
+    they came over the network, before the file is blamed for it."""
     batch = order.batch
-    if batch.members:
-        yield from _encode_members(source, encoder, order, announce)
-        return
     for number, block in _encode_chunks(source, encoder, order, announce):
         if block.counts.token_count_mismatches and source.fetch_again(batch):
             rest = _encode_chunks(source, encoder, replace(order, first_block=number), announce)
-            note = arrived_damaged(source.files[batch.file], batch)
+            note = arrived_damaged(source.file_of(batch), batch)
             for later, sound in rest:
                 is_sound = later == number and not sound.counts.token_count_mismatches
                 yield later, replace(sound, problems=(*sound.problems, note)) if is_sound else sound
@@ -122,14 +125,14 @@ def hold_tokens(order: WorkOrder, index: int, block: EncodedBlock) -> tuple[Enco
     return replace(block, tokens=HeldTokens(order.number, index, len(tokens))), tokens
 
 
-def unexpected_error(source: Source, batch: Batch, error: Exception, who: str = "A worker") -> ShardError:
+def unexpected_error(source: Parts, batch: Batch, error: Exception, who: str = "A worker") -> ShardError:
     """Return the error for an exception that is no ShardError, with its traceback."""
-    name = source.files[batch.file].name
+    name = source.file_of(batch).name
     return ShardError(f"{who} failed on {name} at position {batch.position}: {describe_error(error)}")
 
 
 def _encode_chunks(
-    source: Source, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
 ) -> Iterator[tuple[int, EncodedBlock]]:
     for number, chunk in enumerate(source.chunks(order.batch)):
         if number >= order.first_block:
@@ -137,7 +140,7 @@ def _encode_chunks(
 
 
 def _encode_chunk(
-    source: Source,
+    source: Parts,
     encoder: Encoder | TokenJoiner,
     order: WorkOrder,
     chunk: TextChunk,
@@ -145,15 +148,16 @@ def _encode_chunk(
 ) -> EncodedBlock:
     if isinstance(encoder, TokenJoiner):  # no document can crash it, so none is tried on its own
         return encoder.join(chunk)
-    name = source.files[order.batch.file].name
+    name = source.file_of(order.batch).name
     if not order.one_by_one and not holds_any(chunk, order.skip_digests):
         with contextlib.suppress(UnencodableError):  # encoding one by one will find the document
             return encoder.encode(chunk, name)
-    return encode_one_by_one(chunk, name, encoder, order, announce, source.settings.batch_bytes)
+    batch_bytes = source.of(order.batch).settings.batch_bytes
+    return encode_one_by_one(chunk, name, encoder, order, announce, batch_bytes)
 
 
 def _encode_members(
-    source: Source, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield one block of several small files. If one of them can't be read, what is before comes first."""
     read: list[tuple[Batch, TextChunk]] = []
@@ -165,7 +169,7 @@ def _encode_members(
             failure = error
             break
         except Exception as error:  # a bug, of which the message will name the first of the files
-            error.add_note(f"While {source.files[member.file].name} was read.")
+            error.add_note(f"While {source.file_of(member).name} was read.")
             raise
     if read and not order.first_block:
         block = _encode_together(source, encoder, order, [chunk for _, chunk in read])
@@ -178,7 +182,7 @@ def _encode_members(
 
 
 def _encode_together(
-    source: Source, encoder: Encoder | TokenJoiner, order: WorkOrder, chunks: list[TextChunk]
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, chunks: list[TextChunk]
 ) -> EncodedBlock | None:
     """Encode the chunks of whole files in one call; None if they have to be encoded file by file."""
     if isinstance(encoder, TokenJoiner) or order.one_by_one or order.skip_digests:
@@ -190,7 +194,7 @@ def _encode_together(
         counts=sum((chunk.counts for chunk in chunks), Counts()),
         problems=tuple(problem for chunk in chunks for problem in chunk.problems),
     )  # without origins, by which nothing but a token_count and documents tried one by one are named
-    first, last = (source.files[order.batch.members[i].file].name for i in (0, -1))
+    first, last = (source.file_of(order.batch.members[i]).name for i in (0, -1))
     try:
         return encoder.encode(whole, f"{first} to {last}")
     except UnencodableError:

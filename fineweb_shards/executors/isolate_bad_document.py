@@ -136,4 +136,5 @@ def _describe(chunk: TextChunk, i: int, order: WorkOrder, piece_of_bytes: int) -
         sha256=digest_of(document),
         begins=bytes(document[: 4 * _SHOWN_CHARACTERS]).decode("utf-8", "ignore")[:_SHOWN_CHARACTERS],
         piece_of_bytes=piece_of_bytes,
+        part=order.batch.part,
     )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.sources.source import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.types import Batch
 
 # Before anything is measured: a token of English has 4.6 bytes, so this is rather too much than too little.
@@ -160,7 +160,7 @@ class AdaptivePrefetch:
 class Prefetcher:
     """Fetches batches of a source ahead. What fails is only reported, once: reading it will tell."""
 
-    def __init__(self, source: Source, observer: Observer) -> None:
+    def __init__(self, source: Parts, observer: Observer) -> None:
         self._source = source
         self._observer = observer
         self._reported: set[str] = set()
@@ -174,6 +174,6 @@ class Prefetcher:
         except Exception as error:
             if repr(error) not in self._reported:
                 self._reported.add(repr(error))
-                name = self._source.files[batch.file].name
+                name = self._source.file_of(batch).name
                 text = f"{name}: could not be fetched ahead: {describe_error(error)}"
                 self._observer.tell(Event("worker", text))

@@ -23,7 +23,7 @@ from fineweb_shards.executors.prefetch import MaxTokensCutoff, Producer
 from fineweb_shards.executors.schedule import Schedule, Worker
 from fineweb_shards.executors.task import Task
 from fineweb_shards.executors.worker_death import Death
-from fineweb_shards.sources.source import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
 
@@ -140,12 +140,13 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         return batch is not None
 
 
-def replace_unreadable(source: Source, task: Task, death: Death) -> EncodedBlock | WorkerError:
+def replace_unreadable(source: Parts, task: Task, death: Death) -> EncodedBlock | WorkerError:
     """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it.
 
     `death` is that of the last worker.
     """
-    batch, file = task.batch, source.files[task.batch.file]
+    batch, file = task.batch, source.file_of(task.batch)
+    settings = source.of(batch).settings
     sentence = (
         f"{file.path}: {task.deaths} workers died while they read the batch at position {batch.position}; "
         f"the last one {death.description}."
@@ -154,9 +155,9 @@ def replace_unreadable(source: Source, task: Task, death: Death) -> EncodedBlock
     whole = batch.rows is None and not (
         batch.starts_mid_document or batch.ends_mid_document or batch.starts_at_seam or task.received
     )
-    if task.stuck or not (source.settings.skip_bad and whole):  # stuck: a disk may have been away for a while
+    if task.stuck or not (settings.skip_bad and whole):  # stuck: a disk may have been away for a while
         return WorkerError(sentence)
-    nothing = np.empty(0, source.settings.vocabulary.dtype), NO_POSITIONS
+    nothing = np.empty(0, settings.vocabulary.dtype), NO_POSITIONS
     start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
     note = (f"left out: {sentence}",)
-    return EncodedBlock(start, end, *nothing, counts=Counts(bad_parts=1), problems=note)
+    return EncodedBlock(start, end, *nothing, counts=Counts(bad_parts=1), problems=note, part=batch.part)

@@ -34,8 +34,8 @@ from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.loader.forkable_store import ForkableStore
 from fineweb_shards.reading.token_file import TokenFile, TokenFolder, open_files_in
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store.files import list_files
 from fineweb_shards.store.opening import READING_OUTAGE_SECONDS, cache_home
+from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import lock_file, try_lock, unlock
 from fineweb_shards.system.own_files import open_own

@@ -41,8 +41,7 @@ from fineweb_shards.reading.token_file import (
     vocabulary_beside,
 )
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import parse_manifest
+from fineweb_shards.store.manifest import Manifest, parse_manifest
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.types import Dtype, Positions, ShardRecord
 from fineweb_shards.units import show_number_of, show_seconds

@@ -31,7 +31,7 @@ from fineweb_shards.reading.token_file import (
     token_names,
     vocabulary_beside,
 )
-from fineweb_shards.store.files import list_files
+from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import ForeignFileError, read_file
 from fineweb_shards.tokenizers.decoder import BOUNDARY, decode

@@ -29,11 +29,10 @@ from fineweb_shards.layouts.base import Layout, ShardFormat
 from fineweb_shards.layouts.datatrove import METADATA_SUFFIX, Datatrove
 from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS, LlmC
 from fineweb_shards.storage.bucket_address import is_url
-from fineweb_shards.store.files import growing_path
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME, is_ours, parse_manifest
+from fineweb_shards.store.manifest import FILE_NAME, Manifest, is_ours, parse_manifest
 from fineweb_shards.store.opening import is_object, open_store_to_read
+from fineweb_shards.store.shard_files import growing_path
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.background import map_in_background
 from fineweb_shards.types import Dtype, Tokens

@@ -30,8 +30,8 @@ import numpy as np
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.reading.verify import check_segment, check_tokens
-from fineweb_shards.store.files import OutputFile, list_files
 from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.shard_files import OutputFile, list_files
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span, join_spans
 from fineweb_shards.stream.split import SplitRule

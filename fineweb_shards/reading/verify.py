@@ -13,14 +13,13 @@ from typing import BinaryIO
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.files import OutputFile, list_files
-from fineweb_shards.store.lost_files import may_be_longer
+from fineweb_shards.store.cleanup import find_untracked, list_all_names
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import require_manifest
-from fineweb_shards.store.segment import find_damage, read_contents
+from fineweb_shards.store.opening import require_manifest
+from fineweb_shards.store.resume_rules import may_be_longer
+from fineweb_shards.store.shard_files import OutputFile, find_damage, list_files, read_contents
 from fineweb_shards.store.sidecars import check_sidecars, list_finished, with_sidecars
 from fineweb_shards.store.store import FoundFile, Store
-from fineweb_shards.store.untracked_files import find_untracked, list_all_names
 from fineweb_shards.system.background import map_in_background
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.types import ShardRecord
@@ -51,7 +50,7 @@ def verify_folder(
     """Check all shards, sidecars and names; `report` is called for each record that was checked.
 
     `sealed` are records that this run has made: those segments were read back when they were sealed
-    (store/segment.py), so that only lengths and headers are left to check. `alone`: this process has the
+    (store/shard_files.py), so that only lengths and headers are left to check. `alone`: this process has the
     store locked. Else a build may have gone on since the manifest was read, and nothing is complained about
     before it was read again.
     """

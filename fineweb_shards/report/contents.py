@@ -142,10 +142,9 @@ def count_left_out(facts: Facts) -> Omissions | None:
     }
     rows = [[what, f"{count:,}"] for what, count in figures.items() if count]
     table = Table({"what": "text", "count": "number"}, rows, heads=True) if rows else None
-    names = [str(file["name"]) for file in manifest.files]
     lost = [
         [
-            names[one.file] if one.file < len(names) else str(one.file),
+            str(manifest.parts[one.part].files[one.file]["name"]),
             f"{one.row:,}" if one.row is not None else "",
             one.id or "",
             show_bytes(one.text_bytes),
@@ -163,7 +162,7 @@ def _filter_counts(manifest: Manifest) -> dict[str, int]:
     # Once the build is complete the totals also count what came after the last shard.
     counts = {**asdict(manifest.counts), **manifest.totals}
     found: dict[str, int] = {}
-    if where := settings.get("where"):
+    if where := " / ".join(filter(None, (part.settings.get("where") for part in manifest.parts))):
         found[f"left out by --where {where}"] = counts["filtered_documents"]
         found["left out without a value that --where needs"] = counts["unknown_documents"]
     if least := settings.get("min_tokens"):
@@ -202,11 +201,12 @@ def list_settings(facts: Facts) -> Table | None:
     manifest, heartbeat = facts.status.manifest, facts.status.heartbeat
     if manifest is None:
         return None
-    given = {name: value for name, value in manifest.settings.items() if value not in ("", None)}
-    rows = [[name, f"{value:,}" if type(value) is int else str(value)] for name, value in given.items()]
-    if manifest.commit:
-        rows.append(["commit", manifest.commit])
-    rows.append(["input files", f"{len(manifest.files):,}"])
+    rows: list[list[str]] = []
+    inputs = [{**part.settings, "commit": part.commit} for part in manifest.parts]
+    for settings in (*inputs, manifest.settings):
+        given = {name: value for name, value in settings.items() if value not in ("", None)}
+        rows += [[name, f"{value:,}" if type(value) is int else str(value)] for name, value in given.items()]
+    rows.append(["input files", f"{sum(len(part.files) for part in manifest.parts):,}"])
     rows.append(["for validation", manifest.split_rule.describe()])
     rows += [[name, version] for name, version in manifest.versions.items()]
     if heartbeat is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fineweb_shards.report.facts import Facts, Table, show_moment
+from fineweb_shards.store.manifest import InputPart
 from fineweb_shards.units import show_bytes, show_count, show_seconds
 from fineweb_shards.watching.history import WAIT, Mark, RunRecord
 from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
@@ -47,12 +48,8 @@ class Headline:
 def make_headline(facts: Facts) -> Headline:
     """Choose the facts for the top of the page."""
     status, source = facts.status, ""
-    if manifest := status.manifest:  # the dataset or the files that the shards were made from
-        settings, files = manifest.settings, manifest.files
-        source = str(files[0]["name"]) if len(files) == 1 else f"{len(files):,} files" if files else ""
-        if settings.get("dataset"):
-            commit = f", commit {manifest.commit[:10]}" if manifest.commit else ""
-            source = f"{settings['dataset']} {settings.get('name') or ''}".strip() + commit
+    if status.manifest is not None:
+        source = " + ".join(filter(None, map(_describe_part, status.manifest.parts)))
     return Headline(
         status.store.name,
         source,
@@ -61,6 +58,15 @@ def make_headline(facts: Facts) -> Headline:
         resume_command(status),
         list(_list_figures(facts)),
     )
+
+
+def _describe_part(part: InputPart) -> str:
+    """Return the dataset or the files that shards were made from."""
+    settings, files = part.settings, part.files
+    if settings.get("dataset"):
+        commit = f", commit {part.commit[:10]}" if part.commit else ""
+        return f"{settings['dataset']} {settings.get('name') or ''}".strip() + commit
+    return str(files[0]["name"]) if len(files) == 1 else f"{len(files):,} files" if files else ""
 
 
 def _list_figures(facts: Facts) -> Iterator[Figure]:

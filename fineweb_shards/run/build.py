@@ -8,9 +8,10 @@ source ──► executor ──► stitcher ──► packer ──► output �
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from fineweb_shards.errors import Interrupted, ShardError
@@ -28,19 +29,15 @@ from fineweb_shards.run.plan import check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.storage.hub_environment import check_addresses
-from fineweb_shards.store.fresh import start_over
-from fineweb_shards.store.leftovers import tidy_finished
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest
-from fineweb_shards.store.quarantine import describe_document, write_quarantine
-from fineweb_shards.store.untracked_files import refuse_planted_files
+from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
+from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.durable import WORK_FOLDER, write_file
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import Cursor, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
+from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.heartbeat import current_invocation
 from fineweb_shards.watching.history import RunRecord, load_history
@@ -48,7 +45,9 @@ from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.monitor import Monitor, ReportFunctions, StartObserver
 from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.screen import Screen
-from fineweb_shards.writing.output import Output, begin_output
+from fineweb_shards.writing.output import Output, begin_output, make_packer
+
+QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Outcome:
 @contextlib.contextmanager
 def locked_job(config: Config, *, fresh: bool, observer: Observer, command: str) -> Iterator[Job]:
     """Make the job and lock its store. A hub or a bucket is only asked once the store is locked; local files
-    are found before, so that a misspelt name leaves no folder behind. `command` is for `status`."""
+    are found before, so that a misspelt name leaves no folder. `command` is for `status`."""
     config.check()
     check_executor(config)
     store = config.open_store(observer)
@@ -211,51 +210,33 @@ def log_start_and_end(log: EventLog, job: Job) -> Iterator[None]:
 
 
 def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
-    """Run all stages, from the manifest's cursor to the end of the stream; return the final manifest."""
+    """Run all stages, from the manifest's cursors to the end of the stream; return the final manifest."""
     disk = Disk(job.folder, job.config.max_outage, progress)
     disk.attempt(lambda: begin_output(job.output.store, manifest))
-    start = manifest.end
-    limit = job.config.max_tokens
-    packer = Packer(
-        job.output.shard_tokens,
-        split_rule=job.output.split_rule,
-        one_file=job.layout.one_file,
-        eot_first=job.layout.eot_first,
-        done=manifest.done,
-        skip_tokens=start.skip_tokens,
-        max_tokens=None if limit is None else limit - manifest.tokens,
-    )
+    starts = manifest.end
+    packer = make_packer(job.output, manifest, job.config.max_tokens)
     quarantined = list(manifest.quarantined)
     totals = RunTotals(executor, quarantined, manifest, progress)
 
-    def on_record(records: Sequence[ShardRecord], end: Cursor) -> None:
+    def on_record(records: Sequence[ShardRecord], end: Cursors) -> None:
         progress.finish_shards(records)
-        job.source.release_before(end.file)
+        job.source.release_before(end)
 
+    output = Output(job.output, manifest, executor, disk, add_totals=totals.add_to, on_record=on_record)
     # While no block comes, what is written is recorded all the same: an outage may last for long.
-    encoding = executor.encode(
-        job.source.batches(start), lambda: output.advance(), lambda: packer.left_tokens
-    )
-    with (
-        contextlib.closing(encoding) as encoded,
-        Output(job.output, manifest, executor, disk, add_totals=totals.add_to, on_record=on_record) as output,
-    ):
+    encoding = executor.encode(job.source.batches(starts), output.advance, lambda: packer.left_tokens)
+    with contextlib.closing(encoding) as encoded, output:
         told = report_problems(encoded, job, quarantined, disk, progress)
         mended = mend_seams(told, partial(make_mender, job.vocabulary))
         if limits := job.length_limits:
-            mended = leave_out(
-                mended,
-                limits,
-                eot_first=job.layout.eot_first,
-                starts_mid_document=start.starts_mid_document,
-            )
-        blocks = add_cursors(mended, start)
+            mended = leave_out(mended, limits, starts, eot_first=job.layout.eot_first)
+        blocks = add_cursors(mended, starts)
         place_blocks(job, blocks, packer, output, disk, progress)
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
             raise error
         manifest = output.finish()
-    job.source.release_before(len(job.source.files))
+    job.source.release_before(job.source.ends)
     return manifest
 
 
@@ -263,16 +244,36 @@ def report_problems(
     blocks: Iterable[EncodedBlock], job: Job, quarantined: list[Quarantined], disk: Disk, progress: Progress
 ) -> Iterator[EncodedBlock]:
     """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`."""
-    names = [file.name for file in job.source.files]
     for block in blocks:
         for problem in block.problems:
             progress.tell(Event("note", f"note: {problem}"))
         for document in block.quarantined:
             quarantined.append(document)
-            progress.tell(Event("quarantine", f"quarantined: {describe_document(document, names)}"))
+            progress.tell(Event("quarantine", f"quarantined: {_describe_document(document, job)}"))
         if block.quarantined:
-            disk.attempt(lambda: write_quarantine(job.folder, quarantined, names))
+            disk.attempt(partial(_write_quarantine, job, quarantined))
         yield block
+
+
+def _write_quarantine(job: Job, documents: Sequence[Quarantined]) -> None:
+    """Replace `quarantine.jsonl`: the documents that were left out, one per line. It is for people; a resume
+    reads the same from the manifest. It is ASCII, so that `cat` is safe."""
+    lines = [json.dumps({**asdict(one), "file": _file_name(one, job)}) + "\n" for one in documents]
+    work = job.folder / WORK_FOLDER
+    write_file(work / QUARANTINE_NAME, "".join(lines).encode(), work)
+
+
+def _describe_document(document: Quarantined, job: Job) -> str:
+    """Return a phrase about a quarantined document, for the log."""
+    place = f"row {document.row:,}" if document.row is not None else f"position {document.position:,}"
+    called = f" ({document.id})" if document.id else ""
+    what = "a piece of a document" if document.piece_of_bytes else "a document"
+    size = f"{document.text_bytes:,} bytes"
+    return f"{_file_name(document, job)}: {what} of {size} at {place}{called}: {document.cause}"
+
+
+def _file_name(document: Quarantined, job: Job) -> str:
+    return job.source.parts[document.part].files[document.file].name
 
 
 class RunTotals:

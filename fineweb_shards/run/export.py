@@ -26,18 +26,17 @@ from fineweb_shards.reading.token_stream import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.output_text import stray_warnings, training_error
-from fineweb_shards.store.added_index import add_index
-from fineweb_shards.store.changed_settings import check_settings, check_vocabulary
-from fineweb_shards.store.fresh import refuse_untracked_shards, start_over
-from fineweb_shards.store.leftovers import tidy_finished
-from fineweb_shards.store.lost_files import trim_to_whole_files
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import find_manifest, load_manifest, missing_manifest_error
-from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.store import Store
-from fineweb_shards.store.untracked_files import refuse_planted_files
+from fineweb_shards.store.cleanup import (
+    refuse_planted_files,
+    refuse_untracked_shards,
+    start_over,
+    tidy_finished,
+)
+from fineweb_shards.store.manifest import Manifest, find_manifest, load_manifest
+from fineweb_shards.store.opening import missing_manifest_error
+from fineweb_shards.store.resume_rules import add_index, check_settings, trim_to_whole_files
+from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span
-from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import free_disk_bytes
@@ -45,7 +44,7 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, TokenBlock
 from fineweb_shards.units import show_bytes
-from fineweb_shards.writing.output import Output, begin_output, shards_at_once
+from fineweb_shards.writing.output import Output, begin_output, make_packer, shards_at_once
 
 # The settings that an export may change; all others describe the documents, and are kept.
 OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard")
@@ -176,22 +175,19 @@ def _open_manifest(source: ExportSource, config: Config, spec: OutputSpec) -> Ma
     built = source.manifest
     ours = {name: value for name, value in config.fingerprint().items() if name in OUTPUT_SETTINGS}
     settings = {**built.settings, **ours, "exported_from": source.digest}
+    new = Manifest(
+        settings,
+        built.parts,
+        {**built.versions, "fineweb_shards": fineweb_shards.__version__},
+        digits=choose_digits(spec.layout, spec.shard_tokens, built.tokens, exact=True),
+        vocabulary=built.vocabulary,
+        index=config.index,
+    )
     manifest = load_manifest(spec.folder)
     if manifest is None:
         refuse_untracked_shards(spec.store, spec.layout, set())
-        versions = {**built.versions, "fineweb_shards": fineweb_shards.__version__}
-        digits = choose_digits(spec.layout, spec.shard_tokens, built.tokens, exact=True)
-        return Manifest(
-            settings,
-            built.files,
-            versions,
-            built.commit,
-            digits=digits,
-            vocabulary=built.vocabulary,
-            index=config.index,
-        )
-    check_settings(manifest, settings, Config().fingerprint())
-    check_vocabulary(manifest, built.vocabulary)
+        return new
+    check_settings(manifest, new, Config().fingerprint())
     return trim_to_whole_files(add_index(manifest, spec.store, asked=config.index), spec.store)
 
 
@@ -200,27 +196,19 @@ def _copy(
 ) -> Manifest:
     disk.attempt(lambda: begin_output(spec.store, manifest))
     copy_definition(spec.vocabulary, spec.folder / WORK_FOLDER)
-    limit = source.limit_tokens
-    packer = Packer(
-        spec.shard_tokens,
-        split_rule=spec.split_rule,
-        one_file=spec.layout.one_file,
-        eot_first=spec.layout.eot_first,
-        done=manifest.done,
-        skip_tokens=manifest.end.skip_tokens,
-        max_tokens=None if limit is None else limit - manifest.tokens,
-    )
+    packer = make_packer(spec, manifest, source.limit_tokens)
     plane = InProcessPlane(spec.store, spec.shard_format, disk)
     with contextlib.closing(plane), Output(spec, manifest, plane, disk) as output:
-        for block in _blocks(source, manifest.end.position, eot_first=spec.layout.eot_first):
-            slices = list(packer.pack(block))  # without tokens behind the limit
+        for block in _blocks(source, manifest.end[0].position, eot_first=spec.layout.eot_first):
+            slices = list(packer.pack(block))  # without tokens after the limit
             output.add(block.tokens, slices)
             advance(sum(part.tokens for part in slices))
         return output.finish()
 
 
 def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
-    """Yield the stream from token `start` on, with EOT at its new position. Cursors are token numbers."""
+    """Yield the stream from token `start` on, with EOT at its new position. The first part's cursor is the
+    number of a token, whatever part of the input that comes from."""
     position = start
     for span in _read_with_eot_moved(source, start, eot_first=eot_first):
         yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)

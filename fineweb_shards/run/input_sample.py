@@ -196,10 +196,10 @@ def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = T
     for file in chosen:
         position = start.position if file.index == start.file else 0
         try:
-            sample.read_file(job.source, file, position, limit_bytes // len(chosen))
+            sample.read_file(job.source.only, file, position, limit_bytes // len(chosen))
         except BadFileError:
             # With --max-tokens the run may end before this file; without, it would stop at it in any case.
-            if not job.source.settings.skip_bad and job.config.max_tokens is None:
+            if not job.source.only.settings.skip_bad and job.config.max_tokens is None:
                 raise
     sample.read_seconds = time.monotonic() - begin
     return sample

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,33 +18,44 @@ from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.formats.detection import AUTO, recorded_separators, settle_separators
 from fineweb_shards.formats.table import FORMATS
 from fineweb_shards.formats.where import parse_where
-from fineweb_shards.layouts import get_layout
+from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.run.budget import Budget, plan_budget
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.tokenizer import find_definition
+from fineweb_shards.sources.discovery import OpenBucket
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER, Listing
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.sources.source import Source, open_source
 from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.bucket_uploads import UPLOAD_MEMORY_BYTES
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.storage.place import HubRef, InputFile
-from fineweb_shards.store.earlier_outputs import EarlierOutputs
-from fineweb_shards.store.fresh import holds_shards
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME
-from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.store import Store
+from fineweb_shards.store.cleanup import holds_shards
+from fineweb_shards.store.manifest import FILE_NAME, Manifest, has_our_fields
+from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import open_own
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.definition import Definition
 from fineweb_shards.tokenizers.trial import Trial, try_engines
 from fineweb_shards.vocabulary import GPT2, Vocabulary
+
+# Most of a manifest's fields are in its beginning; a file of the same name by others may be huge.
+_HEAD_BYTES = 1 << 20
+# One search for all layouts: an input may have a hundred thousand names.
+_OURS = re.compile(
+    "|".join(
+        f"(?:{pattern})"
+        for pattern in (re.escape(FILE_NAME), *(layout.pattern for layout in LAYOUTS.values()))
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -53,10 +65,9 @@ class Job:
     config: Config
     output: OutputSpec
     definition: Definition  # of the tokenizer
-    source: Source
+    source: Parts
     budget: Budget
     trial: Trial | None = None  # which engine encodes; for another tokenizer than GPT-2, see `with_engine`
-    commit: str | None = None  # of a dataset on the hub
     notes: tuple[str, ...] = ()  # what was noticed in the search for input
 
     @property
@@ -74,7 +85,7 @@ class Job:
     @property
     def is_remote(self) -> bool:
         """Whether the input comes over the network, so that every look at it takes requests."""
-        return self.commit is not None or self.source.is_remote
+        return self.source.is_remote or any(part.settings.hub is not None for part in self.source.parts)
 
     @property
     def length_limits(self) -> LengthLimits:
@@ -133,9 +144,8 @@ def make_job(
         largest_page_bytes=budget.largest_page_bytes,
     )
     notes: list[str] = []
-    commit: str | None = None
     if config.dataset:
-        commit, source = _open_hub(config, settings, store, begun, observer or Observer())
+        source = _open_hub(config, settings, store, begun, observer or Observer())
     else:
         source = _open_files(config, settings, output, begun, notes, observer or Observer())
     if config.val_input:
@@ -147,7 +157,7 @@ def make_job(
     trial = None
     if not definition.data and config.tokens_column is None:
         trial = try_engines(config.engine, definition.vocabulary)
-    return Job(config, output, definition, source, budget, trial, commit, tuple(notes))
+    return Job(config, output, definition, Parts((source,)), budget, trial, tuple(notes))
 
 
 def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> OutputSpec:
@@ -175,11 +185,11 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
 
 def recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:
     """Return the files in the output folder's manifest; None if it has none, or if others are asked for."""
-    if begun is None or begun.commit is None or not begun.files:
+    if begun is None or begun.parts[0].commit is None or not begun.files:
         return None
     if not _are_same(config, begun, "dataset", "name", "split", "revision"):
         return None
-    listing = Listing.from_manifest(config.dataset, begun.commit, begun.files)
+    listing = Listing.from_manifest(config.dataset, begun.parts[0].commit, begun.files)
     return listing if listing == listing.with_validation(config.val_input) else None
 
 
@@ -189,11 +199,11 @@ def pinned_commit(config: Config, store: Store, begun: Manifest | None) -> str |
     if begun is None:
         return None
     same = _are_same(config, begun, "dataset", "revision")
-    return begun.commit if same or holds_shards(store, begun) else None
+    return begun.parts[0].commit if same or holds_shards(store, begun) else None
 
 
 def _are_same(config: Config, begun: Manifest, *names: str) -> bool:
-    return all(begun.settings.get(name) == getattr(config, name) for name in names)
+    return all(begun.parts[0].settings.get(name) == getattr(config, name) for name in names)
 
 
 def _with_separators(
@@ -206,6 +216,39 @@ def _with_separators(
     settled, note = settle_separators(files)
     notes += [note] if note else []
     return settled
+
+
+class EarlierOutputs:
+    """Tells files that a build has made from files that can be its input, by the manifest in their folder:
+    otherwise a manifest would be read as JSON lines, and shards, where the user gives an ending, as text.
+    Each folder's manifest is read once, and only if there is a file of such a name."""
+
+    def __init__(self, open_bucket: OpenBucket) -> None:
+        self._open_bucket = open_bucket
+        self._known: dict[str, bool] = {}  # by folder
+
+    def has(self, path: str) -> bool:
+        """Return whether a path or address is that of a manifest of ours, or of a shard or sidecar beside
+        one."""
+        folder, name = os.path.split(path)
+        if _OURS.fullmatch(name) is None:
+            return False
+        if folder not in self._known:
+            self._known[folder] = has_our_fields(self._read_head(folder))
+        return self._known[folder]
+
+    def _read_head(self, folder: str) -> bytes:
+        """Return the beginning of a folder's manifest; nothing if there is none, or if it can't be read."""
+        if is_url(folder):
+            bucket = self._open_bucket(folder)
+            info = bucket.head(FILE_NAME)
+            size = min(info.size_bytes, _HEAD_BYTES) if info else 0
+            return bucket.read_range(FILE_NAME, 0, size) if size else b""
+        try:
+            with open_own(Path(folder, FILE_NAME), "rb", follow_links=True) as file:
+                return file.read(_HEAD_BYTES)
+        except OSError:
+            return b""
 
 
 def _open_files(
@@ -253,7 +296,7 @@ def _refuse_files_without_columns(config: Config, source: Source) -> None:
 
 def _open_hub(
     config: Config, settings: ReadSettings, store: Store, begun: Manifest | None, observer: Observer
-) -> tuple[str, Source]:
+) -> Source:
     check_addresses()
     quiet_clients()  # both must be called before the clients are imported, for the listing or the formats
     work_folder = store.folder / WORK_FOLDER
@@ -270,7 +313,7 @@ def _open_hub(
         keep_downloads=config.keep_downloads,
     )
     files = listing.input_files(work_folder / DOWNLOAD_FOLDER, download=config.download)
-    return listing.commit, open_source(files, replace(settings, hub=hub), observer)
+    return open_source(files, replace(settings, hub=hub), observer)
 
 
 def _list_dataset(config: Config, commit: str | None, work_folder: Path, observer: Observer) -> Listing:

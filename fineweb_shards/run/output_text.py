@@ -14,11 +14,10 @@ from fineweb_shards.errors import NoTrainingError
 from fineweb_shards.layouts.base import Layout, SizedFile, quote_string, tokens_of
 from fineweb_shards.run.config import Config
 from fineweb_shards.storage.bucket_address import BucketAddress, copy_command
-from fineweb_shards.store.files import list_files
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import with_sidecars
-from fineweb_shards.store.store import Store
+from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import show_bytes, show_count, show_number_of

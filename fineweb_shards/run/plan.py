@@ -31,7 +31,7 @@ from fineweb_shards.storage.place import InputFile
 from fineweb_shards.storage.streams import expansion_of
 from fineweb_shards.system.machine import busy_cores, free_disk_bytes
 from fineweb_shards.tokenizers.decoder import decode
-from fineweb_shards.types import Cursor
+from fineweb_shards.types import Cursor, Cursors
 from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.writing.output import shards_at_once
@@ -119,14 +119,15 @@ class Plan:
         return -(-self.extent.tokens // self.job.output.shard_tokens)
 
 
-def make_plan(job: Job, *, trial_seconds: float, start: Cursor = _BEGINNING, done_tokens: int = 0) -> Plan:
+def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_tokens: int = 0) -> Plan:
     """Sample the input and make a plan. With a trial of more than 0 seconds, as for `plan`, it also tells the
     speed and looks at every footer; what is estimated is the same as without, as for `build`.
 
     `start` is where a run will begin, after `done_tokens`: from the hub nothing before it is fetched.
     """
     with contextlib.closing(job.source.reopened()) as source:
-        plan = _plan_from_sample(replace(job, source=source), trial_seconds, start)
+        (first,) = start or source.starts  # of the only part, as long as there is no plan for several
+        plan = _plan_from_sample(replace(job, source=source), trial_seconds, first)
     return replace(plan, job=job, done_tokens=done_tokens, busy_cores=busy_cores())
 
 
@@ -138,7 +139,7 @@ def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
         documents = None if extent.documents is None else round(extent.documents * limit / extent.tokens)
         limited = replace(extent, documents=documents, tokens=limit)
     before = sum(file.size_bytes for file in job.source.files[: start.file])
-    passed = job.source.share_before(start) or before / max(1, job.source.size_bytes)
+    passed = job.source.only.share_before(start) or before / max(1, job.source.size_bytes)
     return Plan(
         job,
         limited,
@@ -245,7 +246,7 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     files = tuple(file for file in job.source.files if file.problem is None)
     if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):
         return Extent(None, None, exact=False)  # `plan` downloads nothing
-    if all(isinstance(job.source.reader_of(file), ParquetFormat) for file in files):
+    if all(isinstance(job.source.only.reader_of(file), ParquetFormat) for file in files):
         seen = _parquet_extent(job, trial, start, every_footer=every_footer)
         if seen.exact or not every_footer:
             return seen
@@ -254,7 +255,7 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     sample, measured = trial.sample, trial.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
-    total_bytes = _unpacked_bytes(job.source, files)
+    total_bytes = _unpacked_bytes(job.source.only, files)
     scale = total_bytes / sample.read_bytes
     texts = [file for file in files if file.format == TEXT and file.size_bytes]
     # A document may be longer than the sample of its file, which then has none that ends.
@@ -291,7 +292,7 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     rows = documents = text_bytes = counted = batches = 0
     all_counted = True
     for file in chosen:
-        parquet = job.source.reader_of(file)
+        parquet = job.source.only.reader_of(file)
         assert isinstance(parquet, ParquetFormat)
         try:
             footer = parquet.footer(file)
@@ -300,7 +301,7 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
             stated = parquet.stated_extent(file, limits.least_tokens, limits.most_tokens) if cheap else None
             batches += sum(1 for _ in parquet.batches(file, 0, False))
         except BadFileError:
-            if not job.source.settings.skip_bad:
+            if not job.source.only.settings.skip_bad:
                 raise
             continue
         rows += sum(footer.group_rows)
@@ -317,7 +318,7 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
         return Extent(round(documents * scale), tokens, chosen == files, parts)
     measured = trial.measured
     per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
-    if job.source.settings.where is not None:  # what is kept may be longer or shorter than the others
+    if job.source.only.settings.where is not None:  # what is kept may be longer or shorter than the others
         sample = trial.sample
         rows = round(rows * sample.documents / max(1, sample.seen_documents))
         text_bytes = round(rows * sample.content_bytes / max(1, sample.documents))

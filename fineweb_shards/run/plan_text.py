@@ -41,7 +41,8 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return name and text of each line."""
     job, extent = plan.job, plan.extent
     kinds = sorted({file.format for file in job.source.files})
-    where = f"{job.config.dataset} {job.config.name} at {job.commit[:10]}: " if job.commit else ""
+    hub = job.source.only.settings.hub
+    where = f"{hub.dataset} {hub.name} at {hub.commit[:10]}: " if hub else ""
     fetch = ""
     if job.is_remote:
         whole = plan.bytes_to_fetch == job.source.size_bytes

@@ -22,9 +22,8 @@ from fineweb_shards.errors import HubError, InputError, UsageError
 from fineweb_shards.layouts.base import Layout, tokens_of
 from fineweb_shards.storage.hub_errors import translated_errors
 from fineweb_shards.storage.hub_session import open_session
-from fineweb_shards.store.files import list_files
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME, MOST_BYTES
+from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES, Manifest
+from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.own_files import read_file
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.units import show_bytes, show_number_of
@@ -228,12 +227,14 @@ class CardFile:
 def make_card(repo: str, layout: Layout, manifest: Manifest, files: list[CardFile]) -> str:
     """Return the content of the dataset's README.md."""
     name = repo.rpartition("/")[2]
-    dataset, vocabulary = manifest.settings["dataset"], manifest.vocabulary
+    vocabulary = manifest.vocabulary
+    datasets = list(dict.fromkeys(part.settings["dataset"] for part in manifest.parts))
+    licences = {_LICENCES.get(dataset) for dataset in datasets}
     tag = re.sub("[^A-Za-z0-9.]+", "-", vocabulary.name).lower()
     metadata = DatasetCardData(
         tags=[f"{tag}-tokens", "fineweb_shards"],
-        source_datasets=[dataset] if dataset else None,
-        license=_LICENCES.get(dataset),
+        source_datasets=[dataset for dataset in datasets if dataset] or None,
+        license=licences.pop() if len(licences) == 1 else None,
         viewer=False,
     )
     token_names = [file.name for file in files if file.tokens]  # a sidecar has no tokens
@@ -310,11 +311,12 @@ def _title(manifest: Manifest) -> str:
 
 
 def _source_facts(manifest: Manifest) -> list[tuple[str, str]]:
-    settings = manifest.settings
-    if not (dataset := settings["dataset"]):
-        return [("source", f"{len(manifest.files):,} local files")]
-    part = ", ".join(filter(None, [settings["name"], f"split {settings['split']}"]))
-    return [
-        ("source", f"[{dataset}](https://huggingface.co/datasets/{dataset}), {part}"),
-        ("commit", f"`{manifest.commit}`"),
-    ]
+    facts: list[tuple[str, str]] = []
+    for part in manifest.parts:
+        if not (dataset := part.settings["dataset"]):
+            facts.append(("source", f"{len(part.files):,} local files"))
+            continue
+        which = ", ".join(filter(None, [part.settings["name"], f"split {part.settings['split']}"]))
+        facts.append(("source", f"[{dataset}](https://huggingface.co/datasets/{dataset}), {which}"))
+        facts.append(("commit", f"`{part.commit}`"))
+    return facts

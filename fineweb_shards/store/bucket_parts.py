@@ -80,7 +80,7 @@ def cut_pieces(pieces: Sequence[Piece], end: int) -> list[Piece]:
     return [replace(piece, end=min(piece.end, end)) for piece in pieces if piece.begin < end]
 
 
-FileSource = tuple[int, Callable[[], BinaryIO]]  # so many bytes of what the function opens
+FileSource = tuple[int, Callable[[], BinaryIO]]  # a number of bytes, and what opens the file that has them
 
 
 class JoinedFile(SeekableFile):

@@ -36,10 +36,9 @@ from fineweb_shards.store.bucket_parts import (
     parse_part,
     part_name,
 )
-from fineweb_shards.store.manifest_file import FILE_NAME, MOST_BYTES
+from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
 from fineweb_shards.store.mirrored_files import MirroredFiles
-from fineweb_shards.store.segment import Segment
-from fineweb_shards.store.store import FoundFile, GrowingPart, Store
+from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, write_file
 from fineweb_shards.system.own_files import make_folder, open_own
 from fineweb_shards.units import show_number_of

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from fineweb_shards.events import Observer
-from fineweb_shards.store.files import find_file, growing_path
-from fineweb_shards.store.manifest_file import FILE_NAME, MOST_BYTES
-from fineweb_shards.store.segment import Segment
-from fineweb_shards.store.store import FoundFile, GrowingPart, Store
+from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
+from fineweb_shards.store.shard_files import find_file, growing_path
+from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store
 from fineweb_shards.system.durable import (
     WORK_FOLDER,
     FolderLock,

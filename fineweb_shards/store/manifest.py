@@ -1,35 +1,77 @@
-"""Describe an output folder: what is finished, what it was made from, and where a resume starts.
+"""The manifest of an output folder: what is finished, what it was made from, and where a resume starts.
 
 The manifest is the only checkpoint. A shard is durable before its record is, so that the manifest never names
 a shard that might be missing; a shard that it does not name is made again. It contains no path and no access
-token of this machine: a folder can be moved to another one and finished there. manifest_file.py reads and
-writes it.
+token of this machine: a folder can be moved to another one and finished there.
+
+`manifest.json` is JSON that a person can read, with a checksum of its values. A run saves it after every
+shard, and the lists in it become long: 2,410 files and 13,000 records, a second of work each time. So the
+text of an item is made once and kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from fineweb_shards.errors import ChangedError, DamageError, OutputError, UsageError
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout, ShardFormat, tokens_of
 from fineweb_shards.layouts.document_index import sidecars_of
 from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.layouts.sidecar import Sidecar
+from fineweb_shards.store import manifest_checks as checks
+from fineweb_shards.store.store import Store
 from fineweb_shards.stream.packer import PackedTotals
 from fineweb_shards.stream.split import SplitRule, make_split_rule
-from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
+from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error
+from fineweb_shards.system.json_values import expect, get, make, parse_object
+from fineweb_shards.system.own_files import read_file
+from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES
+from fineweb_shards.types import Counts, Cursor, Cursors, Quarantined, ShardRecord
+from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import GPT2, Vocabulary
+
+FILE_NAME = "manifest.json"
+MOST_BYTES = 256 * 2**20  # that of FineWeb-Edu's 2,410 files has 7.5 MB at the end; a million files fit
+FORMAT_VERSION = 4
+# Formats that can be read; a folder that was begun with an older one is saved in the newest.
+_READABLE_FORMATS = (2, 3, FORMAT_VERSION)
+_RENAMED_SINCE_2 = {"inside": "starts_mid_document", "wrong_claims": "token_count_mismatches"}
+_FIELDS = (
+    "checksum", "vocabulary", "settings", "commit", "versions", "totals", "effort", "quarantined", "shards",
+    "files", "complete",
+)  # fmt: skip
+# The settings that say where a part of the input comes from and how it is read.
+PART_SETTINGS = (
+    "format", "dataset", "name", "split", "revision", "text_column", "tokens_column", "where", "separator",
+)  # fmt: skip
+_MOST_IDS = 2**31  # the most that a layout's tokens can hold
+# What says what a vocabulary's file is. In a manifest only if it is another one: those of GPT-2 stay as they
+# were.
+_GPT2_FIELDS = {"pattern": GPT2.pattern, "reference": GPT2.reference}
+
+
+@dataclass(frozen=True)
+class InputPart:
+    """A part of the input: what it was read from, and how."""
+
+    settings: dict[str, Any]  # those of PART_SETTINGS
+    files: list[dict[str, Any]]
+    commit: str | None = None  # of a dataset on the hub: a resume uses the same one
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The state of an output folder. It is immutable; a change makes a new one, which is then saved."""
 
-    settings: dict[str, Any]  # those that change the output: config.fingerprint()
-    files: list[dict[str, Any]]  # of the input
+    settings: dict[str, Any]  # those that change the output, except for those of the parts
+    parts: tuple[InputPart, ...]  # of the input
     versions: dict[str, str]  # of the packages that made the shards
-    commit: str | None = None  # of a dataset on the hub: a resume uses the same one
     shards: tuple[ShardRecord, ...] = ()
     complete: bool = False
     totals: dict[str, Any] = field(default_factory=dict)
@@ -56,6 +98,11 @@ class Manifest:
     @property
     def counts(self) -> Counts:
         return sum((shard.counts for shard in self.shards), Counts())
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """The files of all parts of the input."""
+        return [file for part in self.parts for file in part.files]
 
     @property
     def layout(self) -> Layout:
@@ -86,10 +133,303 @@ class Manifest:
         return PackedTotals(tokens_of(self.shards, "val"), tokens_of(self.shards, "train"), self.documents)
 
     @property
-    def end(self) -> Cursor:
+    def end(self) -> Cursors:
         """The place in the stream where the next shard begins."""
-        return self.shards[-1].end if self.shards else Cursor(0, 0)
+        return self.shards[-1].end if self.shards else tuple(Cursor(0, 0) for _ in self.parts)
 
     def append(self, *records: ShardRecord) -> Manifest:
         """Return a manifest with the records of one more checkpoint, which all have the same end."""
         return replace(self, shards=(*self.shards, *records))
+
+
+def divide_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the whole output, and those of a part of the input."""
+    common = {name: value for name, value in settings.items() if name not in PART_SETTINGS}
+    return common, {name: settings[name] for name in PART_SETTINGS if name in settings}
+
+
+# Writing
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A value as it is hashed (on one line, with sorted keys), and as it is shown."""
+
+    hashed: bytes
+    shown: bytes
+
+    @classmethod
+    def of(cls, value: Any) -> _Text:
+        return cls(_hashed(value), _shown(value, depth=1))
+
+
+class _ListText:
+    """The text of a list of records or parts. If the list has grown, only its new items are serialized."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._items: list[ShardRecord | InputPart] = []
+        self._hashed = bytearray()
+        self._shown = bytearray()
+
+    def update(self, items: Sequence[ShardRecord | InputPart]) -> _Text:
+        """Return the text of these items."""
+        if self._items != list(items[: len(self._items)]):  # quick, because most are the same objects
+            self._clear()
+        for item in items[len(self._items) :]:
+            value = asdict(item)
+            self._hashed += (b", " if self._items else b"") + _hashed(value)
+            self._shown += (b",\n  " if self._items else b"  ") + _shown(value, depth=2)
+            self._items.append(item)
+        if not items:
+            return _Text(b"[]", b"[]")
+        return _Text(b"".join((b"[", self._hashed, b"]")), b"".join((b"[\n", self._shown, b"\n ]")))
+
+
+class ManifestFile:
+    """The manifest of a store, for a run that saves it often: mostly there are only more records."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._parts = _ListText()
+        self._shards = _ListText()
+
+    def save(self, manifest: Manifest) -> None:
+        """Replace the store's manifest durably."""
+        data = self._make_text(manifest)
+        if len(data) > MOST_BYTES:  # nobody would read it
+            files = show_number_of(len(manifest.files), "input file")
+            raise OutputError(
+                f"{self._store.location}/{FILE_NAME}: {len(data):,} bytes for {files} and "
+                f"{show_number_of(manifest.shard_count, 'shard')}; at most {MOST_BYTES:,} are read.",
+                "Join small input files, or raise --shard-tokens.",
+            )
+        self._store.save_manifest(data)
+
+    def _make_text(self, manifest: Manifest) -> bytes:
+        """Return the text of `manifest.json`, with the run that has written it, if it has a name."""
+        run_id = self._store.run_id
+        effort = {
+            "seconds": round(manifest.seconds, 3),
+            "tokens_per_second": round(manifest.tokens / max(manifest.seconds, 1e-3)),
+            "peak_memory_bytes": manifest.peak_memory_bytes,
+            **({"run": run_id} if run_id else {}),
+        }
+        fields = {
+            "format": _Text.of(FORMAT_VERSION),
+            "vocabulary": _Text.of(_vocabulary_to_json(manifest.shard_format)),
+            "settings": _Text.of(manifest.settings),
+            "digits": _Text.of(manifest.digits),
+            "index": _Text.of(manifest.index),
+            "versions": _Text.of(manifest.versions),
+            "totals": _Text.of(manifest.totals),
+            "effort": _Text.of(effort),
+            "quarantined": _Text.of([asdict(document) for document in manifest.quarantined]),
+            "shards": self._shards.update(manifest.shards),
+            "parts": self._parts.update(manifest.parts),
+            "complete": _Text.of(manifest.complete),  # last, so that the end of the file shows it
+        }
+        hashed = b", ".join(b'"%b": %b' % (name.encode(), fields[name].hashed) for name in sorted(fields))
+        checksum = hashlib.sha256(b"{%b}" % hashed).hexdigest()
+        fields = {"checksum": _Text.of(checksum), **fields}
+        shown = b",\n".join(b' "%b": %b' % (name.encode(), one.shown) for name, one in fields.items())
+        return b"{\n%b\n}\n" % shown
+
+
+def save_manifest(manifest: Manifest, store: Store) -> None:
+    """Replace the store's manifest durably."""
+    ManifestFile(store).save(manifest)
+
+
+def _hashed(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def _shown(value: Any, depth: int) -> bytes:
+    text = json.dumps(value, indent=1, ensure_ascii=False).replace("\n", "\n" + " " * depth)
+    # A lone surrogate (in a file name) is written as a JSON escape, because it has no UTF-8.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
+    """Return what is needed to read tokens and to recognize the vocabulary again, without the bytes of its
+    tokens; `dtype` is that of the tokens in the files."""
+    vocabulary = shard_format.vocabulary
+    others = {name: getattr(vocabulary, name) for name in _GPT2_FIELDS}
+    return {
+        "name": vocabulary.name,
+        "sha256": vocabulary.sha256,
+        "size": vocabulary.size,
+        "eot": vocabulary.eot,
+        "dtype": shard_format.dtype.name,
+        **{name: value for name, value in others.items() if value != _GPT2_FIELDS[name]},
+    }
+
+
+# Reading
+
+
+def load_manifest(folder: Path, location: str = "") -> Manifest | None:
+    """Load the folder's manifest; None if there is none. `location` is what the user calls the folder, if it
+    has copies of another one's files.
+
+    Raises DamageError if it is damaged, OutputError if it is another program's.
+    """
+    path = folder / FILE_NAME
+    try:
+        data = read_file(path, MOST_BYTES, follow_links=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise output_error(path, error) from error
+    return parse_manifest(data, folder, location)
+
+
+def find_manifest(store: Store) -> Manifest | None:
+    """Load the manifest in the store's folder, which may be a copy; None if there is none."""
+    return load_manifest(store.folder, store.location)
+
+
+def is_ours(folder: Path, data: bytes) -> bool:
+    """Return whether a `manifest.json` was made by this program, even if it is damaged.
+
+    Web applications and many others have a file of that name. Ours contains most of our fields, or is beside
+    a work folder that a run has used.
+    """
+    if has_our_fields(data):
+        return True
+    try:
+        return any(not is_lock_name(path.name) for path in (folder / WORK_FOLDER).iterdir())
+    except OSError:
+        return False
+
+
+def has_our_fields(data: bytes) -> bool:
+    """Return whether the content of a `manifest.json`, or its beginning, has most of our fields."""
+    return sum(f'"{name}"'.encode() in data for name in _FIELDS) > len(_FIELDS) // 2
+
+
+def parse_manifest(data: bytes, folder: Path, location: str = "") -> Manifest:
+    """Make a manifest of the content of a folder's file. Raises errors like `load_manifest`."""
+    path = f"{location}/{FILE_NAME}" if location else str(folder / FILE_NAME)
+    if not is_ours(folder, data):
+        raise OutputError(
+            f"{path}: this is not a manifest of fineweb-shards, but a file of another program.",
+            "For a build, choose another --out. Nothing here was touched, and --fresh would not change that.",
+        )
+    try:
+        return _manifest_from_json(path, folder, parse_object(data))
+    except ValueError as error:
+        raise DamageError(
+            f"{path}: the manifest is damaged: {error}.",
+            "Restore it from a copy, or choose another --out. Nothing here was touched: only the "
+            "manifest says which files --fresh may delete.",
+        ) from error
+
+
+def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manifest:
+    """Make a manifest from parsed JSON; ValueError if damaged, ChangedError if the format is unknown."""
+    found = get(data, "format", int)
+    if found not in _READABLE_FORMATS:
+        *older, newest = map(str, _READABLE_FORMATS)
+        raise ChangedError(
+            f"{path}: format {found}; this version of fineweb-shards reads {', '.join(older)} and {newest}.",
+            "Use the version that made it, or another --out.",
+        )
+    recorded = data.pop("checksum", None)  # early manifests have none
+    if recorded is not None and recorded != hashlib.sha256(_hashed(data)).hexdigest():
+        raise ValueError("its checksum does not fit; it was changed after it was written")
+    if found == 2:
+        data = _with_new_names(data)
+    if found < 4:
+        data = _with_one_part(data)
+    effort = expect("effort", data.get("effort", {}), dict)
+    manifest = Manifest(
+        settings=get(data, "settings", dict),
+        parts=tuple(_part_from_json(expect("a part", one, dict)) for one in get(data, "parts", list)),
+        versions=get(data, "versions", dict),
+        shards=tuple(make(ShardRecord, record) for record in get(data, "shards", list)),
+        complete=get(data, "complete", bool),
+        totals=get(data, "totals", dict),
+        quarantined=tuple(
+            make(Quarantined, one) for one in expect("quarantined", data.get("quarantined", []), list)
+        ),
+        seconds=expect("seconds", effort.get("seconds", 0), float),
+        peak_memory_bytes=expect("peak_memory_bytes", effort.get("peak_memory_bytes", 0), int),
+        digits=expect("digits", data.get("digits", 0), int),
+        vocabulary=_vocabulary_from_json(data, folder / WORK_FOLDER),
+        index=expect("index", data.get("index", False), bool),
+    )
+    _check(manifest)
+    wanted = manifest.shard_format.dtype.name
+    if "vocabulary" in data and (dtype := get(data["vocabulary"], "dtype", str)) != wanted:
+        raise ValueError(f"its tokens are {dtype!r:.40}, where they should be {wanted}")
+    return manifest
+
+
+def _part_from_json(data: dict[str, Any]) -> InputPart:
+    commit = data.get("commit")
+    return InputPart(
+        get(data, "settings", dict),
+        get(data, "files", list),
+        None if commit is None else expect("commit", commit, str),
+    )
+
+
+def _vocabulary_from_json(manifest: dict[str, Any], work_folder: Path) -> Vocabulary:
+    """Return the vocabulary that a `manifest.json` names; the file that defines it is in `work_folder`. An
+    early manifest names only a tokenizer, which is GPT-2."""
+    if manifest.get("tokenizer") == GPT2.name:
+        return GPT2
+    data = get(manifest, "vocabulary", dict)
+    size, eot = get(data, "size", int), get(data, "eot", int)
+    if not 0 <= eot < size <= _MOST_IDS:
+        raise ValueError(f"a vocabulary of {size:,} ids can't have the EOT {eot}")
+    pattern, reference = (get(_GPT2_FIELDS | data, name, str) for name in _GPT2_FIELDS)
+    if reference not in FILE_NAMES:
+        raise ValueError(f"no tokenizer here is called {reference!r:.40}")
+    name, sha256 = get(data, "name", str), get(data, "sha256", str)
+    found = Vocabulary(name, sha256, size, eot, pattern, reference, folder=str(work_folder))
+    return GPT2 if found == GPT2 else found
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise ValueError if anything in a manifest is inconsistent."""
+    checks.check_settings_kinds(manifest.settings)
+    files = [part.files for part in manifest.parts]
+    checks.check_files(files)
+    for name, version in manifest.versions.items():
+        expect(f"the version of {name}", version, str)
+    try:
+        numbering, shard_format = manifest.numbering, manifest.shard_format
+    except UsageError as error:
+        raise ValueError(error.message) from None
+    checks.check_records(manifest.shards, numbering, shard_format)
+    lengths = [len(one) for one in files]
+    checks.check_cursors([record.end for record in manifest.shards], lengths)
+    checks.check_quarantined(manifest.quarantined, lengths)
+    if min(manifest.seconds, manifest.peak_memory_bytes, manifest.digits) < 0 or manifest.digits > 18:
+        raise ValueError("seconds, peak_memory_bytes or digits is out of range")
+    if manifest.complete:
+        sums = {"shards": manifest.shard_count, "tokens": manifest.tokens, "documents": manifest.documents}
+        checks.check_totals(manifest.totals, sums)
+
+
+def _with_new_names(value: Any) -> Any:
+    """Return a manifest of format 2 with its fields renamed as in format 3."""
+    if isinstance(value, list):
+        return [_with_new_names(one) for one in value]
+    if isinstance(value, dict):
+        return {_RENAMED_SINCE_2.get(name, name): _with_new_names(one) for name, one in value.items()}
+    return value
+
+
+def _with_one_part(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest of format 3, from before there were parts, as one of format 4."""
+    common, own = divide_settings(get(data, "settings", dict))
+    part = {"settings": own, "files": get(data, "files", list), "commit": data.get("commit")}
+    records = [expect("ShardRecord", record, dict) for record in get(data, "shards", list)]
+    shards = [{**record, "end": [get(record, "end", dict)]} for record in records]
+    return {**data, "settings": common, "parts": [part], "shards": shards}

@@ -1,4 +1,4 @@
-"""Check that the parts of a manifest are consistent.
+"""Check that what is in a manifest is consistent.
 
 A checksum finds a changed character. These checks find what was already wrong when the manifest was saved or
 edited by hand, and also work for early manifests without a checksum. Each raises ValueError with a phrase
@@ -8,40 +8,20 @@ that says what is wrong. None of them reads a token file.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fineweb_shards.errors import UsageError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.numbering import Numbering
-from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.json_values import expect, get
-from fineweb_shards.types import SPLITS, Counts, Cursor, Quarantined, ShardRecord, Split
+from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Quarantined, ShardRecord, Split
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _get_counts = operator.attrgetter(*(field.name for field in dataclasses.fields(Counts)))
-
-
-def check_manifest(manifest: Manifest) -> None:
-    """Raise ValueError if anything in a manifest is inconsistent."""
-    check_settings_kinds(manifest.settings)
-    check_files(manifest.files)
-    for name, version in manifest.versions.items():
-        expect(f"the version of {name}", version, str)
-    try:
-        numbering, shard_format = manifest.numbering, manifest.shard_format
-    except UsageError as error:
-        raise ValueError(error.message) from None
-    check_records(manifest.shards, numbering, shard_format)
-    check_cursors([record.end for record in manifest.shards], len(manifest.files))
-    check_quarantined(manifest.quarantined, len(manifest.files))
-    if min(manifest.seconds, manifest.peak_memory_bytes, manifest.digits) < 0 or manifest.digits > 18:
-        raise ValueError("seconds, peak_memory_bytes or digits is out of range")
-    if manifest.complete:
-        check_totals(manifest)
 
 
 def check_settings_kinds(settings: dict[str, Any]) -> None:
@@ -58,16 +38,19 @@ def check_settings_kinds(settings: dict[str, Any]) -> None:
             raise ValueError(f"{name} is negative")
 
 
-def check_files(files: Sequence[Any]) -> None:
-    """Check what a resume from the hub reads by; what it compares need not be checked."""
-    for file in files:
+def check_files(parts: Sequence[Sequence[Any]]) -> None:
+    """Check what a resume from the hub reads by, of the files of each part; what it compares need not be
+    checked."""
+    if not parts:
+        raise ValueError("it names no part of the input")
+    for file in itertools.chain.from_iterable(parts):
         get(expect("a file", file, dict), "name", str)
         get(file, "content_hash", str)
         if get(file, "size_bytes", int) < 0:
             raise ValueError("the size of a file is negative")
         expect("for_validation", file.get("for_validation", False), bool)
-    for_validation = [file.get("for_validation", False) for file in files]
-    if for_validation != sorted(for_validation, reverse=True):
+    for_validation = [[file.get("for_validation", False) for file in files] for files in parts]
+    if for_validation[0] != sorted(for_validation[0], reverse=True) or any(map(any, for_validation[1:])):
         raise ValueError("a file for validation comes after one for training")
 
 
@@ -109,32 +92,38 @@ def check_place(
         raise ValueError(f"{name}: {record.bytes:,} bytes are not {record.tokens:,} tokens")
 
 
-def check_cursors(ends: Sequence[Cursor], files: int) -> None:
-    """Check that cursors never go back; only the records of one checkpoint have the same end."""
-    last = Cursor(0, 0)
+def check_cursors(ends: Sequence[Cursors], files: Sequence[int]) -> None:
+    """Check that no cursor goes back; only the records of one checkpoint have the same end. `files` is the
+    number of files of each part."""
+    last = tuple(Cursor(0, 0) for _ in files)
     for end in ends:
-        if min(end.file, end.position, end.skip_tokens) < 0 or end.file > files:
-            raise ValueError(f"a cursor is outside the input (file {end.file}, position {end.position})")
-        if end != last and _place(end) <= _place(last):
-            raise ValueError(f"a cursor goes back (to file {end.file}, position {end.position})")
+        if len(end) != len(files):
+            raise ValueError(f"a record has {len(end)} cursors for {len(files)} parts of the input")
+        for here, before, count in zip(end, last, files, strict=True):
+            if min(here.file, here.position, here.skip_tokens) < 0 or here.file > count:
+                raise ValueError(
+                    f"a cursor is outside the input (file {here.file}, position {here.position})"
+                )
+            if here != before and _place(here) <= _place(before):
+                raise ValueError(f"a cursor goes back (to file {here.file}, position {here.position})")
         last = end
 
 
-def check_quarantined(documents: Sequence[Quarantined], files: int) -> None:
-    """Check that quarantined documents belong to files of the input."""
+def check_quarantined(documents: Sequence[Quarantined], files: Sequence[int]) -> None:
+    """Check that quarantined documents belong to files of the input, of which each part has `files`."""
     for document in documents:
-        if not 0 <= document.file < files or not _SHA256.fullmatch(document.sha256):
+        is_there = 0 <= document.part < len(files) and 0 <= document.file < files[document.part]
+        if not is_there or not _SHA256.fullmatch(document.sha256):
             raise ValueError(f"a quarantined document is not one of the input (file {document.file})")
 
 
-def check_totals(manifest: Manifest) -> None:
-    """Check that the totals are the sums of the records; other counts must only not be negative."""
-    sums = {"shards": manifest.shard_count, "tokens": manifest.tokens, "documents": manifest.documents}
+def check_totals(totals: dict[str, Any], sums: Mapping[str, int]) -> None:
+    """Check that the totals are the `sums` of the records; other counts must only not be negative."""
     for name, found in sums.items():
-        if get(manifest.totals, name, int) != found:
-            raise ValueError(f"it counts {manifest.totals[name]:,} {name}, its records have {found:,}")
-    get(manifest.totals, "dropped_tokens", int)
-    for name, count in manifest.totals.items():
+        if get(totals, name, int) != found:
+            raise ValueError(f"it counts {totals[name]:,} {name}, its records have {found:,}")
+    get(totals, "dropped_tokens", int)
+    for name, count in totals.items():
         if expect(name, count, int) < 0:
             raise ValueError(f"{name} is negative")
 

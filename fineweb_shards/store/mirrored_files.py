@@ -3,7 +3,7 @@
 None of them is a checkpoint. They are for `status` and `report` elsewhere, and for a run that is finished on
 another machine.
 
-A copy is fetched if somebody else has written it. Times don't tell: a file goes on growing while it is
+A copy is fetched if somebody else has written it. Times don't tell: a file keeps growing while it is
 uploaded, and clocks differ. So a file beside the others notes which copies this folder has written or read.
 """
 

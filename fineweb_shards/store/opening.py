@@ -1,10 +1,12 @@
-"""Open the store that --out names: a folder, or a bucket with a scratch folder on this machine."""
+"""Open the store that --out names: a folder, or a bucket with a scratch folder on this machine; and say why
+there is nothing in it."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+import shlex
 import tempfile
 import weakref
 from pathlib import Path
@@ -14,13 +16,14 @@ from fineweb_shards.errors import InputError, OutputError, ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.bucket_address import BucketAddress, is_url
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest_file import FILE_NAME
+from fineweb_shards.store.manifest import FILE_NAME, Manifest, find_manifest
 from fineweb_shards.store.store import Store
+from fineweb_shards.system.durable import WORK_FOLDER
 
 if TYPE_CHECKING:
     from fineweb_shards.storage.bucket import Bucket
 
-READING_OUTAGE_SECONDS = 600.0  # how long a verb that only reads waits for a store that has answered before
+READING_OUTAGE_SECONDS = 600.0  # how long a command that only reads waits for a store that has answered
 _FIRST_OUTAGE_SECONDS = 20.0  # and for its first answer: somebody is looking on
 
 
@@ -66,6 +69,38 @@ def is_object(location: str) -> bool:
         return False
     folder, _, name = str(address).rpartition("/")
     return _open_bucket(folder, READING_OUTAGE_SECONDS, None, InputError).head(name) is not None
+
+
+def require_manifest(store: Store) -> Manifest:
+    """Load the store's manifest; if there is none, raise OutputError with the next step."""
+    manifest = find_manifest(store)
+    if manifest is None:
+        raise missing_manifest_error(store)
+    return manifest
+
+
+def missing_manifest_error(store: Store) -> OutputError:
+    """Return an error that says why a store has no manifest, with the next step."""
+    folder, location = store.folder, store.location
+    if not folder.is_dir():
+        here = (
+            "this is a file, not a folder" if folder.exists() else "no such folder: nothing was built there"
+        )
+        return OutputError(f"{location}: {here}.", "Name the folder that was the --out of a `build`.")
+    if (folder / WORK_FOLDER).is_dir() and (not store.is_remote or any((folder / WORK_FOLDER).iterdir())):
+        return OutputError(
+            f"{location}: nothing is built here yet: no run has come as far as its first {FILE_NAME}.",
+            "Run the build command again, or wait if it was started a moment ago.",
+        )
+    if any(name != WORK_FOLDER for name in store.list_names()):
+        return OutputError(
+            f"{location}: nothing is built here: there is no {FILE_NAME} among its files.",
+            "Name the folder that was the --out of a build, not its input.",
+        )
+    return OutputError(
+        f"{location}: nothing is built here: there is no {FILE_NAME}.",
+        f"Build something first: fineweb-shards build --input PATH --out {shlex.quote(location)}",
+    )
 
 
 def cache_home() -> Path:

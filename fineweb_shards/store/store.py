@@ -3,7 +3,7 @@
 Everything that is not a finished file is in a folder on this machine in both cases: what is being made, the
 lock, the log. If the store is a folder, it is the same one.
 
-A file of tokens comes in segments (segment.py). Workers write each into a file that the store has prepared,
+A file of tokens comes in segments. Workers write each into a file that the store has prepared,
 and seal it; the parent then names files that are whole, in order, and saves the manifest.
 """
 
@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from fineweb_shards.events import Observer
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.layouts.base import Layout, ShardFormat
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.types import Split
+from fineweb_shards.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,27 @@ class GrowingPart:
 
     path: Path
     begin: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens that were written to a file and are not in the manifest yet."""
+
+    path: Path  # of the file that the workers have written
+    begin: int  # the byte of the finished file with which that one begins
+    name: str  # of the finished file
+    split: Split
+    offset: int  # of its first byte in the finished file; 0 in a whole shard, whose header belongs to it
+    size_bytes: int
+    tokens: int
+    documents: int
+    whole: bool  # the file ends with it
+    header: bytes = b""  # of the whole file, which is known when it ends
+
+    @property
+    def end(self) -> int:
+        """The byte of the finished file after its last one."""
+        return self.offset + self.size_bytes
 
 
 class Store(ABC):
@@ -178,8 +202,8 @@ class Store(ABC):
 
     @abstractmethod
     def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
-        """Return how much space on this machine an output of so many bytes needs, if so many shards are being
-        made at once."""
+        """Return how much space on this machine an output of `total_bytes` needs, if `shards_at_once` shards
+        are being made."""
 
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
         """Remove what is kept elsewhere of unfinished files, except for the recorded bytes of each name."""
@@ -189,3 +213,25 @@ class Store(ABC):
 
     def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
         """Give up uploads that earlier runs have left unfinished, of files whose names are ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """What to write, and where."""
+
+    store: Store
+    layout: Layout
+    vocabulary: Vocabulary
+    shard_tokens: int
+    split_rule: SplitRule
+    drop_short: bool = False  # delete a last training shard that is not full
+    gpus: int = 1  # that will train on it; only warnings depend on it
+
+    @property
+    def folder(self) -> Path:
+        """The folder on this machine: the output folder, unless the store is elsewhere."""
+        return self.store.folder
+
+    @property
+    def shard_format(self) -> ShardFormat:
+        return ShardFormat(self.layout, self.vocabulary)

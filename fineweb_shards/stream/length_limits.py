@@ -5,7 +5,8 @@ it is kept. So blocks are held back, never further than the limit: after that ma
 Nothing is cut out of a block; it gets the ranges to keep (`kept`), and its cursors still count all tokens.
 
 A checkpoint comes right after a token that is kept. So if a run begins in the middle of a document, either
-that document is kept, or everything of it is in front of the cursor.
+that document is kept, or everything of it is in front of the cursor. Each part has a document of its own that
+may be unfinished.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.types import Counts, EncodedBlock, Positions, Ranges
+from fineweb_shards.types import Counts, Cursors, EncodedBlock, Positions, Ranges
 
 Verdict = Literal["kept", "short", "long"]
 
@@ -34,8 +35,8 @@ class LengthLimits:
         return self.least_tokens > 0 or self.most_tokens is not None
 
     def judge(self, tokens: int, *, ended: bool) -> Verdict | None:
-        """Return what becomes of a document that has so many tokens, or more if it has not `ended`; None if
-        that is not known yet."""
+        """Return what becomes of a document of `tokens` tokens, or more if it has not `ended`; None if it is
+        not known yet."""
         if self.most_tokens is not None and tokens > self.most_tokens:
             return "long"
         if tokens < self.least_tokens:
@@ -73,7 +74,7 @@ class _HeldBlock:
 
     def finish(self, limits: LengthLimits) -> EncodedBlock:
         """Return the block with the ranges to keep. A document is counted where it begins: a run that starts
-        behind its beginning would not know how long it is."""
+        after its beginning would not know how long it is."""
         kept = self.kept.copy()
         kept[0] = self.first is not None and self.first.judge(limits) == "kept"
         kept[-1] = self.last is not None and self.last.judge(limits) == "kept"
@@ -84,21 +85,22 @@ class _HeldBlock:
 
 
 def leave_out(
-    blocks: Iterable[EncodedBlock], limits: LengthLimits, *, eot_first: bool, starts_mid_document: bool
+    blocks: Iterable[EncodedBlock], limits: LengthLimits, starts: Cursors, *, eot_first: bool
 ) -> Iterator[EncodedBlock]:
-    """Yield the blocks, each as soon as it is known which of its tokens are kept. `starts_mid_document`: the
-    stream begins in the middle of a document."""
-    current = _Document(in_shards=True) if starts_mid_document else None
+    """Yield the blocks from `starts` on, each as soon as it is known which of its tokens are kept."""
+    currents = [_Document(in_shards=True) if start.starts_mid_document else None for start in starts]
     held: deque[_HeldBlock] = deque()
     for block in blocks:
-        held.append(_divide(block, limits, current, eot_first=eot_first))
+        held.append(_divide(block, limits, currents[block.part], eot_first=eot_first))
         current = held[-1].last
         if current is not None and eot_first and not block.ends_mid_document:
             current.ended, current = True, None  # else only the next EOT would tell
+        currents[block.part] = current
         while held and held[0].is_decided(limits):
             yield held.popleft().finish(limits)
-    if current is not None:
-        current.ended = True
+    for current in currents:
+        if current is not None:
+            current.ended = True
     for one in held:
         yield one.finish(limits)
 

@@ -4,7 +4,8 @@ Only lengths and the positions of EOTs are needed for it: the tokens themselves 
 
 A *checkpoint* is a place in the stream at which the manifest is saved: wherever a segment of `shard_tokens`
 tokens is full, in either split, and where validation ends if it is the beginning of the stream. Both splits
-have then been packed up to the same place in the stream, so that one cursor is valid for both.
+have then been packed up to the same place in the stream, so that the same cursors, one for each part of the
+input, are valid for both.
 """
 
 from __future__ import annotations
@@ -15,10 +16,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from fineweb_shards.stream.boundaries import count_between
-from fineweb_shards.stream.retained import RetainedTokens
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import SPLITS, Counts, Cursor, Positions, Ranges, ShardSlice, Split, TokenBlock
+from fineweb_shards.types import (
+    SPLITS,
+    Counts,
+    Cursor,
+    Cursors,
+    Positions,
+    Ranges,
+    ShardSlice,
+    Split,
+    TokenBlock,
+)
 
+_BEGINNING = (Cursor(0, 0),)  # of an input of one part
 _NO_RANGES: Ranges = np.empty((0, 2), np.int64)
 
 
@@ -29,6 +40,60 @@ class PackedTotals:
     val_tokens: int = 0
     train_tokens: int = 0
     documents: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedTokens:
+    """The tokens of a block that are kept, numbered from 0. The packer counts these; placements and cursors
+    need their places in the block."""
+
+    tokens: int
+    eots: Positions  # the numbers of those that are EOTs
+    _ranges: Ranges | None  # their places; None: all
+    _firsts: Positions  # the number of the first token of each range
+
+    @classmethod
+    def of(cls, block: TokenBlock) -> RetainedTokens:
+        """Number the kept tokens of a block."""
+        ranges = block.kept
+        if ranges is None:
+            return cls(len(block.tokens), block.eots, None, block.eots[:0])
+        lengths = ranges[:, 1] - ranges[:, 0]
+        firsts = np.cumsum(lengths) - lengths
+        holder = np.searchsorted(ranges[:, 1], block.eots, side="right")  # the range that an EOT would be in
+        eots, holder = block.eots[holder < len(ranges)], holder[holder < len(ranges)]
+        offsets = eots - ranges[holder, 0]
+        inside = offsets >= 0
+        return cls(int(lengths.sum()), (firsts[holder] + offsets)[inside], ranges, firsts)
+
+    def count_before(self, place: int) -> int:
+        """Return how many kept tokens are in front of a place in the block."""
+        if self._ranges is None:
+            return place
+        begins, ends = self._ranges.T
+        return int((np.minimum(ends, place) - begins).clip(0).sum())
+
+    def place_after(self, number: int) -> int:
+        """Return the place right after the first `number` kept tokens; that of none is the block's start."""
+        if self._ranges is None or not number:
+            return number
+        last = int(np.searchsorted(self._firsts, number)) - 1  # the range that has the last of them
+        return int(self._ranges[last, 0] + number - self._firsts[last])
+
+    def places_of(self, numbers: Ranges) -> Ranges:
+        """Return where ranges of kept tokens are in the block; one range may become several."""
+        if self._ranges is None or not len(numbers):
+            return numbers
+        # Cut the ranges wherever tokens are left out between two neighbours.
+        begins, ends = numbers.T
+        cuts = self._firsts[1:]
+        holder = np.searchsorted(ends, cuts, side="right")
+        inside = holder < len(numbers)
+        inside[inside] &= begins[holder[inside]] < cuts[inside]
+        edges = np.sort(np.concatenate([begins, ends, cuts[inside], cuts[inside]])).reshape(-1, 2)
+        last = np.searchsorted(self._firsts, edges[:, 0], side="right") - 1
+        places: Ranges = edges + (self._ranges[last, 0] - self._firsts[last])[:, None]
+        return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +120,8 @@ class _Piece:
 
 
 class Packer:
-    """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`.
+    """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`. It begins at
+    `starts`: the `skip_tokens` of each part are dropped, because the manifest has them.
 
     With `one_file` a split is one file that grows: it is only full once no more tokens can follow, which for
     validation is where training begins.
@@ -69,7 +135,7 @@ class Packer:
         one_file: bool = False,
         eot_first: bool = True,
         done: PackedTotals | None = None,
-        skip_tokens: int = 0,
+        starts: Cursors = _BEGINNING,
         max_tokens: int | None = None,
     ) -> None:
         done = done or PackedTotals()
@@ -79,10 +145,11 @@ class Packer:
         self._eot_first = eot_first
         self._tokens: dict[Split, int] = {"val": done.val_tokens, "train": done.train_tokens}
         self._documents = done.documents
-        self._skip_tokens = skip_tokens  # to drop at the start, because the manifest has them
+        self._places = list(starts)  # what of each part is packed
+        self._skip_tokens = [start.skip_tokens for start in starts]  # still to drop of each part
         self._left_tokens = max_tokens  # still to pack; None: no limit
         # Whether validation is the beginning of the stream and its last file is not finished. If a run begins
-        # right behind what such a file has, nobody has opened it yet: it is finished with the stream.
+        # right after what such a file has, nobody has opened it yet: it is finished with the stream.
         self._val_is_open = False
 
     @property
@@ -103,21 +170,26 @@ class Packer:
 
     def pack(self, block: TokenBlock) -> Iterator[ShardSlice]:
         """Yield the slices that a block is cut into; tokens after `max_tokens` are dropped."""
-        skipped = min(self._skip_tokens, len(block.tokens))
-        self._skip_tokens -= skipped
+        skipped = min(self._skip_tokens[block.part], len(block.tokens))
+        self._skip_tokens[block.part] -= skipped
         kept, in_order = RetainedTokens.of(block), self._split_rule.is_in_order
         position, at_end = kept.count_before(skipped), False
         while position < kept.tokens and not self.ended:
-            piece = self._next_piece(kept, position, block.start.file)
+            piece = self._next_piece(kept, position, block)
             if self._val_is_open and piece.parts[0].split == "train":
-                yield _end_of_validation(block.start.after(kept.place_after(position)))
+                # Without a token: where the last document or input file for validation ends is only known
+                # when the next one begins.
+                end = self._move(block.part, block.start.after(kept.place_after(position)))
+                yield ShardSlice(
+                    _NO_RANGES, 0, 0, Counts(), end, split="val", checkpoint=True, fills_shard=True
+                )
             position += piece.length
             place = kept.place_after(position)
             at_end = place == len(block.tokens)
             self._documents += piece.documents
             if self._left_tokens is not None:
                 self._left_tokens -= piece.length
-            end = block.end if at_end else block.start.after(place)
+            end = self._move(block.part, block.end if at_end else block.start.after(place))
             for number, part in enumerate(piece.parts, 1):
                 self._tokens[part.split] += part.tokens
                 last = number == len(piece.parts)
@@ -134,45 +206,50 @@ class Packer:
                     fills_shard=fills_shard,
                 )
         if position == kept.tokens and not at_end:  # no new tokens, but perhaps new counts
-            yield ShardSlice(_NO_RANGES, 0, 0, block.counts, block.end)
+            # All of a block may be skipped, if an earlier run had larger ones: then there is more to skip.
+            end = self._move(block.part, block.end.after(self._skip_tokens[block.part]))
+            yield ShardSlice(_NO_RANGES, 0, 0, block.counts, end)
+
+    def _move(self, part: int, place: Cursor) -> Cursors:
+        """Note how far a part is packed; return the place in the stream."""
+        self._places[part] = place
+        return tuple(self._places)
 
     def _room(self, split: Split) -> int:
         """Return how many tokens fit into the current segment of a split."""
         return self._shard_tokens - self._tokens[split] % self._shard_tokens
 
-    def _training_start(self, block: RetainedTokens, start: int, file: int) -> int:
-        """Return where in a block of this input file training begins, from `start` on; its end if it does not
-        begin in it. For rules by which validation is the beginning of the stream."""
+    def _training_start(self, kept: RetainedTokens, start: int, block: TokenBlock) -> int:
+        """Return where in the kept tokens of a block training begins, from `start` on; their end if it does
+        not begin in it. For rules by which validation is the beginning of the stream."""
         rule = self._split_rule
         if rule.val_files:
-            return block.tokens if file < rule.val_files else start
+            return kept.tokens if block.part == 0 and block.start.file < rule.val_files else start
         if not rule.val_documents:
-            return min(block.tokens, start + max(0, rule.val_tokens - self._tokens["val"]))
+            return min(kept.tokens, start + max(0, rule.val_tokens - self._tokens["val"]))
         # The EOT between the two splits: the first of training, or the last of validation.
-        first = int(np.searchsorted(block.eots, start))
+        first = int(np.searchsorted(kept.eots, start))
         boundary = first + rule.val_documents - self._documents - (not self._eot_first)
         if boundary < first:
             return start
-        return (
-            int(block.eots[boundary]) + (not self._eot_first) if boundary < len(block.eots) else block.tokens
-        )
+        return int(kept.eots[boundary]) + (not self._eot_first) if boundary < len(kept.eots) else kept.tokens
 
-    def _next_piece(self, block: RetainedTokens, start: int, file: int) -> _Piece:
-        """Return the tokens from `start` up to the end of the first full segment, of validation, of the block
-        or of the stream. `file` is the input file that the block comes from."""
-        rule, stop = self._split_rule, block.tokens
+    def _next_piece(self, kept: RetainedTokens, start: int, block: TokenBlock) -> _Piece:
+        """Return the kept tokens of a block from `start` up to the end of the first full segment, of
+        validation, of the block or of the stream."""
+        rule, stop = self._split_rule, kept.tokens
         if self._left_tokens is not None:
             stop = min(stop, start + self._left_tokens)
         if rule.is_in_order:
-            boundary = self._training_start(block, start, file)
+            boundary = self._training_start(kept, start, block)
             if start < boundary:
-                return self._one_split("val", block, start, min(stop, boundary))
-            return self._one_split("train", block, start, stop)
-        first, last = np.searchsorted(block.eots, (start, stop))
-        eots = block.eots[first:last] - start
+                return self._one_split("val", kept, start, min(stop, boundary))
+            return self._one_split("train", kept, start, stop)
+        first, last = np.searchsorted(kept.eots, (start, stop))
+        eots = kept.eots[first:last] - start
         chosen = rule.ranges(eots, stop - start, self._documents, eot_first=self._eot_first)
         if not len(chosen):
-            return self._one_split("train", block, start, stop)
+            return self._one_split("train", kept, start, stop)
         return self._both_splits(start, stop - start, eots, chosen)
 
     def _one_split(self, split: Split, block: RetainedTokens, start: int, stop: int) -> _Piece:
@@ -216,12 +293,6 @@ class Packer:
             if place <= length:
                 length, full = place, "train"
         return length, full
-
-
-def _end_of_validation(place: Cursor) -> ShardSlice:
-    """Return the slice that finishes the last file for validation. It has no token: where the last document
-    or input file ends is only known when the next one begins."""
-    return ShardSlice(_NO_RANGES, 0, 0, Counts(), place, split="val", checkpoint=True, fills_shard=True)
 
 
 def _part(split: Split, start: int, ranges: Ranges, documents: int) -> _Part:

@@ -27,8 +27,8 @@ _MOST_DECIMALS = 9  # document numbers times the ratio's numerator must fit into
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """What is for validation: the first so many tokens, or documents, or the documents of the first so many
-    files, or `val_ratio` of the documents, or nothing. Only one of them is not 0."""
+    """What is for validation: the first N tokens, the first N documents, the documents of the first N files
+    (of the first part of the input), `val_ratio` of the documents, or nothing. Only one of them is not 0."""
 
     val_tokens: int = 0
     val_ratio: Fraction = Fraction(0)

@@ -3,6 +3,8 @@
 Two things are only known once the blocks are in order: the tokens around a seam (a document that was cut
 inside a token), and the cursor of a block that starts where reading can't start, which is the last cursor
 plus a number of tokens. Only blocks with a seam have their tokens here; of all others the length is enough.
+
+Blocks of several parts may take turns wherever a document ends. Each part has its own cursor.
 """
 
 from __future__ import annotations
@@ -13,27 +15,30 @@ from dataclasses import replace
 import numpy as np
 
 from fineweb_shards.tokenizers.seams import SeamMender
-from fineweb_shards.types import Counts, Cursor, EncodedBlock, TokenBlock
+from fineweb_shards.types import Counts, Cursors, EncodedBlock, TokenBlock
 
 
 def stitch(
-    blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender], start: Cursor
+    blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender], starts: Cursors
 ) -> Iterator[TokenBlock]:
-    """Yield the token stream from `start` on. `get_mender` is only called if there is a seam."""
-    return add_cursors(mend_seams(blocks, get_mender), start)
+    """Yield the token stream from `starts` on. `get_mender` is only called if there is a seam."""
+    return add_cursors(mend_seams(blocks, get_mender), starts)
 
 
-def add_cursors(blocks: Iterable[EncodedBlock], start: Cursor) -> Iterator[TokenBlock]:
-    """Yield the blocks of the stream from `start` on with their exact places in it."""
-    place = replace(start, skip_tokens=0)
-    waiting = Counts()  # of blocks since the last cursor: a resume would read, and count, them again
+def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[TokenBlock]:
+    """Yield the blocks of the stream from `starts` on with their exact places in their parts."""
+    places = [replace(start, skip_tokens=0) for start in starts]
+    # Of each part's blocks since its last cursor: a resume would read, and count, them again.
+    waiting = [Counts() for _ in starts]
     for block in blocks:
-        if block.start is not None:
-            place = block.start
-        begin, place = place, block.end or place.after(len(block.tokens))
-        waiting += block.counts
-        counted, waiting = (waiting, Counts()) if block.end else (Counts(), waiting)
-        yield TokenBlock(begin, place, block.tokens, block.eots, counted, block.kept)
+        part = block.part
+        begin = block.start or places[part]
+        places[part] = block.end or begin.after(len(block.tokens))
+        counted = Counts()
+        waiting[part] += block.counts
+        if block.end:
+            counted, waiting[part] = waiting[part], counted
+        yield TokenBlock(begin, places[part], block.tokens, block.eots, counted, block.kept, part)
 
 
 def mend_seams(
@@ -41,13 +46,14 @@ def mend_seams(
 ) -> Iterator[EncodedBlock]:
     """Yield the blocks with the tokens at every seam repaired.
 
-    A block that ends at a seam is held back until the next one is there. Every other block is yielded at
-    once, so that it is not lost if the next one raises an error.
+    A block that ends at a seam is held back until the next one is there, which continues the same document.
+    Every other block is yielded at once, so that it is not lost if the next one raises an error.
     """
     held: EncodedBlock | None = None
     for block in blocks:
         if block.starts_at_seam:
             assert held is not None, "a stream can't begin with a seam"
+            assert held.part == block.part, "parts take turns between documents only"
             left, block = _mend(held, block, get_mender)
             yield left
         held = block if block.ends_at_seam else None

@@ -71,6 +71,8 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         (other,) = (one for one in arguments if one is not types.NoneType)
         return None if value is None else _convert(name, value, other)
+    if origin is tuple:  # of any length: tuple[Kind, ...]
+        return tuple(_convert(name, one, arguments[0]) for one in expect(name, value, list))
     assert origin is Mapping
     return {key: _convert(key, one, arguments[1]) for key, one in expect(name, value, dict).items()}
 

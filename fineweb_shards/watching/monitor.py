@@ -24,7 +24,7 @@ from fineweb_shards.errors import Interrupted, ShardError, exit_code_of
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.reading.statistics import FolderStatistics, complete_folder_statistics
-from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.watching.heartbeat import (
     COMPLETE,
     ENCODING,

@@ -14,13 +14,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.types import Cursor, ShardRecord
+from fineweb_shards.types import Cursors, ShardRecord
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.history import History
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.screen import Screen
 
-ReadShare = Callable[[Cursor], float | None]
+ReadShare = Callable[[Cursors], float | None]
 # The plan's guess has the weight of a measurement over this share of the input.
 _GUESS_SHARE = 0.03
 WINDOW_SECONDS = 300.0
@@ -119,23 +119,23 @@ class Progress(Observer):
         self.waited_seconds = 0.0  # in which no token was made; counted by the monitor
         self.total = Total(None)
         self._log = log
-        self._place = Cursor(0, 0)
-        self._read_share: ReadShare = lambda place: None
+        self._places: Cursors = ()
+        self._read_share: ReadShare = lambda places: None
         self._verified: Counter[str] = Counter()  # file name to the number of its records read back
         self._waits: dict[str, str] = {}  # cause to reason
         self._lock = threading.Lock()
 
     def expect(self, total: Total, read_share: ReadShare) -> None:
-        """Set the estimate of the stream; `read_share` returns how much of the input is before a cursor."""
+        """Set the estimate of the stream; `read_share` returns how much of the input is before a place."""
         self.total, self._read_share = total, read_share
 
-    def advance(self, tokens: int, shard: int, place: Cursor) -> None:
-        """Add `tokens` that were packed into a shard; the stream has now reached the cursor `place`."""
+    def advance(self, tokens: int, shard: int, places: Cursors) -> None:
+        """Add `tokens` that were packed into a shard; the stream has now reached `places`."""
         if shard != self.shard:
             self.shard, self.shard_tokens = shard, 0
         self.tokens += tokens
         self.shard_tokens += tokens
-        self._place = place
+        self._places = places
 
     def finish_shards(self, records: Iterable[ShardRecord]) -> None:
         """Add shards that are now in the manifest, and log each."""
@@ -184,9 +184,9 @@ class Progress(Observer):
 
     def expected_tokens(self) -> int | None:
         """Return the estimated number of tokens in the whole stream; None if unknown."""
-        place, tokens = self._place, self.tokens
-        read = max(0, tokens - place.skip_tokens)
-        return self.total.tokens(tokens, read, self._read_share(place) if self.begun else None)
+        places, tokens = self._places, self.tokens
+        read = max(0, tokens - sum(place.skip_tokens for place in places))
+        return self.total.tokens(tokens, read, self._read_share(places) if self.begun else None)
 
     def expected_left(self) -> int | None:
         """Return the estimated number of tokens still to be made; None if unknown."""

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import find_manifest, missing_manifest_error
+from fineweb_shards.store.manifest import Manifest, find_manifest
+from fineweb_shards.store.opening import missing_manifest_error
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.shell_commands import runnable_here
 from fineweb_shards.system.terminal import Redraw, clip, printable, redraw, shown_on, terminal_size, wrap
@@ -221,9 +221,11 @@ def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
         ("contents", f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"),
     ]
     if manifest.shards and not manifest.complete and "exported_from" not in manifest.settings:
-        end = manifest.end
-        name = manifest.files[end.file]["name"] if end.file < len(manifest.files) else "the end"
-        rows.append(("reached", f"{name}, position {end.position:,}"))
+        name, position = "the end", 0
+        for part, end in reversed([*zip(manifest.parts, manifest.end, strict=True)]):
+            if end.file < len(part.files):
+                name, position = part.files[end.file]["name"], end.position
+        rows.append(("reached", f"{name}, position {position:,}"))
     return [*rows, ("layout", manifest.settings["layout"]), ("validation", manifest.split_rule.describe())]
 
 

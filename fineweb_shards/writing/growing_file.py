@@ -2,7 +2,8 @@
 
 Most files are a shard of one segment. A file that grows over several checkpoints has a segment for each, and
 continues after the last recorded one after a crash. Workers write the tokens; here is which byte comes next.
-The header contains the number of tokens, so it is written at the end, when the file is sealed (seal.py).
+The header contains the number of tokens, so it is written at the end, when the file is sealed
+(store/shard_files.py).
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.segment import Segment
-from fineweb_shards.store.store import GrowingPart, Store
+from fineweb_shards.store.store import GrowingPart, Segment, Store
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import ForeignFileError, open_own
 from fineweb_shards.system.retry import Disk

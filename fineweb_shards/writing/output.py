@@ -2,9 +2,9 @@
 
 The data plane (executors/base.py) writes the tokens. A checkpoint waits until everything before it is
 written, has its segments sealed (read back, hashed, synced) by the data plane, names the files that are
-whole, and records it all in the manifest with one cursor. Several checkpoints may be sealed at once; they are
-named and recorded in order. So after a crash both splits continue from the same place in the stream, and what
-was written after it is cut off.
+whole, and records it all in the manifest with one cursor for each part of the input. Several checkpoints may
+be sealed at once; they are named and recorded in order. So after a crash both splits continue from the same
+place in the stream, and what was written after it is cut off.
 
 Ctrl-C may come between any two steps, and what is finished is recorded afterwards. So nothing leaves a queue
 before it is done, and no checkpoint is recorded twice, or without the one before it.
@@ -25,20 +25,18 @@ from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.layouts.base import tokens_of
 from fineweb_shards.layouts.document_index import is_index_of
 from fineweb_shards.layouts.numbering import Numbering
-from fineweb_shards.store.files import list_files
-from fineweb_shards.store.leftovers import remove_leftovers, remove_outdated_files
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import ManifestFile, save_manifest
-from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.cleanup import remove_leftovers, remove_outdated_files
+from fineweb_shards.store.manifest import Manifest, ManifestFile, save_manifest
+from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import FinishedFile, list_finished
-from fineweb_shards.store.store import Store
+from fineweb_shards.store.store import OutputSpec, Segment, Store
+from fineweb_shards.stream.packer import Packer
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import (
     SPLITS,
     Counts,
-    Cursor,
+    Cursors,
     HeldTokens,
     Placement,
     ShardRecord,
@@ -63,6 +61,20 @@ def begin_output(store: Store, manifest: Manifest) -> None:
     save_manifest(manifest, store)
 
 
+def make_packer(spec: OutputSpec, manifest: Manifest, max_tokens: int | None) -> Packer:
+    """Return the packer of a stream that continues after what `manifest` records, and ends after `max_tokens`
+    in all."""
+    return Packer(
+        spec.shard_tokens,
+        split_rule=spec.split_rule,
+        one_file=spec.layout.one_file,
+        eot_first=spec.layout.eot_first,
+        done=manifest.done,
+        starts=manifest.end,
+        max_tokens=None if max_tokens is None else max_tokens - manifest.tokens,
+    )
+
+
 def _abort_uploads(store: Store, manifest: Manifest) -> None:
     layout = manifest.layout
     store.abort_uploads(lambda name: layout.owns(name) or is_index_of(layout, name))
@@ -84,7 +96,7 @@ class _Checkpoint:
 
     segments: tuple[Segment, ...]
     after: int
-    end: Cursor
+    end: Cursors
     counts: Counts
     seals: list[Future[str]]  # their SHA-256; empty until all is written
 
@@ -110,7 +122,7 @@ class Output:
         disk: Disk,
         *,
         add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest,
-        on_record: Callable[[Sequence[ShardRecord], Cursor], None] = lambda records, end: None,
+        on_record: Callable[[Sequence[ShardRecord], Cursors], None] = lambda records, end: None,
     ) -> None:
         self.manifest = manifest
         self._manifest_file = ManifestFile(spec.store)
@@ -163,7 +175,7 @@ class Output:
                 if part.checkpoint:
                     after = self._placed + len(placements)
                     self._begin_checkpoint(after, {part.split} if part.fills_shard else set())
-        finally:  # what is placed may have filled a shard, even if there is no room for the next one
+        finally:  # what is placed may have filled a shard, even if there is no space for the next one
             self._writes.extend(self._plane.place(tokens, placements))
             self._placed += len(placements)
         self._settle(checkpoints_at_once(self._plane.workers))
@@ -192,9 +204,7 @@ class Output:
             "dropped_tokens": dropped.tokens if dropped else 0,
             **asdict(manifest.counts + self._counts),  # with those of a rest that has no token
         }
-        _abort_uploads(
-            self._spec.store, manifest
-        )  # of workers that died, or whose beginning was not answered
+        _abort_uploads(self._spec.store, manifest)  # of workers that died, or that were not answered
         self._save(replace(manifest, complete=True, totals=totals))
         if dropped is not None:  # only now: until here the saved manifest may have named a part of it
             dropped.discard()
@@ -247,7 +257,7 @@ class Output:
         self._checkpoints.append(_Checkpoint(tuple(segments), after, self._end, counts, []))
 
     def _settle(self, most: int, longest_seconds: float | None = None) -> None:
-        """Seal and record what is ready; wait until at most so many checkpoints are left."""
+        """Seal and record what is ready; wait until at most `most` checkpoints are left."""
         self.advance()
         while len(self._checkpoints) > most:
             first = self._checkpoints[0]
@@ -362,7 +372,7 @@ class Output:
                 self._file(file.split)
 
 
-def _make_record(segment: Segment, sha256: str, end: Cursor) -> ShardRecord:
+def _make_record(segment: Segment, sha256: str, end: Cursors) -> ShardRecord:
     return ShardRecord(
         name=segment.name,
         split=segment.split,

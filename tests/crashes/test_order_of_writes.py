@@ -12,7 +12,7 @@ import runs
 from documents import make_documents
 from inputs import write_parquet
 
-from fineweb_shards.store.files import growing_path
+from fineweb_shards.store.shard_files import growing_path
 
 DOCUMENTS = make_documents(40, seed=35)
 

@@ -23,7 +23,8 @@ from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text
 
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import build
-from fineweb_shards.sources.source import Source, open_source
+from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import open_source
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.durable import FolderLock
@@ -80,9 +81,9 @@ def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, e
                 assert len(found) == len(cuts) + 1
 
 
-def _with_batches(source: Source, batch_bytes: int) -> Source:
-    changed = dataclasses.replace(source.settings, batch_bytes=batch_bytes)
-    return open_source(source.files, changed)
+def _with_batches(source: Parts, batch_bytes: int) -> Parts:
+    part = source.only
+    return Parts((open_source(part.files, dataclasses.replace(part.settings, batch_bytes=batch_bytes)),))
 
 
 @pytest.mark.full

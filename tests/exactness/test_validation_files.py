@@ -165,7 +165,7 @@ def test_the_folder_says_what_is_for_validation(tmp_path: Path, data: Path) -> N
     assert "validation the documents of 1 file" in inline.run_command("status", out).stdout
     inline.run_command("report", out)
     assert "the documents of 1 file" in report_path(out).read_text()
-    files = json.loads((out / "manifest.json").read_text())["files"]
+    files = json.loads((out / "manifest.json").read_text())["parts"][0]["files"]
     assert [file.get("for_validation") for file in files] == [True, None, None, None]
 
 

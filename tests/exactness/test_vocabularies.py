@@ -18,7 +18,7 @@ from inputs import write_jsonl, write_parquet
 from tokenizers.pre_tokenizers import ByteLevel
 from vocabularies import PECULIAR, Tokenizer
 
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.tokenizers import tokenizer_json
 from fineweb_shards.tokenizers.patterns import PATTERNS
 from fineweb_shards.tokenizers.references import load_token_bytes

@@ -14,14 +14,15 @@ from typing import Any
 from fineweb_shards.executors.local import worker
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.formats.parquet import ParquetFormat
-from fineweb_shards.sources.source import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.storage.place import LOCAL, InputFile, Place
 from fineweb_shards.types import Batch, TextChunk
 
 
-def with_format(source: Source, kind: type[ParquetFormat]) -> Source:
+def with_format(source: Parts, kind: type[ParquetFormat]) -> Parts:
     """The same files, read by a format that has a fault."""
-    return replace(source, readers={(LOCAL, "parquet"): kind(source.settings)})
+    part = source.only
+    return Parts((replace(part, readers={(LOCAL, "parquet"): kind(part.settings)}),))
 
 
 class FailingPrefetch(ParquetFormat):

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store import seal
-from fineweb_shards.store.token_writer import TokenWriter
+from fineweb_shards.store import shard_files
+from fineweb_shards.store.shard_files import TokenWriter
 from fineweb_shards.system import retry
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, Tokens
@@ -101,7 +101,7 @@ def hostile_read(file: BinaryIO, shard_format: ShardFormat, offset: int, size_by
     return _read(file, shard_format, offset, size_bytes, begin)
 
 
-_read = seal.read_contents
+_read = shard_files.read_contents
 
 
 class HostileWriter(TokenWriter):
@@ -134,5 +134,5 @@ class HostileSpec(WorkerSpec):
             return super().make_writer(observer)  # the parent's disk is fine
         retry.FIRST_WAIT_SECONDS = 0.01
         os.write, os.fsync = hostile_write, hostile_fsync  # type: ignore[assignment]
-        seal.read_contents = hostile_read
+        shard_files.read_contents = hostile_read
         return HostileWriter(self.shard_format, Disk(self.folder, self.max_outage_seconds, observer))

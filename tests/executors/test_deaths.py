@@ -22,27 +22,27 @@ from inputs import write_gzip, write_parquet
 from promises import Measure, Tries
 
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.sources.source import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch, Tokens
 
 PARENT = Path(__file__).parent / "orphan_parent.py"
 
 
-def many_small(folder: Path) -> tuple[Source, list[str]]:
+def many_small(folder: Path) -> tuple[Parts, list[str]]:
     documents = make_documents(1500, seed=61)
     path = write_parquet(folder / "a.parquet", documents, 10)
     return runs.job_of(folder / "out", path, batch_bytes=1024).source, documents
 
 
-def a_few_large(folder: Path) -> tuple[Source, list[str]]:
+def a_few_large(folder: Path) -> tuple[Parts, list[str]]:
     """Blocks that don't fit into a pipe, so that a worker waits in the middle of sending one."""
     documents = [" ".join(make_documents(150, seed=62 + i)) for i in range(60)]
     path = write_parquet(folder / "a.parquet", documents, 1)
     return runs.job_of(folder / "out", path, batch_bytes=1024).source, documents
 
 
-def by_value(folder: Path) -> tuple[Source, list[str]]:
+def by_value(folder: Path) -> tuple[Parts, list[str]]:
     """Batches that carry their text, so that a worker waits in the middle of receiving one."""
     documents = [text for text in make_documents(3000, seed=63) if text and "<|endoftext|>" not in text]
     path = write_gzip(folder / "a.txt.gz", "<|endoftext|>".join(documents).encode())
@@ -50,7 +50,7 @@ def by_value(folder: Path) -> tuple[Source, list[str]]:
     return runs.job_of(folder / "out", path, batch_bytes=65536).source, documents
 
 
-def batches_of(source: Source, executor: LocalExecutor, victims: list[int]) -> Iterator[Batch]:
+def batches_of(source: Parts, executor: LocalExecutor, victims: list[int]) -> Iterator[Batch]:
     """The last one not before somebody was killed and the end of it was noticed: on a busy machine the others
     might be through with everything until then."""
     *batches, last = source.batches(runs.START)

@@ -14,7 +14,7 @@ from fineweb_shards.errors import DamageError, WorkerError
 from fineweb_shards.executors.file_tasks import FileOrder, FileResult, FileTasks
 from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS
 from fineweb_shards.executors.worker_death import Death, DeathKind
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.store import Segment
 
 CRASH = Death(DeathKind.CRASHED, "was killed by signal 11")
 KILL = Death(DeathKind.KILLED, "was killed by signal 9")

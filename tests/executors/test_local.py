@@ -26,7 +26,7 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.local import executor as local
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.formats.parquet import ParquetFormat
-from fineweb_shards.sources.source import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system import memory_guard as guard
 from fineweb_shards.system.machine import MemoryLimit
@@ -38,13 +38,13 @@ WINDOW = 10**6
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> Parts:
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     return runs.job_of(tmp_path / "out", path, batch_bytes=1024).source
 
 
 def executor_of(
-    source: Source, workers: int, window: int = WINDOW, observer: Observer | None = None
+    source: Parts, workers: int, window: int = WINDOW, observer: Observer | None = None
 ) -> LocalExecutor:
     return LocalExecutor(runs.spec_of(source), workers, window, MemoryGuard(2**40), observer=observer)
 
@@ -56,7 +56,7 @@ def tokens_of(blocks: list[EncodedBlock]) -> list[int]:
 EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 
-def test_blocks_come_in_order(source: Source) -> None:
+def test_blocks_come_in_order(source: Parts) -> None:
     """Three workers finish in any order; the stream is the reference's. And again with the same workers."""
     with executor_of(source, 3) as executor:
         for _ in range(2):
@@ -64,7 +64,7 @@ def test_blocks_come_in_order(source: Source) -> None:
 
 
 @pytest.mark.full
-def test_every_worker_killed_in_turn(source: Source) -> None:
+def test_every_worker_killed_in_turn(source: Parts) -> None:
     """The run goes on with the same tokens, and says what happened."""
     blocks, listener = [], Listener()
     with executor_of(source, 2, observer=listener) as executor:
@@ -80,7 +80,7 @@ def test_every_worker_killed_in_turn(source: Source) -> None:
 
 
 @pytest.mark.full
-def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
+def test_all_workers_killed_at_once_and_while_starting(source: Parts) -> None:
     """Before they are ready and in the middle of the work."""
     blocks = []
     with executor_of(source, 2) as executor:
@@ -94,10 +94,11 @@ def test_all_workers_killed_at_once_and_while_starting(source: Source) -> None:
 
 
 @pytest.mark.full
-def test_workers_that_die_before_they_know_thousands_of_files(source: Source) -> None:
+def test_workers_that_die_before_they_know_thousands_of_files(source: Parts) -> None:
     """A listing that fits into no pipe is on its way to them: one is replaced, and the others read it."""
     more = tuple(replace(source.files[0], index=number, name=f"{number:0100d}") for number in range(1, 5000))
-    with executor_of(replace(source, files=(*source.files, *more)), 2) as executor:
+    many = Parts((replace(source.only, files=(*source.files, *more)),))
+    with executor_of(many, 2) as executor:
         os.kill(executor._workers[1].pid, signal.SIGKILL)
         blocks = list(collecting.encode(executor, source.batches(runs.START)))
         os.kill(executor._workers[0].pid, signal.SIGSTOP)  # and one that reads nothing is no reason to wait
@@ -107,7 +108,7 @@ def test_workers_that_die_before_they_know_thousands_of_files(source: Source) ->
 
 @pytest.mark.full
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
-def test_an_interruption_in_the_middle_of_a_message(source: Source, tmp_path: Path) -> None:
+def test_an_interruption_in_the_middle_of_a_message(source: Parts, tmp_path: Path) -> None:
     """What is placed is still written: by another worker, because nobody understands this one any more."""
 
     def stop_inside(pipe: Any) -> None:
@@ -156,7 +157,7 @@ class Raising(ParquetFormat):
 
 
 @pytest.mark.full
-def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Source) -> None:
+def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Parts) -> None:
     """After three deaths and three more in careful mode, and everything in front of it has come out."""
     deadly = with_format(source, Deadly)
     blocks = []
@@ -169,7 +170,7 @@ def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Sourc
     assert tokens_of(blocks) == reference.stream(DOCUMENTS[:200]).tolist()
 
 
-def test_a_bug_in_a_worker_is_told_with_its_traceback(source: Source) -> None:
+def test_a_bug_in_a_worker_is_told_with_its_traceback(source: Parts) -> None:
     """It is an error of ours, not of the user."""
     buggy = with_format(source, Raising)
     with executor_of(buggy, 1) as executor:
@@ -179,7 +180,7 @@ def test_a_bug_in_a_worker_is_told_with_its_traceback(source: Source) -> None:
 
 
 @pytest.mark.full
-def test_an_error_of_the_listing_comes_in_its_turn(source: Source) -> None:
+def test_an_error_of_the_listing_comes_in_its_turn(source: Parts) -> None:
     """Batches listed before it are finished first."""
 
     def failing() -> Iterator[Batch]:
@@ -197,7 +198,7 @@ def test_an_error_of_the_listing_comes_in_its_turn(source: Source) -> None:
 
 
 @pytest.mark.full
-def test_what_is_in_flight_is_bounded_in_bytes(source: Source) -> None:
+def test_what_is_in_flight_is_bounded_in_bytes(source: Parts) -> None:
     """However slow the consumer and however many the workers, never more than the window and one batch."""
     batches = list(source.batches(runs.START))
     largest = max(batch.size_bytes for batch in batches)
@@ -211,7 +212,7 @@ def test_what_is_in_flight_is_bounded_in_bytes(source: Source) -> None:
 
 @pytest.mark.promise("short memory pauses the run")
 def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
-    source: Source, monkeypatch: pytest.MonkeyPatch
+    source: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First no more work is given out, then workers go, largest first; afterwards it goes on, and says so."""
     monkeypatch.setattr(guard, "LOOK_EVERY_SECONDS", 0.02)
@@ -252,7 +253,7 @@ def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
 @pytest.mark.full
 @pytest.mark.promise("short memory pauses the run")
 def test_a_worker_beyond_its_share_is_renewed_between_batches(
-    source: Source, monkeypatch: pytest.MonkeyPatch
+    source: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is done twice for it, and the stream is the same."""
     monkeypatch.setattr(guard, "LOOK_EVERY_SECONDS", 0.02)

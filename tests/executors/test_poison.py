@@ -25,8 +25,8 @@ from fineweb_shards.executors import schedule, task
 from fineweb_shards.executors.local import pool
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.pool import WorkerProcess
-from fineweb_shards.sources.source import Source
-from fineweb_shards.store.quarantine import check_batch_bytes
+from fineweb_shards.sources.parts import Parts
+from fineweb_shards.store.resume_rules import check_batch_bytes
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
@@ -46,7 +46,7 @@ def with_poison(*poisons: str) -> list[str]:
     return documents
 
 
-def encode(source: Source, workers: int = 2) -> tuple[list[EncodedBlock], Listener]:
+def encode(source: Parts, workers: int = 2) -> tuple[list[EncodedBlock], Listener]:
     spec = poison.poisoned(runs.spec_of(source))
     listener = Listener()
     with LocalExecutor(spec, workers, 10**6, MemoryGuard(2**40), observer=listener) as executor:

@@ -34,10 +34,12 @@ from fineweb_shards.executors.ray.board import (
 )
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.worker_death import DeathKind
-from fineweb_shards.store import leftovers, seal
+from fineweb_shards.sources.parts import Parts
+from fineweb_shards.store import cleanup, shard_files
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.segment import Contents, Segment
+from fineweb_shards.store.shard_files import Contents
+from fineweb_shards.store.store import Segment
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import Texts
@@ -86,9 +88,12 @@ def test_nodes_get_addresses_and_credentials(tmp_path: Path, monkeypatch: pytest
     if the input is there. No folder of the driver's, nothing else, and nothing that is set on the node."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
     local = runs.job_of(tmp_path / "out", path).source
-    of_hub = replace(local, settings=replace(local.settings, hub=SimpleNamespace()))
+    part = local.only
+    of_hub = Parts((replace(part, settings=replace(part.settings, hub=SimpleNamespace())),))
     (file,) = local.files
-    of_google = replace(local, files=(replace(file, path="gs://bucket/a.jsonl", format="bucket-jsonl"),))
+    of_google = Parts(
+        (replace(part, files=(replace(file, path="gs://bucket/a.jsonl", format="bucket-jsonl"),)),)
+    )
     secrets = {
         "HF_TOKEN": "canary",
         "AWS_SECRET_ACCESS_KEY": "canary",
@@ -294,8 +299,8 @@ def test_two_attempts_to_seal_a_file_share_no_file(tmp_path: Path, monkeypatch: 
         order = FileOrder(1, segment, (StoredTokens(0, 0, placement),), on_own_disk=True)
         return process.do([[tokens]], order)
 
-    read_contents = seal.read_contents
-    monkeypatch.setattr(seal, "read_contents", read_back)
+    read_contents = shard_files.read_contents
+    monkeypatch.setattr(shard_files, "read_contents", read_back)
     results.append(do())
     assert [one.error for one in results] == [None, None]
     assert [one.sha256 for one in results] == [hashlib.sha256(tokens).hexdigest()] * 2
@@ -319,7 +324,7 @@ def test_a_killed_run_leaves_no_scratch_file_for_long(tmp_path: Path) -> None:
     assert set(work.iterdir()) == {left[0], *others}
     store = BucketStore.__new__(BucketStore)
     store._scratch = tmp_path
-    assert {path for path in store.leftovers([]) if not leftovers._may_be_in_use(path)} == {
+    assert {path for path in store.leftovers([]) if not cleanup._may_be_in_use(path)} == {
         left[0],
         work / "shard.npy.0.tmp",
     }

@@ -27,8 +27,8 @@ from fineweb_shards.executors import task
 from fineweb_shards.executors.local import watchdog, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.reading import token_stream, verify
-from fineweb_shards.sources.source import Source
-from fineweb_shards.store import seal
+from fineweb_shards.sources.parts import Parts
+from fineweb_shards.store import shard_files
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.memory_guard import MemoryGuard
@@ -75,12 +75,12 @@ def test_every_action_of_a_workers_threads_is_known() -> None:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> Parts:
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     return runs.job_of(tmp_path / "out", path, batch_bytes=1024).source
 
 
-def encode(source: Source, batches: Iterator[Batch]) -> tuple[list[int], Listener]:
+def encode(source: Parts, batches: Iterator[Batch]) -> tuple[list[int], Listener]:
     listener = Listener()
     with LocalExecutor(runs.spec_of(source), 2, 10**6, MemoryGuard(2**40), observer=listener) as executor:
         blocks = list(collecting.encode(executor, batches))
@@ -89,7 +89,7 @@ def encode(source: Source, batches: Iterator[Batch]) -> tuple[list[int], Listene
 
 @pytest.mark.full
 @pytest.mark.promise("a worker's death never hangs the run")
-def test_a_prefetch_that_fails_costs_nothing(source: Source) -> None:
+def test_a_prefetch_that_fails_costs_nothing(source: Parts) -> None:
     """The batch is read without it: the same tokens, and the log says what failed."""
     broken = faulty.with_format(source, faulty.FailingPrefetch)
     tokens, listener = encode(broken, broken.batches(runs.START))
@@ -104,7 +104,7 @@ def test_a_prefetch_that_fails_costs_nothing(source: Source) -> None:
 @pytest.mark.promise("a worker's death never hangs the run")
 @pytest.mark.parametrize("fault", ["exit", "order"])
 def test_a_receiver_that_fails_ends_its_worker(
-    source: Source, fault: str, monkeypatch: pytest.MonkeyPatch
+    source: Parts, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never a worker that is alive and deaf: it ends, and after some tries the run does, with the place."""
     monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
@@ -119,7 +119,7 @@ def test_a_receiver_that_fails_ends_its_worker(
 
 @pytest.mark.full
 @pytest.mark.promise("no orphans, nothing left in /dev/shm")
-def test_a_worker_that_cannot_watch_its_parent_ends(source: Source) -> None:
+def test_a_worker_that_cannot_watch_its_parent_ends(source: Parts) -> None:
     """It would be an orphan one day."""
     blind = faulty.with_format(source, faulty.BlindToItsParent)
     with pytest.raises(WorkerError, match=r"Workers die before they are ready: the last one .* thread"):
@@ -128,7 +128,7 @@ def test_a_worker_that_cannot_watch_its_parent_ends(source: Source) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), SystemExit(0), KeyboardInterrupt()])
-def test_a_listing_that_fails_ends_the_run(source: Source, error: BaseException) -> None:
+def test_a_listing_that_fails_ends_the_run(source: Parts, error: BaseException) -> None:
     """With what it raised, whatever that is; not with silence, and not with exit code 0."""
 
     def failing() -> Iterator[Batch]:
@@ -143,7 +143,7 @@ def test_a_listing_that_fails_ends_the_run(source: Source, error: BaseException)
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_listing_that_ends_without_a_word_ends_the_run(
-    source: Source, monkeypatch: pytest.MonkeyPatch
+    source: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the thread can't say that it has failed."""
 
@@ -177,7 +177,7 @@ def test_an_export_whose_thread_fails_ends(tmp_path: Path, monkeypatch: pytest.M
     runs.build_inline(tmp_path / "whole", path, shard_tokens=10**6)
     out = tmp_path / "out"
     with monkeypatch.context() as broken:
-        broken.setattr(seal, "read_contents", _fail)
+        broken.setattr(shard_files, "read_contents", _fail)
         with pytest.raises(ZeroDivisionError, match="hash"):
             runs.export(tmp_path / "whole", out, layout="build-nanogpt", shard_tokens=4000)
     assert not runs.shards_in(out)
@@ -204,7 +204,7 @@ def test_a_check_that_fails_ends_its_verb(tmp_path: Path, verb: str, monkeypatch
 
 
 @pytest.mark.full
-def test_a_watch_that_fails_is_told_and_goes_on(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_that_fails_is_told_and_goes_on(source: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, however often it fails; the run does not notice."""
     looked = threading.Event()
 

@@ -25,7 +25,7 @@ from fineweb_shards.executors import task
 from fineweb_shards.executors.local import watchdog
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Watchdog, WorkerActivity
-from fineweb_shards.sources.source import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.system.machine import process_life
 from fineweb_shards.system.memory_guard import MemoryGuard
 
@@ -98,7 +98,7 @@ def test_time_in_which_nobody_looked_does_not_count(asleep: bool, monkeypatch: p
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> Parts:
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     return runs.job_of(tmp_path / "out", path, batch_bytes=1024).source
 
@@ -117,7 +117,7 @@ def accuse_only(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.promise("a worker's death never hangs the run")
-def test_a_stopped_worker_is_replaced(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_worker_is_replaced(source: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP to them, and nobody ever says SIGCONT: the run goes on with the same tokens."""
     accuse_only(monkeypatch, "T")
     spec = runs.spec_of(source)

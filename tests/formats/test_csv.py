@@ -39,7 +39,7 @@ def source_of(path: Path, batch_bytes: int, *, skip_bad: bool = False, form: str
     return open_source((file,), settings)
 
 
-def read_all(source: Source, start: Cursor = runs.START) -> tuple[list[str], list[str], list[int]]:
+def read_all(source: Source, start: Cursor = runs.START[0]) -> tuple[list[str], list[str], list[int]]:
     """The documents, the problems, and the positions where reading can begin again."""
     documents: list[str] = []
     problems: list[str] = []
@@ -306,7 +306,7 @@ def test_ids_for_messages(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", ["zero", "one"])
     source = source_of(path, 10**6)
     with closing(source):
-        (chunk,) = (chunk for batch in source.batches(runs.START) for chunk in source.chunks(batch))
+        (chunk,) = (chunk for batch in source.batches(runs.START[0]) for chunk in source.chunks(batch))
     assert [id_of(chunk, document) for document in range(2)] == ["0", "1"]
 
 

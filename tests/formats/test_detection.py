@@ -19,7 +19,7 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import make_job
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import load_manifest
 
 LINES = [f"document {i} has a few words in one line, and nothing else follows it." for i in range(4000)]
 QUESTION = (
@@ -150,8 +150,8 @@ def begun_by_an_earlier_version(out: Path, path: Path, separator: str) -> None:
     runs.build_inline(out, path, shard_tokens=2000, separator=separator)
     runs.forget_after(out, 2)
     data = json.loads((out / "manifest.json").read_text())
-    data["settings"]["separator"] = "auto"
-    for file in data["files"]:
+    data["parts"][0]["settings"]["separator"] = "auto"
+    for file in data["parts"][0]["files"]:
         file.pop("separator", None)
     runs.write_manifest(out, data)
 
@@ -182,7 +182,7 @@ def test_a_resume_takes_the_separator_from_the_manifest(tmp_path: Path) -> None:
     manifest = runs.build_inline(out, path, shard_tokens=2000)
     assert [file["separator"] for file in manifest.files] == ["blank"]
     data = json.loads((out / "manifest.json").read_text())
-    data["files"][0]["separator"] = "<|endoftext|>"
+    data["parts"][0]["files"][0]["separator"] = "<|endoftext|>"
     runs.write_manifest(out, data)
     config = Config(input=(str(path),), out=str(out), shard_tokens=2000)
     job = make_job(config, FolderStore(out), begun=load_manifest(out))

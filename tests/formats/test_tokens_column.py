@@ -314,7 +314,7 @@ def test_columns_with_similar_names(tmp_path: Path) -> None:
     assert runs.encode_inline(tmp_path / "a.parquet", tokens_column="tokens")[0] == [EOT, 1, EOT, 2]
     assert runs.encode_inline(tmp_path / "a.parquet", tokens_column="tokens.list")[0] == [EOT, 9, EOT, 9]
     for column in ("tokens", "tokens.list"):
-        source = runs.job_of(tmp_path / "out", tmp_path / "a.parquet", tokens_column=column).source
+        source = runs.job_of(tmp_path / "out", tmp_path / "a.parquet", tokens_column=column).source.only
         assert source.reader_of(source.files[0]).footer(source.files[0]).path == f"{column}.list.element"
 
 

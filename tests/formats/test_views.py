@@ -124,4 +124,4 @@ def test_a_stream_that_is_shorter_than_where_it_was_left_is_refused(tmp_path: Pa
     path = write_gzip(tmp_path / "a.txt.gz", b"short")
     source = runs.job_of(tmp_path / "out", path).source
     with pytest.raises(ChangedError, match="ends before byte 1,000"):
-        list(source.batches(Cursor(0, 1000)))
+        list(source.batches((Cursor(0, 1000),)))

@@ -32,7 +32,7 @@ from fineweb_shards.watching.progress import Progress
 def test_files_without_a_record_follow_those_that_have_one() -> None:
     """Also after validation that does not fill its file; what comes after a gap is none of a run's."""
     numbering = Numbering(get_layout("build-nanogpt"), 6000, SplitRule(val_tokens=3000), 6)
-    val = ShardRecord("edufineweb_val_000000.npy", "val", 0, 3000, 9, 6128, "", Cursor(0, 0), Counts())
+    val = ShardRecord("edufineweb_val_000000.npy", "val", 0, 3000, 9, 6128, "", (Cursor(0, 0),), Counts())
     train = [f"edufineweb_train_{number:06}.npy" for number in (1, 2, 4)]
     for records in ([val], []):
         named = numbering.unrecorded_names(records, {val.name, *train})

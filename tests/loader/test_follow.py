@@ -26,7 +26,7 @@ from loader_reference import Ids
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.loader import ShardLoader
 from fineweb_shards.loader import shards as shards_module
-from fineweb_shards.store.files import growing_path
+from fineweb_shards.store.shard_files import growing_path
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Clock
 

@@ -17,7 +17,7 @@ from page_payloads import MARK, PAYLOADS
 from fineweb_shards.report import facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest_file import save_manifest
+from fineweb_shards.store.manifest import save_manifest
 from fineweb_shards.types import Quarantined
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, Mark, Point
@@ -72,7 +72,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     manifest = runs.build_inline(folder, write_jsonl(folder.parent / "a.jsonl", documents), shard_tokens=400)
     names = [{**manifest.files[0], "name": PAYLOADS[2]}]
     lost = tuple(Quarantined(0, 0, 0, 1, text, 1, "ab" * 32, text, text) for text in PAYLOADS)
-    save_manifest(replace(manifest, files=names, quarantined=lost, complete=False), FolderStore(folder))
+    part = replace(manifest.parts[0], files=names)
+    save_manifest(replace(manifest, parts=(part,), quarantined=lost, complete=False), FolderStore(folder))
     begin = time.time() - 600
     points = [Point(begin + 2 * i, 1 + i // 150, 10**6 * i, 10**8 + i) for i in range(300)]
     waits = [Mark(begin + 60, "wait", PAYLOADS[0], "network", begin + 120)]

@@ -41,8 +41,7 @@ from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest, save_manifest
+from fineweb_shards.store.manifest import load_manifest, save_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 from fineweb_shards.units import show_bytes
@@ -86,11 +85,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = runs.build_inline(folder, write_jsonl(folder.parent / "a.jsonl", PAYLOADS))
     names = [{**manifest.files[0], "name": PAYLOADS[2]}]
     lost = tuple(Quarantined(0, 0, 0, 1, text, 1, "ab" * 32, text, text) for text in PAYLOADS)
-    settings = {**manifest.settings, "separator": PAYLOADS[0]}
-    save_manifest(
-        replace(manifest, files=names, quarantined=lost, settings=settings, complete=False),
-        FolderStore(folder),
-    )
+    settings = {**manifest.parts[0].settings, "separator": PAYLOADS[0]}
+    part = replace(manifest.parts[0], files=names, settings=settings)
+    save_manifest(replace(manifest, parts=(part,), quarantined=lost, complete=False), FolderStore(folder))
     history = History()
     history.begin_run()
     for text in PAYLOADS:
@@ -337,8 +334,9 @@ def test_the_title_names_dataset_and_folder(eventful: Path) -> None:
     assert "<title>out: token shards of a.jsonl</title>" in write_report(FolderStore(eventful)).read_text()
     manifest = load_manifest(eventful)
     assert manifest is not None
-    settings = {**manifest.settings, "dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
-    save_manifest(replace(manifest, settings=settings, commit="0123456789abcdef"), FolderStore(eventful))
+    settings = {**manifest.parts[0].settings, "dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
+    part = replace(manifest.parts[0], settings=settings, commit="0123456789abcdef")
+    save_manifest(replace(manifest, parts=(part,)), FolderStore(eventful))
     page = Page(write_report(FolderStore(eventful)).read_text())
     assert "out: token shards of HuggingFaceFW/fineweb-edu sample-10BT, commit 0123456789" in page.text
 
@@ -402,15 +400,15 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
         10**5,
         2 * 10**8 + 128,
         "a" * 64,
-        Cursor(0, 1),
+        (Cursor(0, 1),),
         Counts(),
     )
     names = ["edufineweb_val_000000.npy", *(f"edufineweb_train_{i:06d}.npy" for i in range(1, 13_000))]
     shards = tuple(
-        replace(record, name=name, split="train" if i else "val", end=Cursor(0, i + 1))
+        replace(record, name=name, split="train" if i else "val", end=(Cursor(0, i + 1),))
         for i, name in enumerate(names)
     )
-    save_manifest(Manifest(Config().fingerprint(), [], {}, shards=shards), FolderStore(tmp_path))
+    save_manifest(runs.manifest_of(Config().fingerprint(), [], shards=shards), FolderStore(tmp_path))
     history = {
         "interval_seconds": 256.0,
         "points": [[300.0 * i, 1, 10**9 * i, 10**9] for i in range(1000)],
@@ -425,6 +423,6 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
 def test_an_empty_folder_of_a_run_has_a_page(tmp_path: Path) -> None:
     """Before the first shard is finished."""
     (tmp_path / WORK_FOLDER).mkdir()
-    save_manifest(Manifest(Config(shard_tokens=5).fingerprint(), [], {}), FolderStore(tmp_path))
+    save_manifest(runs.manifest_of(Config(shard_tokens=5).fingerprint(), []), FolderStore(tmp_path))
     assert gather_facts(FolderStore(tmp_path)).samples == []
     assert "No shard is finished yet." in write_report(FolderStore(tmp_path)).read_text()

@@ -146,7 +146,7 @@ def test_the_export_knows_what_the_source_was(made: dict[str, Path], tmp_path: P
     source = json.loads((made["llm.c"] / "manifest.json").read_text())
     runs.export(made["llm.c"], tmp_path / "out", layout="nanogpt")
     found = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert found["files"] == source["files"]
+    assert found["parts"] == source["parts"]
     assert found["totals"] == {**source["totals"], "shards": 1}
 
 

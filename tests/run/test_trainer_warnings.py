@@ -31,10 +31,10 @@ from fineweb_shards.run.output_text import (
     reader_warnings,
     stray_warnings,
 )
-from fineweb_shards.store.files import list_files
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.output_spec import OutputSpec
+from fineweb_shards.store.shard_files import list_files
+from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.vocabulary import GPT2
 

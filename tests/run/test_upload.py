@@ -116,8 +116,8 @@ def test_the_card_of_a_dataset_from_the_hub(hub: StandInHub, home: Path, made: P
     folder = tmp_path / "out"
     subprocess.run(["cp", "-r", str(made / "out"), str(folder)], check=True)
     data = json.loads((folder / "manifest.json").read_text())
-    data["settings"] |= {"dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
-    data["commit"] = "c0ffee" * 6
+    data["parts"][0]["settings"] |= {"dataset": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
+    data["parts"][0]["commit"] = "c0ffee" * 6
     runs.write_manifest(folder, data)
     assert upload(hub, home, folder).returncode == 0
     card = remote_files(hub)["README.md"].decode()

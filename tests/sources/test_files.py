@@ -306,7 +306,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     runs.build_inline(out, data, shard_tokens=3)
     (out / "edufineweb_train_000001.npy").unlink()
     runs.build_inline(out, data, shard_tokens=3)
-    recorded = json.loads((out / "manifest.json").read_text("utf-8"))["files"]
+    recorded = json.loads((out / "manifest.json").read_text("utf-8"))["parts"][0]["files"]
     expected = [r"caf\xe9.jsonl", r"caf\xe9.parquet", r"caf\xe9.txt", r"slash\x5cxe9.txt"]
     assert [file["name"] for file in recorded] == expected
     for words in (

@@ -16,9 +16,8 @@ from fineweb_shards.layouts.numbering import choose_digits
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import pinned_commit
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest, save_manifest
-from fineweb_shards.store.token_limit import move_limit
+from fineweb_shards.store.manifest import load_manifest, save_manifest
+from fineweb_shards.store.resume_rules import move_limit
 
 WHERE = {"dataset": "me/texts", "name": "small"}
 
@@ -28,7 +27,8 @@ def begin(out: Path, **settings: object) -> Config:
     config = replace(Config(out=str(out)), **settings)  # type: ignore[arg-type]
     (out / ".fineweb-shards").mkdir(parents=True, exist_ok=True)
     save_manifest(
-        Manifest(config.fingerprint(), [], {}, commit="c0ffee" if config.dataset else None), FolderStore(out)
+        runs.manifest_of(config.fingerprint(), [], commit="c0ffee" if config.dataset else None),
+        FolderStore(out),
     )
     return config
 

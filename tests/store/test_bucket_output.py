@@ -30,10 +30,10 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.local import watchdog
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.run import plan
-from fineweb_shards.store.fresh import start_over
-from fineweb_shards.store.lost_files import trim_to_whole_files
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.cleanup import start_over
+from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.store.opening import open_store
+from fineweb_shards.store.resume_rules import trim_to_whole_files
 
 DOCUMENTS = make_documents(36, seed=95)
 QUICK = [

@@ -16,7 +16,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.reading.token_stream import fetch_range
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.bucket_store import BucketStore
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.store import Segment
 
 NAME = "train.npy"
 HEADER = b"header for all of it"

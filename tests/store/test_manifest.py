@@ -9,11 +9,13 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import layout_reference
 import pytest
+import reference
 import runs
 from layout_reference import Wanted
 from promises import Tries
@@ -21,24 +23,28 @@ from promises import Tries
 from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.changed_settings import check_settings
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.lost_files import trim_to_whole_files
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME, ManifestFile, load_manifest, save_manifest
-from fineweb_shards.store.manifest_text import FORMAT_VERSION
+from fineweb_shards.store.manifest import (
+    FILE_NAME,
+    FORMAT_VERSION,
+    Manifest,
+    ManifestFile,
+    load_manifest,
+    save_manifest,
+)
+from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 
 RECORD = ShardRecord(
-    "edufineweb_val_000000.npy", "val", 0, 10, 2, 148, "ab" * 32, Cursor(0, 3, 7, True), Counts(5, 1)
+    "edufineweb_val_000000.npy", "val", 0, 10, 2, 148, "ab" * 32, (Cursor(0, 3, 7, True),), Counts(5, 1)
 )
-MANIFEST = Manifest(
+MANIFEST = runs.manifest_of(
     Config(shard_tokens=10).fingerprint(),
     [{"name": "a", "size_bytes": 1, "content_hash": "ab"}],
-    {"python": "3"},
     "c0ffee",
-    (RECORD,),
+    versions={"python": "3"},
+    shards=(RECORD,),
 )
 
 
@@ -68,7 +74,7 @@ def test_a_file_that_is_saved_again_is_as_if_saved_at_once(folder: Path) -> None
     and its checksum is theirs."""
     file = ManifestFile(FolderStore(folder))
     names = [{"name": name, "size_bytes": 1, "content_hash": "ab"} for name in ("é", "\udc80", "c")]
-    records = [dataclasses.replace(RECORD, end=Cursor(0, row)) for row in range(4)]
+    records = [dataclasses.replace(RECORD, end=(Cursor(0, row),)) for row in range(4)]
     saves: list[tuple[list[dict[str, Any]], list[ShardRecord]]] = [
         ([], []),
         (names, records[:1]),
@@ -78,11 +84,12 @@ def test_a_file_that_is_saved_again_is_as_if_saved_at_once(folder: Path) -> None
         (names[1:], []),
     ]
     for number, (files, shards) in enumerate(saves):
-        file.save(dataclasses.replace(MANIFEST, files=files, shards=tuple(shards), seconds=number))
+        parts = (dataclasses.replace(MANIFEST.parts[0], files=files), *MANIFEST.parts[: number % 2])
+        file.save(dataclasses.replace(MANIFEST, parts=parts, shards=tuple(shards), seconds=number))
         text = (folder / FILE_NAME).read_bytes()
         data = json.loads(text)
-        assert data["files"] == files
-        assert data["shards"] == [dataclasses.asdict(record) for record in shards]
+        assert data["parts"] == [dataclasses.asdict(part) for part in parts]
+        assert data["shards"] == json.loads(json.dumps([dataclasses.asdict(record) for record in shards]))
         indented = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
         assert text == indented.encode("utf-8", "backslashreplace")
         checksum = data.pop("checksum")
@@ -93,7 +100,7 @@ def test_a_file_that_is_saved_again_is_as_if_saved_at_once(folder: Path) -> None
 @pytest.mark.parametrize("field", ["layout", "shard_tokens"])
 def test_a_changed_setting_is_refused_by_name(field: str) -> None:
     """The sentence names the flag and both values."""
-    changed = {**MANIFEST.settings, field: "other"}
+    changed = dataclasses.replace(MANIFEST, settings={**MANIFEST.settings, field: "other"})
     with pytest.raises(ChangedError, match=f"--{field.replace('_', '-')} was .* and is other now"):
         check_settings(MANIFEST, changed, {})
 
@@ -146,7 +153,11 @@ def make_unfinished(folder: Path) -> Manifest:
     names = ["edufineweb_val_000000.npy", "edufineweb_train_000001.npy", "edufineweb_train_000002.npy"]
     records = tuple(
         dataclasses.replace(
-            RECORD, name=name, split="train" if i else "val", sha256=f"{i}a" * 32, end=Cursor(i, 3 + i, 7 * i)
+            RECORD,
+            name=name,
+            split="train" if i else "val",
+            sha256=f"{i}a" * 32,
+            end=(Cursor(i, 3 + i, 7 * i),),
         )
         for i, name in enumerate(names)
     )
@@ -154,7 +165,7 @@ def make_unfinished(folder: Path) -> Manifest:
     files = [{"name": name, "size_bytes": 10**6, "mtime_ns": 10**18, "content_hash": "ef"} for name in "abc"]
     manifest = dataclasses.replace(
         MANIFEST,
-        files=files,
+        parts=(dataclasses.replace(MANIFEST.parts[0], files=files),),
         shards=records,
         quarantined=(lost,),
         seconds=12.345,
@@ -210,9 +221,9 @@ def test_an_edited_manifest_is_told(folder: Path) -> None:
         ("sha256", "AB" * 32, "no SHA-256"),
         ("split", "train", "should name edufineweb_train_000001"),
         ("name", "edufineweb_val_000001.npy", "should name edufineweb_val_000000"),
-        ("end", Cursor(0, -1), "outside the input"),
-        ("end", Cursor(9, 0), "outside the input"),
-        ("end", Cursor(2, 9), "goes back"),
+        ("end", (Cursor(0, -1),), "outside the input"),
+        ("end", (Cursor(9, 0),), "outside the input"),
+        ("end", (Cursor(2, 9),), "goes back"),
         ("counts", Counts(-1), "negative"),
     ],
 )
@@ -272,9 +283,48 @@ def test_a_folder_of_the_first_version_is_finished(tmp_path: Path, name: str) ->
     assert "checksum" in json.loads((tmp_path / "out" / FILE_NAME).read_text())
 
 
+FORMAT_3 = Path(__file__).parent / "specimens" / "format-3"
+FORMAT_3_SETTINGS: dict[str, dict[str, Any]] = {
+    "killed-before-its-record": {},
+    "growing": {"layout": "nanogpt", "val_ratio": 0.25, "where": "score > 0", "min_tokens": 20},
+    "limited": {},  # it was finished at --max-tokens 2000
+}
+
+
+@pytest.mark.parametrize("name", FORMAT_3_SETTINGS)
+def test_a_folder_of_format_3_is_finished(tmp_path: Path, name: str) -> None:
+    """From when a manifest had one cursor and no parts: two killed ones and one that ends at a limit resume
+    to the bytes of the reference, and are saved with parts."""
+    settings = FORMAT_3_SETTINGS[name]
+    shutil.copytree(FORMAT_3 / name, tmp_path / "out")
+    shutil.copy(FORMAT_3 / "input.jsonl", tmp_path)
+    data = json.loads((tmp_path / "out" / FILE_NAME).read_text())
+    assert data["format"] == 3
+    os.utime(tmp_path / "input.jsonl", ns=(0, data["files"][0]["mtime_ns"]))
+    assert verify_folder(FolderStore(tmp_path / "out")).damages == []
+    with pytest.raises(ChangedError, match="--min-tokens was"):
+        runs.build_inline(
+            tmp_path / "out", tmp_path / "input.jsonl", shard_tokens=900, **{**settings, "min_tokens": 7}
+        )
+    with pytest.raises(ChangedError, match="--text-column was text when"):
+        runs.build_inline(
+            tmp_path / "out", tmp_path / "input.jsonl", shard_tokens=900, **{**settings, "text_column": "id"}
+        )
+    runs.build_inline(tmp_path / "out", tmp_path / "input.jsonl", shard_tokens=900, **settings)
+    rows = [json.loads(line) for line in (FORMAT_3 / "input.jsonl").read_text().splitlines()]
+    least = settings.get("min_tokens", 0)
+    documents = [
+        row["text"]
+        for row in rows
+        if (not settings or row["score"] > 0) and len(reference.encode(row["text"])) >= least
+    ]
+    wanted = Wanted("nanogpt", 900, val_ratio=Fraction(1, 4)) if settings else Wanted("build-nanogpt", 900)
+    assert runs.outputs_in(tmp_path / "out") == layout_reference.files(documents, wanted)
+
+
 def test_trim_drops_everything_from_the_first_missing_shard(folder: Path) -> None:
     """A missing or shortened shard and all behind it are made again."""
-    records = [dataclasses.replace(RECORD, name=f"{i}.npy", end=Cursor(0, i)) for i in range(3)]
+    records = [dataclasses.replace(RECORD, name=f"{i}.npy", end=(Cursor(0, i),)) for i in range(3)]
     for record in records:
         (folder / record.name).write_bytes(b"x" * record.bytes)
     manifest = dataclasses.replace(MANIFEST, shards=tuple(records), complete=True)

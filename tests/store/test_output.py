@@ -27,15 +27,11 @@ from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
-from fineweb_shards.store import token_writer
+from fineweb_shards.store import shard_files
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import load_manifest
-from fineweb_shards.store.output_spec import OutputSpec
-from fineweb_shards.store.seal import seal_segment
-from fineweb_shards.store.segment import Segment
-from fineweb_shards.store.store import Store
-from fineweb_shards.store.token_writer import TokenWriter
+from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.store.shard_files import TokenWriter, seal_segment
+from fineweb_shards.store.store import OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.durable import WORK_FOLDER
@@ -80,14 +76,16 @@ def output_of(
     settings = runs.job_of(folder, __file__, format="text", **given).config.fingerprint()
     with (
         contextlib.closing(plane(spec.store, spec.shard_format, disk)) as opened,
-        Output(spec, Manifest(settings, [], {}), opened, disk) as output,
+        Output(spec, runs.manifest_of(settings, []), opened, disk) as output,
     ):
         yield output
 
 
 def slices_of(tokens: np.ndarray, shard_tokens: int, *, begin: int = 0) -> list[ShardSlice]:
     """As the packer cuts a block."""
-    packer = Packer(shard_tokens, split_rule=SplitRule(val_tokens=shard_tokens), skip_tokens=begin)
+    packer = Packer(
+        shard_tokens, split_rule=SplitRule(val_tokens=shard_tokens), starts=(Cursor(0, 0, begin),)
+    )
     return list(packer.pack(TokenBlock(Cursor(0, 0), Cursor(1, 2, 3), tokens, GPT2.find_eots(tokens))))
 
 
@@ -110,7 +108,7 @@ def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: 
     data = (folder / NAME).read_bytes()
     assert data == numpy_bytes(TOKENS)
     assert record.sha256 == hashlib.sha256(data).hexdigest()
-    assert (record.name, record.end) == (NAME, Cursor(1, 2, 3))
+    assert (record.name, record.end) == (NAME, (Cursor(1, 2, 3),))
     assert (record.tokens, record.documents, record.bytes) == (6, 2, len(data))
     assert list((folder / WORK_FOLDER).iterdir()) == []
 
@@ -154,7 +152,7 @@ def test_the_shard_is_synced_then_named_then_the_folder_synced(
 @pytest.mark.promise("an fsync error is fatal")
 def test_an_fsync_error_while_writing_is_fatal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is raised by the write that was to be synced, and never retried."""
-    monkeypatch.setattr(token_writer, "SYNC_EVERY_BYTES", 4)
+    monkeypatch.setattr(shard_files, "SYNC_EVERY_BYTES", 4)
     failing = FailingCall(os.fsync, failing=1)
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(OutputError, match="Input/output error"), output_of(folder, 6) as output:

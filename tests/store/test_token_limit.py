@@ -17,7 +17,7 @@ from fineweb_shards.errors import ChangedError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import load_manifest
 
 DOCUMENTS = make_documents(60, seed=29)
 ENCODED = [layout_reference.reference.encode(text) for text in DOCUMENTS]

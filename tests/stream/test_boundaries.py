@@ -19,6 +19,7 @@ from fineweb_shards.executors.isolate_bad_document import digest_of, encode_one_
 from fineweb_shards.executors.local.worker import Outbox
 from fineweb_shards.executors.messages import Encoded
 from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.sources.source import open_source
 from fineweb_shards.stream.boundaries import Span, count_between, join_spans
 from fineweb_shards.stream.stitcher import stitch
@@ -88,8 +89,8 @@ def test_the_stitcher_moves_them_at_seams(tmp_path: Path, eot_first: bool, batch
     parts = ["short", long[0], "short", "end", long[1], "a", long[2], "the last"]
     (tmp_path / "a.txt").write_text("\n\n\n".join(parts))
     source = runs.job_of(tmp_path / "out", tmp_path / "a.txt", separator="\n\n\n").source
-    settings = replace(source.settings, batch_bytes=batch_bytes)
-    source = open_source(source.files, settings)
+    part = source.only
+    source = Parts((open_source(part.files, replace(part.settings, batch_bytes=batch_bytes)),))
     encoder = runs.encoder(eot_first=eot_first)
     encoded = list(InlineExecutor(source, encoder).encode(source.batches(runs.START)))
     assert any(block.starts_at_seam for block in encoded)

@@ -108,13 +108,12 @@ def test_what_is_kept(
         start: Cursor, done: PackedTotals
     ) -> tuple[dict[str, list[int]], Counts, list[tuple[Cursor, PackedTotals, Counts]]]:
         encoded = blocks_from(stream, sizes, start.position, only_some)
-        mid = start.starts_mid_document
-        kept = leave_out(encoded, limits, eot_first=eot_first, starts_mid_document=mid)
+        kept = leave_out(encoded, limits, (start,), eot_first=eot_first)
         rule = SplitRule(val_ratio=ratio)
-        packer = Packer(n, split_rule=rule, eot_first=eot_first, done=done, skip_tokens=start.skip_tokens)
+        packer = Packer(n, split_rule=rule, eot_first=eot_first, done=done, starts=(start,))
         files: dict[str, list[int]] = {"val": [], "train": []}
         documents, counts, checkpoints = done.documents, Counts(), []
-        for block in add_cursors(kept, start):
+        for block in add_cursors(kept, (start,)):
             for part in packer.pack(block):
                 tokens = [one for begin, end in part.ranges for one in np.asarray(block.tokens)[begin:end]]
                 assert len(tokens) == part.tokens
@@ -124,7 +123,7 @@ def test_what_is_kept(
                 if part.checkpoint:
                     val = done.val_tokens + len(files["val"])
                     totals = PackedTotals(val, done.train_tokens + len(files["train"]), documents)
-                    checkpoints.append((part.end, totals, counts))
+                    checkpoints.append((part.end[0], totals, counts))
         return files, counts, checkpoints
 
     whole, counts, checkpoints = pack_from(Cursor(0, 0), PackedTotals())
@@ -153,7 +152,7 @@ def test_no_more_is_held_back_than_needed(
     released = 0
     longest = max(least, most or 0)
     limits = LengthLimits(least, most)
-    for block in leave_out(counted(), limits, eot_first=eot_first, starts_mid_document=False):  # type: ignore[arg-type]
+    for block in leave_out(counted(), limits, (Cursor(0, 0),), eot_first=eot_first):  # type: ignore[arg-type]
         assert taken - released <= longest + 2 + 2 * max(*sizes, 1)
         released += len(block.tokens)
     assert released == len(stream.tokens)

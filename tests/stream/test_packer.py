@@ -83,7 +83,8 @@ def test_every_cursor_resumes_with_the_same_rest(sizes: list[int], n: int) -> No
         if not part.slice.fills_shard:
             continue
         done = sum(len(one.tokens) for one in parts[: number + 1])
-        rest = pack_all(Packer(n, skip_tokens=part.slice.end.skip_tokens), blocks[part.slice.end.position :])
+        (end,) = part.slice.end
+        rest = pack_all(Packer(n, starts=(end,)), blocks[end.position :])
         assert [token for one in rest for token in one.tokens] == stream[done:]
         counted = sum((one.slice.counts for one in parts[: number + 1] + rest), Counts())
         assert counted == sum((block.counts for block in blocks), Counts())
@@ -123,7 +124,7 @@ def test_a_share_of_the_documents_goes_to_validation(
                 found[one.split] += packed.tokens
                 if one.checkpoint:
                     sizes = done.val_tokens + len(found["val"]), done.train_tokens + len(found["train"])
-                    done_tokens = one.end.position + one.end.skip_tokens
+                    done_tokens = one.end[0].position + one.end[0].skip_tokens
                     assert sum(sizes) == done_tokens
                     assert sizes[one.split == "train"] % n == 0
                     eots = stream[:done_tokens].count(reference.EOT)
@@ -187,7 +188,7 @@ def test_the_beginning_goes_to_validation(
         left = None if limit is None else limit - done.val_tokens - done.train_tokens
         packer = Packer(
             n, split_rule=SplitRule(**{f"val_{unit}": first}), one_file=one_file, eot_first=eot_first,
-            done=done, skip_tokens=start.skip_tokens, max_tokens=left,
+            done=done, starts=(start,), max_tokens=left,
         )  # fmt: skip
         found: dict[str, list[list[int]]] = {"val": [[]], "train": [[]]}
         checkpoints = []
@@ -204,7 +205,7 @@ def test_the_beginning_goes_to_validation(
                     val, train = (sum(map(len, found[split])) for split in ("val", "train"))
                     sizes = done.val_tokens + val, done.train_tokens + train
                     eots = whole[: sum(sizes)].count(reference.EOT)
-                    checkpoints.append((packed.slice.end, PackedTotals(*sizes, eots)))
+                    checkpoints.append((packed.slice.end[0], PackedTotals(*sizes, eots)))
         assert not found["train"][0] or len(found["val"]) > 1 or not found["val"][0], "it is finished first"
         return found, checkpoints
 
@@ -223,7 +224,7 @@ def test_a_stream_that_ends_on_a_border_leaves_no_empty_shard() -> None:
     """Ten tokens in shards of five are two shards."""
     parts = pack_all(Packer(5), blocks_of([4, 6]))
     assert [part.slice.fills_shard for part in parts] == [False, True, True]
-    assert parts[-1].slice.end == Cursor(0, 2)
+    assert parts[-1].slice.end == (Cursor(0, 2),)
 
 
 def test_a_block_longer_than_three_shards() -> None:
@@ -238,4 +239,4 @@ def test_max_tokens_ends_the_stream() -> None:
     parts = pack_all(packer, blocks_of([4, 6, 3]))
     assert packer.ended
     assert sum(len(part.tokens) for part in parts) == 7
-    assert parts[-1].slice.end == Cursor(0, 1, 3)
+    assert parts[-1].slice.end == (Cursor(0, 1, 3),)

@@ -25,7 +25,7 @@ def encoded(text: str, *, eot: bool = False, **more: object) -> EncodedBlock:
 
 def stitched(*blocks: EncodedBlock) -> list[TokenBlock]:
     mender = SeamMender(reference.encode, load_token_bytes(GPT2).token_bytes)
-    return list(stitch(blocks, lambda: mender, Cursor(0, 0)))
+    return list(stitch(blocks, lambda: mender, (Cursor(0, 0),)))
 
 
 def test_a_run_cut_at_seams_is_the_run() -> None:
@@ -98,7 +98,7 @@ def test_a_block_whose_tokens_are_elsewhere_passes_at_once() -> None:
         yield block
         raise ZeroDivisionError
 
-    found = stitch(blocks(), lambda: SeamMender(reference.encode, []), Cursor(0, 0))
+    found = stitch(blocks(), lambda: SeamMender(reference.encode, []), (Cursor(0, 0),))
     assert next(found) == TokenBlock(Cursor(0, 0), Cursor(0, 0, 5), kept, block.eots)
     with pytest.raises(ZeroDivisionError):
         next(found)

@@ -11,9 +11,9 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor, InProcessPlane, Result, completed
 from fineweb_shards.executors.encode_batch import encode_batch
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.sources.source import Source
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.store.store import Segment
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
@@ -30,7 +30,7 @@ class InlineExecutor(Executor):
     """Does everything at once in this process: the same work as a worker's, without starting any."""
 
     def __init__(
-        self, source: Source, encoder: Encoder | TokenJoiner, plane: AtOncePlane | None = None
+        self, source: Parts, encoder: Encoder | TokenJoiner, plane: AtOncePlane | None = None
     ) -> None:
         self._source = source
         self._encoder = encoder

@@ -25,10 +25,10 @@ from fineweb_shards.run.export import export as export_shards
 from fineweb_shards.run.export import open_export_source
 from fineweb_shards.run.job import Job, make_job
 from fineweb_shards.run.resume import open_manifest
-from fineweb_shards.sources.source import Source
+from fineweb_shards.sources.parts import Parts
+from fineweb_shards.store.cleanup import tidy_finished
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.leftovers import tidy_finished
-from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers import resolve_engine
@@ -39,7 +39,7 @@ from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
 
-START = Cursor(0, 0)
+START = (Cursor(0, 0),)  # of an input of one part
 SEVERAL_COMMANDS = Path(__file__).parent / "several_commands.py"
 CRASH_DRIVER = Path(__file__).parent.parent / "crashes" / "crash_every_point.py"
 
@@ -64,16 +64,28 @@ def job_of(out: Path | str, *inputs: Path | str, **settings: Any) -> Job:
     return make_job(config, config.open_store(Observer()))
 
 
-def spec_of(source: Source, engine: str = "tiktoken") -> WorkerSpec:
+def spec_of(source: Parts, engine: str = "tiktoken") -> WorkerSpec:
     """What workers need to know that only encode."""
     return WorkerSpec(
         source, engine, 0, ShardFormat(get_layout("build-nanogpt"), GPT2), FolderStore(Path()), 0
     )
 
 
+def manifest_of(
+    settings: dict[str, Any], files: list[dict[str, Any]], commit: str | None = None, **fields: Any
+) -> Manifest:
+    """The manifest of a folder whose input has one part; `settings` are a config's fingerprint."""
+    common, own = divide_settings(settings)
+    return Manifest(common, (InputPart(own, files, commit),), **{"versions": {}, **fields})
+
+
 def build_inline(out: Path | str, *inputs: Path | str, **settings: Any) -> Manifest:
     """A build without worker processes; everything else is the real thing."""
-    job = job_of(out, *inputs, **settings)
+    return build_job(job_of(out, *inputs, **settings))
+
+
+def build_job(job: Job) -> Manifest:
+    """The same for a job."""
     progress = Progress(EventLog(job.folder))
     store = job.output.store
     with store.lock(progress):

@@ -15,7 +15,7 @@ from inputs import write_jsonl
 import fineweb_shards
 from fineweb_shards.errors import OutputError
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest_file import load_manifest
+from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.system import own_files
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER, ForeignFileError, claim_folder, open_own, read_file

@@ -75,7 +75,7 @@ def test_every_state_reaches_the_heartbeat(watched: tuple[Monitor, Progress, Pat
     with FolderLock(folder), monitor:
         assert beat_of(folder).snapshot.state == "starting"
         assert seen() == "starting"
-        progress.advance(150, 1, Cursor(0, 3))
+        progress.advance(150, 1, (Cursor(0, 3),))
         assert seen() == "encoding"
         progress.set_wait("network", "waiting for the network since 02:13")
         progress.set_wait("memory", "paused for memory since 02:14")
@@ -103,7 +103,7 @@ def test_waiting_is_no_work(watched: tuple[Monitor, Progress, Path], monkeypatch
     def after(seconds: float, tokens: int) -> Snapshot:
         now[0] += seconds
         if tokens:
-            progress.advance(tokens, 1, Cursor(0, 3))
+            progress.advance(tokens, 1, (Cursor(0, 3),))
         monitor._update()
         return monitor._take_snapshot(*monitor._state())
 
@@ -127,7 +127,7 @@ def test_fetched_bytes_are_counted(watched: tuple[Monitor, Progress, Path]) -> N
     """From any thread, into snapshot and history."""
     monitor, progress, folder = watched
     with FolderLock(folder), monitor:
-        progress.advance(150, 1, Cursor(0, 3))
+        progress.advance(150, 1, (Cursor(0, 3),))
         progress.add_fetched(1000)
         progress.add_fetched(234)
         monitor._update()
@@ -163,7 +163,7 @@ def test_the_last_words_name_the_report_and_the_waits(
     progress.screen = heard = Heard()
     runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a manifest
     with contextlib.suppress(BaseException), FolderLock(folder), monitor:
-        progress.advance(100, 0, Cursor(0, 0))
+        progress.advance(100, 0, (Cursor(0, 0),))
         progress.set_wait("network", "waiting for the network since 02:13")
         if error is not None:
             raise error
@@ -207,7 +207,7 @@ def test_what_cannot_be_written_stays_unwritten(
     with FolderLock(folder), monitor:
         with monkeypatch.context() as full:
             full.setattr(durable, "open_own", refuse)
-            progress.advance(150, 1, Cursor(0, 3))
+            progress.advance(150, 1, (Cursor(0, 3),))
             for _ in range(3):
                 monitor._update()
             assert beat_of(folder).snapshot.state == "encoding"  # it was overwritten where it is
@@ -250,7 +250,7 @@ def test_a_look_that_fails_is_logged_and_the_next_one_comes(
 
     monkeypatch.setattr(owner, part, fail)
     with FolderLock(folder), monitor:
-        progress.advance(150, 1, Cursor(0, 3))
+        progress.advance(150, 1, (Cursor(0, 3),))
         assert again.wait(60)
     assert beat_of(folder).snapshot.state == "complete"
     complaints = [line for line in last_lines(folder, 50) if type(error).__name__ in line]
@@ -273,7 +273,7 @@ def test_shards_that_cannot_be_read_keep_nobody_waiting(
     monkeypatch.setattr(Reporter, "_count_shard", wait)
     with contextlib.suppress(Interrupted), FolderLock(folder), monitor:
         assert silent.wait(60)
-        progress.advance(150, 1, Cursor(0, 3))
+        progress.advance(150, 1, (Cursor(0, 3),))
         monitor._update()
         assert beat_of(folder).snapshot.state == "encoding"
         raise Interrupted("Interrupted.", 130)
@@ -305,10 +305,10 @@ def test_the_total_is_corrected_by_what_was_read(tmp_path: Path, kind: str) -> N
     (job.folder / WORK_FOLDER).mkdir(parents=True)
     progress = Progress(EventLog(job.folder))
     progress.expect(Total(truth // 2), job.source.share_before)
-    for batch in job.source.batches(Cursor(0, 0)):
-        share = job.source.share_before(Cursor(batch.file, batch.end))
+    for batch in job.source.batches(runs.START):
+        share = job.source.share_before((Cursor(batch.file, batch.end),))
         assert share is not None
-        progress.advance(round(truth * share) - progress.tokens, 0, Cursor(batch.file, batch.end))
+        progress.advance(round(truth * share) - progress.tokens, 0, (Cursor(batch.file, batch.end),))
         expected = progress.expected_tokens()
         assert expected is not None
         assert expected >= progress.tokens

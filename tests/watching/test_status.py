@@ -27,8 +27,7 @@ from fineweb_shards import errors
 from fineweb_shards.events import Observer
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import save_manifest
+from fineweb_shards.store.manifest import save_manifest
 from fineweb_shards.system import durable
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked
 from fineweb_shards.system.shell_commands import program
@@ -80,7 +79,7 @@ def test_a_wait_before_a_run_survives_a_heartbeat_that_cannot_be_written(
 def folder(tmp_path: Path) -> Path:
     """A folder with a manifest, and no run at work."""
     (tmp_path / WORK_FOLDER).mkdir()
-    save_manifest(Manifest(Config().fingerprint(), [], {}), FolderStore(tmp_path))
+    save_manifest(runs.manifest_of(Config().fingerprint(), []), FolderStore(tmp_path))
     return tmp_path
 
 
@@ -192,7 +191,7 @@ def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
 def test_verifying(folder: Path) -> None:
     """The run is not over while shards are read back, although the manifest is complete."""
     save_manifest(
-        Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS), FolderStore(folder)
+        runs.manifest_of(Config().fingerprint(), [], complete=True, totals=NO_TOTALS), FolderStore(folder)
     )
     beat(folder, replace(SNAPSHOT, state=VERIFYING, verified_shards=2))
     with another_run(folder):
@@ -250,7 +249,7 @@ def test_a_command_that_is_not_ours_is_not_shown(folder: Path) -> None:
 def test_complete(folder: Path) -> None:
     """Exit code 0; where the run ended badly all the same, that is told, too."""
     save_manifest(
-        Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS), FolderStore(folder)
+        runs.manifest_of(Config().fingerprint(), [], complete=True, totals=NO_TOTALS), FolderStore(folder)
     )
     beat(folder, exit_code=0)
     assert shown(folder)[::2] == ("complete", 0)
@@ -378,7 +377,7 @@ def test_watch_waits_for_a_build_that_has_not_begun(
 
     def end() -> None:
         save_manifest(
-            Manifest(Config().fingerprint(), [], {}, complete=True, totals=NO_TOTALS), FolderStore(folder)
+            runs.manifest_of(Config().fingerprint(), [], complete=True, totals=NO_TOTALS), FolderStore(folder)
         )
         beat(folder, replace(SNAPSHOT, reason=""), exit_code=0)
         lock.__exit__(None, None, None)

@@ -41,8 +41,8 @@ from fineweb_shards.executors.messages import (
 from fineweb_shards.executors.prefetch import AdaptivePrefetch
 from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.store.store import Segment
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
 

@@ -32,7 +32,7 @@ from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.messages import Encoded, Waiting
 from fineweb_shards.executors.ray.cluster import load_ray
 from fineweb_shards.executors.worker_death import Death
-from fineweb_shards.sources.source import Source
+from fineweb_shards.sources.parts import Parts
 from fineweb_shards.system.own_files import is_plain_file, read_file
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, MOST_BYTES, engine_file
 from fineweb_shards.types import Quarantined
@@ -126,7 +126,7 @@ def start_board(name: str, shipment: Shipment) -> Any:
     return actor.remote(fineweb_shards.__version__, pickle.dumps(shipment))
 
 
-def pack_environment(source: Source, out: str) -> dict[str, str]:
+def pack_environment(source: Parts, out: str) -> dict[str, str]:
     """Return the variables that nodes need to read the source and to write to `out`: addresses, proxies,
     credentials; for the hub with the token that was saved on this machine.
 
@@ -142,10 +142,11 @@ def pack_environment(source: Source, out: str) -> dict[str, str]:
 
     addresses = [file.path for file in source.files if file.is_remote] + [out]
     prefixes = [name for address in addresses for name in _STORES.get(address.partition("://")[0], ())]
-    if source.settings.hub is not None:
+    is_hub = any(part.settings.hub is not None for part in source.parts)
+    if is_hub:
         prefixes += _HUB
     found = {name: value for name, value in os.environ.items() if is_needed(name)}
-    if source.settings.hub is not None and _TOKEN not in found:
+    if is_hub and _TOKEN not in found:
         from huggingface_hub import get_token
 
         if token := get_token():

@@ -66,8 +66,8 @@ from fineweb_shards.executors.ray.worker import MARK_FILE, RUN_PREFIX, encode_ba
 from fineweb_shards.executors.scheduled import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.worker_death import Death
-from fineweb_shards.store.segment import Segment
 from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.store.store import Segment
 from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
 from fineweb_shards.system.own_files import make_folder
 from fineweb_shards.system.shared_memory import SharedBytes

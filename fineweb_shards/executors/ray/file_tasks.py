@@ -37,7 +37,7 @@ from fineweb_shards.executors.ray.unwritten import Attempt, Share
 from fineweb_shards.executors.ray.worker import FileProcess
 from fineweb_shards.executors.scheduled import Waits
 from fineweb_shards.executors.worker_death import Death
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.store import Segment
 
 Expect = Callable[[Any, Callable[[Future[Any]], None]], None]
 _PAUSE_SECONDS = 1.0

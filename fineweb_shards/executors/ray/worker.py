@@ -50,7 +50,7 @@ from fineweb_shards.executors.ray.cluster import load_ray
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.worker_death import Death, DeathKind
 from fineweb_shards.storage.place import LOCAL
-from fineweb_shards.store.segment import Segment
+from fineweb_shards.store.store import Segment
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
 from fineweb_shards.system.own_files import make_folder, read_file, refuse_link
@@ -255,7 +255,7 @@ class RunProcess:
     def _check_input(self, batch: Batch) -> None:
         """Raise InputError if this node can't see the batch's file. It would be taken for a damaged one, and
         left out with --on-bad-file skip."""
-        file = self._source.files[batch.file]
+        file = self._source.file_of(batch)
         reads_path = batch.payload is None and batch.problem is None and file.place == LOCAL
         if reads_path and not os.path.exists(file.path):
             raise InputError(

@@ -173,9 +173,9 @@ def test_make_shards_with_the_sample_unchanged(made: Path, repository: Repositor
     runs.build_inline(tmp_path / "local_out", tmp_path / "local", shard_tokens=20_000)
     assert runs.shards_in(tmp_path / "local_out") == EXPECTED
     manifest = json.loads((made / "manifest.json").read_text())
-    assert manifest["commit"] == repository.head
-    assert [file["name"] for file in manifest["files"]] == sorted(FILES)
-    sizes = [(file["size_bytes"], len(file["content_hash"])) for file in manifest["files"]]
+    assert manifest["parts"][0]["commit"] == repository.head
+    assert [file["name"] for file in manifest["parts"][0]["files"]] == sorted(FILES)
+    sizes = [(file["size_bytes"], len(file["content_hash"])) for file in manifest["parts"][0]["files"]]
     assert sizes == [(len(FILES[name]), 64) for name in sorted(FILES)]
 
 
@@ -220,7 +220,7 @@ def test_a_resume_fetches_no_finished_row_group_again(hub: StandInHub, home: Pat
     keep = len(manifest["shards"]) // 2
     for shard in manifest["shards"][keep:]:
         (out / shard["name"]).unlink()
-    end = manifest["shards"][keep - 1]["end"]
+    end = manifest["shards"][keep - 1]["end"][0]
     repository = hub.repositories[REPO]
     first = next(iter(FILES))
     repository.replace_file(first, fineweb_parquet(["new"]))

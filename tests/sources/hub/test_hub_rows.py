@@ -20,6 +20,7 @@ from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HUB, HubRef, InputFile
 from fineweb_shards.system.retry import TransientError
+from fineweb_shards.types import Cursor
 
 FILE = InputFile(0, "hf://datasets/a/b@c/train", "train", ROWS, None, 0, 0, "", place=HUB)
 DATASET = HubRef("a/b", "", "train", "c", "", keep_downloads=False)
@@ -29,7 +30,7 @@ VALUES = ["text", "", None, 7, 1.5, float("nan"), True, ["a"], {"a": 1}, b"bytes
 
 def source_of(tmp_path: Path, rows: list[Any], *, skip: bool, batch_bytes: int = 1024) -> Source:
     """A source whose stream gives these rows; an exception among them is raised, each time it is reached."""
-    settings = runs.job_of(tmp_path / "out", __file__, batch_bytes=batch_bytes).source.settings
+    settings = runs.job_of(tmp_path / "out", __file__, batch_bytes=batch_bytes).source.only.settings
 
     class Rows(HubRowsFormat):
         def _open_rows(self, position: int) -> Iterator[Any]:
@@ -46,7 +47,7 @@ def source_of(tmp_path: Path, rows: list[Any], *, skip: bool, batch_bytes: int =
 
 def documents_of(source: Source) -> tuple[list[str], int, list[str]]:
     """The documents, how much was left out, and what is told of it."""
-    chunks = [chunk for batch in source.batches(runs.START) for chunk in source.chunks(batch)]
+    chunks = [chunk for batch in source.batches(Cursor(0, 0)) for chunk in source.chunks(batch)]
     return (
         [text for chunk in chunks for text in chunk.documents],
         sum(chunk.counts.bad_parts for chunk in chunks),

@@ -195,7 +195,7 @@ def last_end(out: Path) -> Cursor:
         shards = json.loads((out / "manifest.json").read_text())["shards"]
     except FileNotFoundError:
         shards = []
-    return (shards[-1]["end"]["file"], shards[-1]["end"]["position"]) if shards else (0, 0)
+    return (shards[-1]["end"][0]["file"], shards[-1]["end"][0]["position"]) if shards else (0, 0)
 
 
 @pytest.mark.full

@@ -78,7 +78,7 @@ def test_what_is_left_to_datasets(home: Path, tmp_path: Path) -> None:
             assert done.returncode == 0, (name, done.stderr)
             assert runs.shards_in(tmp_path / name) == expected_of(THROUGH_DATASETS[name][-1]), name
             manifest = json.loads((tmp_path / name / "manifest.json").read_text())
-            assert [file["content_hash"] for file in manifest["files"]] == [""], name
+            assert [file["content_hash"] for file in manifest["parts"][0]["files"]] == [""], name
 
 
 def test_what_is_refused(home: Path, tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_a_folder_that_was_begun_with_datasets_goes_on_with_it(home: Path, tmp_p
     with StandInHub([repository], cdn=True) as hub:
         assert build(hub, home, out, "default", "--shard-tokens", "8k").returncode == 0
         manifest = json.loads((out / "manifest.json").read_text())
-        assert [file["content_hash"] for file in manifest["files"]] == [""]
+        assert [file["content_hash"] for file in manifest["parts"][0]["files"]] == [""]
         runs.forget_after(out, 3)
         repository.replace_file("README.md", card({"default": '"*.jsonl"'}), new_commit=False)
         done = build(hub, tmp_path / "new_home", out, "default", "--shard-tokens", "8k")
     assert done.returncode == 0, done.stderr
     assert runs.shards_in(out) == reference.shard_files(reference.stream(2 * DOCUMENTS), 8000)
     again = json.loads((out / "manifest.json").read_text())
-    assert again["files"] == manifest["files"]
+    assert again["parts"][0]["files"] == manifest["parts"][0]["files"]

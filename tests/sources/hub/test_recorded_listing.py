@@ -101,7 +101,7 @@ def test_other_files_are_still_asked_for(hub: StandInHub, home: Path, out: Path)
     fresh = build(hub, home, out, "--fresh", "--yes")
     assert hub.api_requests > 0
     assert fresh.returncode == 3  # the new card has no config of that name
-    assert json.loads((out / "manifest.json").read_text())["commit"] != pushed
+    assert json.loads((out / "manifest.json").read_text())["parts"][0]["commit"] != pushed
 
 
 @pytest.mark.full

@@ -1,7 +1,8 @@
-"""Delete what fineweb-shards made in an output folder, and nothing else: the work of --fresh.
+"""Tell files that fineweb-shards has made from all others, and delete only those.
 
-These are the files that the manifest names, a shard that a killed run had named but not yet recorded, and the
-work folder. If the manifest can't be read, nothing is deleted, because the folder may hold anything.
+--fresh deletes the files that the manifest names, a shard that a killed run had named but not yet recorded,
+and the work folder. If the manifest can't be read, nothing is deleted, because the folder may hold anything.
+A run removes what a killed one has left and no run will use again.
 """
 
 from __future__ import annotations
@@ -9,24 +10,28 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.layouts.document_index import INDEX_FOLDER
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import FILE_NAME, load_manifest
+from fineweb_shards.layouts.document_index import INDEX_FOLDER, is_index_of
+from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER
+from fineweb_shards.store.manifest import FILE_NAME, Manifest, load_manifest
+from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
-from fineweb_shards.store.untracked_files import find_untracked, list_all_names
 from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error
+from fineweb_shards.system.own_files import refuse_foreign_files, refuse_link
 from fineweb_shards.system.terminal import Redraw, printable, redraw
 from fineweb_shards.units import show_bytes, show_number_of
 
 Say = Callable[[str], None]
 _SHOWN_NAMES = 5
+# A `report` command may be writing a temporary file now, without the folder's lock; it takes less than 1 s.
+_SURELY_UNUSED_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +157,12 @@ def _ask(deletion: Deletion, warn: Say) -> None:
     if not terminal or redraw(sys.stderr) is Redraw.LINE:  # in a notebook nobody can type an answer
         raise UsageError(
             f"--fresh would delete {deletion.describe()}.",
-            "There is no terminal to ask: add --yes to delete it, or leave out --fresh to go on.",
+            "There is no terminal to ask: add --yes to delete it, or leave out --fresh to resume.",
         )
     warn(f"--fresh deletes {deletion.describe()}")
     print("Delete it and start over? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("Nothing was deleted.", "Without --fresh the same command goes on where it stopped.")
+        raise UsageError("Nothing was deleted.", "To resume, rerun the same command without --fresh.")
 
 
 def _name_some(names: list[str]) -> str:
@@ -177,3 +182,70 @@ def _files_below(path: Path) -> Iterator[Path]:
         yield from (below for below in path.rglob("*") if below.is_symlink() or not below.is_dir())
     else:
         yield path
+
+
+def remove_leftovers(store: Store, manifest: Manifest) -> None:
+    """Remove temporary files that `manifest` does not continue. The caller must hold the store's lock."""
+    recorded = {file.name: file.end_bytes for file in list_files(manifest.shards)}
+    try:
+        for path in store.leftovers(recorded):
+            if path.is_file() and not _may_be_in_use(path):
+                path.unlink()
+        store.remove_unrecorded(recorded)
+    except OSError as error:
+        raise output_error(store.folder, error) from error
+
+
+def remove_outdated_files(store: Store, manifest: Manifest) -> None:
+    """Remove files that the store's saved manifest names and `manifest` does not: they will be made again.
+
+    This must happen before `manifest` is saved: afterwards nothing would say that the files are ours.
+    """
+    before = load_manifest(store.folder)
+    if before is None:
+        return
+    outdated = {record.name for record in before.shards} - {record.name for record in manifest.shards}
+    try:
+        store.remove(with_sidecars(before, outdated))
+    except OSError as error:
+        raise output_error(store.folder, error) from error
+
+
+def tidy_finished(store: Store, manifest: Manifest) -> None:
+    """Remove leftovers of a finished build; ignore errors, because nothing depends on it."""
+    try:
+        remove_leftovers(store, manifest)
+    except OutputError:
+        return  # for example a read-only folder
+
+
+def _may_be_in_use(path: Path) -> bool:
+    """Return whether a temporary file is recent and of `write_quickly` (named with process and thread)."""
+    numbers = path.name.split(".")[-3:-1]
+    quick = len(numbers) == 2 and all(number.isdecimal() for number in numbers)
+    return quick and time.time() - path.stat().st_mtime < _SURELY_UNUSED_SECONDS
+
+
+def list_all_names(store: Store) -> list[str]:
+    """List the names of all files in a store, with those in the folder of indices."""
+    return [*store.list_names(), *(f"{INDEX_FOLDER}/{name}" for name in store.list_names(INDEX_FOLDER))]
+
+
+def find_untracked(names: Iterable[str], layout: Layout, known: set[str]) -> list[str]:
+    """Choose the names of files that a reader of the layout would open, or that are named like an index of
+    them, and that are not among the known names."""
+    return sorted(
+        name for name in names if (layout.owns(name) or is_index_of(layout, name)) and name not in known
+    )
+
+
+def refuse_planted_files(store: Store, *, index: bool = False) -> None:
+    """Raise OutputError if links, pipes or folders are where a run will write its own files. Each of those is
+    looked at again when it is opened; but a run that can't write its log, for one, would not stop there."""
+    try:
+        refuse_foreign_files(store.folder / WORK_FOLDER, {DOWNLOAD_FOLDER})
+        refuse_link(store.folder / FILE_NAME)
+        if index:
+            refuse_link(store.folder / INDEX_FOLDER)
+    except OSError as error:
+        raise output_error(store.folder, error) from error

@@ -1,0 +1,164 @@
+"""What a resume keeps of a folder: settings that must be the same, and records that are still true.
+
+Other settings or another vocabulary would give other bytes, and are refused. `--max-tokens` may change: the
+stream is the same, only its end moves. With a higher limit, the stream continues where the old one cut it.
+The last shard was cut short there, so it is made again from the checkpoint before it; all others are kept.
+Records of files that are missing, cut short or too long are dropped, and those after them. Only lengths are
+compared here; `reading/verify.py` looks at the contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fineweb_shards.errors import ChangedError
+from fineweb_shards.store.cleanup import find_untracked, list_all_names, our_names, refuse_untracked_shards
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.shard_files import OutputFile, list_files
+from fineweb_shards.store.sidecars import have_sidecars, list_finished, with_sidecars
+from fineweb_shards.store.store import Store
+from fineweb_shards.types import Quarantined, ShardRecord
+from fineweb_shards.vocabulary import Vocabulary
+
+
+def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any]) -> None:
+    """Raise ChangedError if a setting that changes the output, or the vocabulary, is not the one with which
+    the folder was begun.
+
+    A setting that did not exist when the folder was begun counts as its default, which means the behaviour of
+    that time.
+    """
+    if len(before.parts) != len(now.parts):
+        counts = f"{len(before.parts):,} parts when this folder was begun and has {len(now.parts):,} now."
+        raise ChangedError(f"The input had {counts}")
+    for old_part, new_part in zip(before.parts, now.parts, strict=True):
+        old_settings, new_settings = before.settings | old_part.settings, now.settings | new_part.settings
+        for name in sorted(old_settings.keys() | new_settings.keys()):
+            default = defaults.get(name)
+            old, new = old_settings.get(name, default), new_settings.get(name, default)
+            if old == new:
+                continue
+            if name == "exported_from":
+                raise ChangedError("The shards to export are not those with which this folder was begun.")
+            flag = f"--{name.replace('_', '-')}"
+            raise ChangedError(f"{flag} was {_show(old)} when this folder was begun and is {_show(new)} now.")
+    if before.vocabulary != now.vocabulary:
+        old, new = _describe(before.vocabulary), _describe(now.vocabulary)
+        raise ChangedError(f"The vocabulary was {old} when this folder was begun and is {new} now.")
+
+
+def check_batch_bytes(documents: Sequence[Quarantined], batch_bytes: int) -> None:
+    """Raise ChangedError if pieces of long documents would be cut at other places than when quarantined."""
+    for document in documents:
+        if document.piece_of_bytes not in (0, batch_bytes):
+            raise ChangedError(
+                f"--batch-bytes was {document.piece_of_bytes:,} when a piece of a document went to "
+                f"quarantine and is {batch_bytes:,} now."
+            )
+
+
+def _show(value: Any) -> str:
+    """Format a setting's value for a sentence."""
+    if value is None or value == "":
+        return "not set"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _describe(vocabulary: Vocabulary) -> str:
+    """Format what distinguishes a vocabulary from others."""
+    hashed = f"SHA-256 {vocabulary.sha256[:8]}"
+    pattern = f", pattern {vocabulary.pattern:.40}" if vocabulary.pattern else ""
+    return f"{vocabulary.name} ({vocabulary.size:,} ids, EOT {vocabulary.eot}, {hashed}{pattern})"
+
+
+def move_limit(manifest: Manifest, limit: int | None, store: Store) -> Manifest:
+    """Return the folder's manifest for another limit, without the records that must be made again."""
+    old = manifest.settings["max_tokens"]
+    if limit == old:
+        return manifest
+    there = manifest.tokens + manifest.totals.get("dropped_tokens", 0)
+    if limit is not None and limit < there:
+        raise ChangedError(
+            f"--max-tokens {limit:,}: the folder holds {there:,} tokens already, and --max-tokens can't "
+            "shrink existing output.",
+            "Raise --max-tokens or leave it out, choose another --out, or start over with --fresh.",
+        )
+    if not manifest.complete and limit is not None and (old is None or limit < old):
+        _refuse_unrecorded_shards(manifest, store, limit)
+    moved = replace(manifest, settings={**manifest.settings, "max_tokens": limit})
+    if not manifest.complete or there != old:
+        return moved  # not finished, or finished because the input ended
+    return replace(moved, shards=_records_before_cut(manifest), complete=False, totals={})
+
+
+def _refuse_unrecorded_shards(manifest: Manifest, store: Store, limit: int) -> None:
+    """Raise ChangedError if the folder has a shard that a killed run named but did not record.
+
+    With a higher limit it would be made again. With a lower one it may not belong to the stream, and a loader
+    would read it all the same.
+    """
+    names = with_sidecars(manifest, {record.name for record in manifest.shards})
+    unknown = find_untracked(list_all_names(store), manifest.layout, names)
+    if unknown:
+        raise ChangedError(
+            f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may come after that end.",
+            "Resume with the old --max-tokens for a shard, choose another --out, or start over with --fresh.",
+        )
+
+
+def _records_before_cut(manifest: Manifest) -> tuple[ShardRecord, ...]:
+    """Return the records that stay the same with any higher limit."""
+    records, rule = manifest.shards, manifest.split_rule
+    if rule.val_ratio:
+        if manifest.totals.get("dropped_tokens"):
+            return ()  # checkpoints contain dropped tokens together with kept ones
+        return tuple(record for record in records if record.end != manifest.end)
+    last = records[-1:]
+    tokens = sum(record.tokens for record in records if last and record.split == last[0].split)
+    fills_validation = bool(last) and last[0].split == "val" and tokens == rule.val_tokens
+    if tokens % manifest.settings["shard_tokens"] == 0 or fills_validation:
+        return records
+    return records[:-1]
+
+
+def trim_to_whole_files(manifest: Manifest, store: Store) -> Manifest:
+    """Return the manifest up to the last checkpoint whose files are complete; the rest is made again."""
+    whole = manifest.complete
+    lost: list[ShardRecord] = []
+    files = list_files(manifest.shards)
+    everything = store.find_all(with_sidecars(manifest, {file.name for file in files}))
+    for file in files:
+        found = everything.get(file.name)
+        size = found.size_bytes if found else 0
+        lost += [record for record in file.segments if record.offset + record.bytes > size]
+        if size > file.end_bytes and not may_be_longer(manifest, file):
+            lost.append(file.segments[-1])
+        whole = whole and found is not None and found.named
+    # Records of one checkpoint have the same end, and are kept or dropped together.
+    ends = [record.end for record in manifest.shards]
+    kept = manifest.shards[: min((ends.index(record.end) for record in lost), default=len(ends))]
+    if whole and len(kept) == len(ends) and have_sidecars(list_finished(store, manifest), everything):
+        return manifest
+    if manifest.settings["val_ratio"] and manifest.totals.get("dropped_tokens"):
+        kept = ()  # checkpoints contain dropped tokens together with kept ones
+    return replace(manifest, shards=kept, complete=False, totals={})
+
+
+def may_be_longer(manifest: Manifest, file: OutputFile) -> bool:
+    """Return whether the run may have written more of a file than the manifest records."""
+    one_file = manifest.layout.one_file
+    return not manifest.complete and (one_file or file.tokens % manifest.settings["shard_tokens"] != 0)
+
+
+def add_index(manifest: Manifest, store: Store, *, asked: bool) -> Manifest:
+    """Return the folder's manifest, with an index if this run asks for one. A folder that has one keeps it,
+    and it can be added at any time: the shards are the same with and without it. Only --fresh is rid of it.
+
+    OutputError if files of that name are there already: they are not ours, and must not be replaced.
+    """
+    if manifest.index or not asked:
+        return manifest
+    refuse_untracked_shards(store, manifest.layout, our_names(store, manifest))
+    return replace(manifest, index=True)

@@ -1,0 +1,215 @@
+"""Files of tokens: which ones a manifest names, where they are, how they are written, read back and sealed.
+
+A finished file has its final name, in the output folder. One that still grows is in the work folder, under
+a name without `train` or `val`, so that a reader never opens an incomplete file.
+
+The control plane creates the files, and names them when they are whole. Several processes write to one file,
+each by a descriptor and to ranges of its own, so nothing needs a lock. A segment is what one record of the
+manifest describes: a whole shard, or what a checkpoint has added to a file that grows. To seal it is to write
+the header if the file ends with it, to read it back, to check it and to make it durable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from fineweb_shards.errors import DamageError
+from fineweb_shards.events import Observer
+from fineweb_shards.layouts.base import ShardFormat
+from fineweb_shards.store.store import Segment, Store
+from fineweb_shards.system.durable import WORK_FOLDER, output_error
+from fineweb_shards.system.own_files import is_plain_file, open_descriptor, open_own
+from fineweb_shards.system.retry import Disk
+from fineweb_shards.types import Placement, ShardRecord, Split, Tokens
+from fineweb_shards.units import show_number_of
+
+# Data is synced in small steps, so that the sync of a whole file is short, and the page cache does not fill
+# with a whole shard of unwritten data.
+SYNC_EVERY_BYTES = 32 * 2**20
+_OPEN_FILES = 4  # both splits' files, and the ones before them
+_READ_BYTES = 2**19  # larger buffers are returned to the kernel each time, and cost page faults
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """A file of tokens and its segments, in order."""
+
+    name: str
+    split: Split
+    segments: tuple[ShardRecord, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(segment.tokens for segment in self.segments)
+
+    @property
+    def documents(self) -> int:
+        return sum(segment.documents for segment in self.segments)
+
+    @property
+    def end_bytes(self) -> int:
+        """The length of the file according to the manifest."""
+        return self.segments[-1].offset + self.segments[-1].bytes
+
+
+def list_files(records: Iterable[ShardRecord]) -> list[OutputFile]:
+    """Group a manifest's records by file, in the order of each file's first record."""
+    segments: dict[tuple[str, Split], list[ShardRecord]] = {}
+    for record in records:
+        segments.setdefault((record.name, record.split), []).append(record)
+    return [OutputFile(name, split, tuple(parts)) for (name, split), parts in segments.items()]
+
+
+def growing_path(path: Path) -> Path:
+    """Return where a file is while it grows: under a unique name that contains no `train` or `val`."""
+    return path.parent / WORK_FOLDER / f"{path.name.replace('train', 't').replace('val', 'v')}.tmp"
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """Return where a file of the manifest is, growing or finished; None if it is missing."""
+    final = folder / name
+    growing = growing_path(final)
+    return growing if is_plain_file(growing) else final if final.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is in a segment."""
+
+    sha256: str
+    documents: int  # number of EOTs
+    highest: int  # the largest token id
+
+
+def read_contents(
+    file: BinaryIO, shard_format: ShardFormat, offset: int, size_bytes: int, begin: int = 0
+) -> Contents:
+    """Read a segment in constant memory. A file that is too short gives the hash of what there is; `begin` is
+    the byte of the finished file with which this one begins."""
+    vocabulary = shard_format.vocabulary
+    file.seek(offset - begin)
+    header = file.read(max(0, shard_format.header_bytes - offset))
+    digest, documents, highest = hashlib.sha256(header), 0, 0
+    left = size_bytes - len(header)
+    while left and (block := file.read(min(left, _READ_BYTES))):
+        left -= len(block)
+        digest.update(block)
+        tokens = shard_format.from_bytes(block)
+        documents += vocabulary.count_eots(tokens)
+        highest = max(highest, int(tokens.max(initial=0)))
+    return Contents(digest.hexdigest(), documents, highest)
+
+
+def find_damage(contents: Contents, shard_format: ShardFormat, documents: int) -> str | None:
+    """Return what is wrong with the contents of a segment that should have `documents` documents, or None."""
+    if contents.highest >= shard_format.vocabulary.size:
+        return f"token {contents.highest} is outside the vocabulary"
+    if contents.documents != documents:
+        return f"{show_number_of(contents.documents, 'document')}, should be {documents:,}"
+    return None
+
+
+class TokenWriter:
+    """Writes tokens in the format of the run's files. While the disk is full, it waits and tries again."""
+
+    def __init__(self, shard_format: ShardFormat, disk: Disk) -> None:
+        self._format = shard_format
+        self._disk = disk
+        self._files: OrderedDict[str, int] = OrderedDict()  # path to descriptor, the last used last
+        self._unsynced_bytes = 0
+
+    def write(self, tokens: Tokens, placement: Placement) -> None:
+        """Write ranges of tokens where they belong."""
+        parts = [tokens[begin:end] for begin, end in placement.ranges.tolist()]
+        data = self._format.to_bytes(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        self._write_at(placement.path, placement.offset, data)
+        if os.name == "nt":  # where an open file can't be renamed
+            self.close()
+
+    def sync(self) -> None:
+        """Make everything durable that is written, and visible to other machines."""
+        for path in list(self._files):
+            self._sync(path)
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _write_at(self, path: str, offset: int, data: memoryview) -> None:
+        while data:  # a write may be short
+            written = self._disk.attempt(partial(self._write_some, path, offset, data))
+            offset, data = offset + written, data[written:]
+            self._unsynced_bytes += written
+        if self._unsynced_bytes >= SYNC_EVERY_BYTES:
+            self._unsynced_bytes = 0
+            self._sync(path)
+
+    def _write_some(self, path: str, offset: int, data: memoryview) -> int:
+        try:
+            file = self._open(path)
+            os.lseek(file, offset, os.SEEK_SET)  # not `pwrite`, which Windows lacks
+            return os.write(file, data)
+        except OSError as error:
+            raise output_error(Path(path), error) from error
+
+    def _sync(self, path: str) -> None:
+        try:
+            os.fsync(self._open(path))
+        except OSError as error:
+            raise output_error(Path(path), error) from error
+
+    def _open(self, path: str) -> int:
+        if path not in self._files:
+            while len(self._files) >= _OPEN_FILES:
+                os.close(self._files.popitem(last=False)[1])
+            self._files[path] = open_descriptor(path, os.O_WRONLY)
+        self._files.move_to_end(path)
+        return self._files[path]
+
+
+def seal_segment(
+    observer: Observer,
+    segment: Segment,
+    shard_format: ShardFormat,
+    store: Store,
+    max_wait_seconds: float,
+) -> str:
+    """Seal a segment, all of whose tokens are written; return its SHA-256.
+
+    Any process can do it, and again if it dies. While the disk is full, it waits.
+    """
+    try:
+        if segment.header and not segment.begin:
+            disk = Disk(segment.path.parent, max_wait_seconds, observer)
+            disk.attempt(partial(_write_header, segment))
+        with open_own(segment.path, "rb") as file:
+            contents = read_contents(file, shard_format, segment.offset, segment.size_bytes, segment.begin)
+        damage = find_damage(contents, shard_format, segment.documents)
+        if damage:
+            raise DamageError(
+                f"{segment.name}: {damage}, when it was read back before it got its name.",
+                "Memory or disk may be faulty. Everything finished is kept; the same command makes it again.",
+            )
+        store.add_segment(segment, observer)
+    except OSError as error:
+        raise output_error(store.folder / segment.name, error) from error
+    return contents.sha256
+
+
+def _write_header(segment: Segment) -> None:
+    """Write the header. A file that was reopened may have been finished before, with one for fewer tokens."""
+    try:
+        with open_own(segment.path, "r+b", buffering=0) as file:
+            file.write(segment.header)
+    except OSError as error:
+        raise output_error(segment.path, error) from error
