@@ -13,7 +13,7 @@ quote = '$(subst ','\'',$(1))'
 TARGET = $(call quote,$(SAMPLE))
 FOLDER = $(call quote,$(or $(OUT),$(SAMPLE)))
 FLAGS = $(if $(OUT),--out $(call quote,$(OUT))) $(if $(WORKERS),--workers $(call quote,$(WORKERS))) $(ARGS)
-# What was typed, for the command that is printed to go on with.
+# What was typed, for the command that is printed to resume with.
 given = $(filter-out undefined default file,$(origin $(1)))
 TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(name)), $(name)=$(call quote,$(value $(name)))))
 
@@ -34,7 +34,7 @@ help: ## list the targets
 	@echo
 	@echo "  SAMPLE is one of: $(basename $(notdir $(wildcard configs/*.toml)))"
 
-shards: .venv/run ## make the shards of configs/SAMPLE.toml (without SAMPLE: a demo), or go on with them
+shards: .venv/run ## make the shards of configs/SAMPLE.toml (without SAMPLE: a demo), or resume
 	@FINEWEB_SHARDS_COMMAND=$(call quote,$(TYPED)) $(BIN)/fineweb-shards build $(TARGET) $(FLAGS)
 
 plan: .venv/run ## show what `make shards` would do, without writing anything
@@ -82,7 +82,7 @@ soak: .venv/full ## every promise in full, then a night of MINUTES=30 with a fau
 	@$(BIN)/python -m pytest --soak $(ARGS)
 	@$(BIN)/python tests/night.py --minutes $(MINUTES)
 
-check: .venv/dev ## lint, format, types and the order of the rooms
+check: .venv/dev ## lint, format, types and the order of the packages
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -103,7 +103,7 @@ bench-bucket: .venv/full ## the same build into a folder and into a bucket on lo
 bench-tokenizers: .venv/full ## every tokenizer: its own library, and this program with it
 	@$(BIN)/python benchmarks/tokenizer_speed.py $(ARGS)
 
-bench-control: .venv/full ## how many tokens a second the parent can order, with simulated workers
+bench-control: .venv/full ## how many tokens per second the parent can order, with simulated workers
 	@$(BIN)/python benchmarks/control_plane.py $(ARGS)
 
 bench-ray: .venv/full ## the same files with local processes and with Ray on this machine

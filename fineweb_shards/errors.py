@@ -69,9 +69,9 @@ class InputError(ShardError):
 
 
 class BadFileError(InputError):
-    """One file, or a part of it, is damaged; `--on-bad-file skip` goes on without it."""
+    """One file, or a part of it, is damaged; `--on-bad-file skip` continues without it."""
 
-    hint = "Repair or remove it, or leave it out with --on-bad-file skip; the same command goes on."
+    hint = "Repair or remove it, or leave it out with --on-bad-file skip; rerun the same command to resume."
 
 
 class HubError(InputError):

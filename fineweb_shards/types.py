@@ -16,8 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.texts import Texts
-from fineweb_shards.token_lists import TokenLists
+from fineweb_shards.texts import Texts, TokenLists
 
 Tokens = NDArray[np.integer[Any]]  # ids, as wide as the vocabulary or the file they come from makes them
 Positions = NDArray[np.int64]  # positions in an array of tokens, ascending

@@ -3,7 +3,7 @@
 The parent counts quotes to find where records end (`quotes.py`), so it reads the whole file once; the
 workers split their ranges. Quotes are those of RFC 4180, in TSV as well. Where a quote breaks the rule,
 nobody knows where the record ends: with `--on-bad-file skip` everything from its beginning to the end of the
-line with that quote is left out, and a record begins behind it. That depends on the file alone.
+line with that quote is left out, and a record begins after it. That depends on the file alone.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class CsvFormat(TextFormat):
         targets = range(next_target(offset, batch_bytes), offset + last, batch_bytes)
         for target in (offset + 1, *targets):
             end = block.first_end(target - offset - 1, limit)
-            assert end is not None, "a record ends behind it"
+            assert end is not None, "a record ends after it"
             yield offset + end
         yield offset + last
 

@@ -27,8 +27,7 @@ from fineweb_shards.formats.token_rows import TokenRows, parse_ids
 from fineweb_shards.formats.views import ByteView, StreamView
 from fineweb_shards.formats.where import kind_of
 from fineweb_shards.storage.place import InputFile, Place
-from fineweb_shards.texts import Texts, encode_utf8
-from fineweb_shards.token_lists import Ids
+from fineweb_shards.texts import Ids, Texts, encode_utf8
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
 # Longer lines would have to be parsed in pieces; such a document belongs in a text file.

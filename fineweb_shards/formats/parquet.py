@@ -45,7 +45,7 @@ _CHUNK_BYTES = 12 * 2**20  # of two row groups as FineWeb has them one block is 
 # How many times `batch_bytes` a batch has: each costs the parent a millisecond, and from the hub a request.
 _BATCHES_AT_ONCE = 2
 _SMALL_SHARE = 0.05  # of the text's size
-# No document has so many tokens: a `token_count` with larger numbers counts something else.
+# No document has this many tokens: a `token_count` with larger numbers counts something else.
 _LARGEST_TOKEN_COUNT = 2**40
 
 

@@ -2,7 +2,7 @@
 
 A `"` may only stand at both ends of a field and, doubled, inside such a field. Then a byte is quoted exactly
 if the number of `"` before it is odd, and NumPy finds records at a gigabyte a second, without a step for each
-character. `find_stray_quote` finds the first `"` that stands elsewhere: behind it counting would be wrong.
+character. `find_stray_quote` finds the first `"` that stands elsewhere: after it counting would be wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Block:
         return quoted
 
     def first_end(self, offset: int, limit: int) -> int | None:
-        """Return the place behind the first line end from `offset` to `limit` that ends a record."""
+        """Return the position after the first line end from `offset` to `limit` that ends a record."""
         place = self.data.find(b"\n", offset, limit)
         while place >= 0:
             before = int(np.searchsorted(self.quotes, place))
@@ -54,7 +54,7 @@ class Block:
         return None
 
     def last_end(self, limit: int) -> int | None:
-        """Return the place behind the last line end before `limit` that ends a record."""
+        """Return the position after the last line end before `limit` that ends a record."""
         place = self.data.rfind(b"\n", 0, limit)
         while place >= 0:
             before = int(np.searchsorted(self.quotes, place))

@@ -37,7 +37,7 @@ class Range:
 
 
 def next_target(start: int, batch_bytes: int, distance: int = 0) -> int:
-    """Return the place behind which the batch from `start` on ends, as soon as it can: the next multiple of
+    """Return the position after which the batch from `start` on ends, as soon as it can: the next multiple of
     `batch_bytes`, more than `distance` bytes away. So the places to look for ends are known beforehand."""
     return ((start + distance) // batch_bytes + 1) * batch_bytes
 
@@ -131,7 +131,7 @@ def _find_end(
 def _find_far_end(
     view: ByteView, separator: Separator, target: int, uncut: int, rule: CutRule | None
 ) -> _End | _Uncut:
-    """Look behind `target` for the end of a document, or a place to cut it, for as long as it may be uncut.
+    """Look after `target` for the end of a document, or a place to cut it, for as long as it may be uncut.
 
     It is uncut since `uncut`.
     """

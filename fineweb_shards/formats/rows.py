@@ -12,8 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fineweb_shards.formats.text_check import decode_texts, is_utf8
-from fineweb_shards.texts import NO_TEXTS, TextBuffer, Texts
-from fineweb_shards.token_lists import TokenLists
+from fineweb_shards.texts import NO_TEXTS, TextBuffer, Texts, TokenLists
 from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES, Cut, find_cuts
 from fineweb_shards.types import Counts, Origin, TextChunk
 from fineweb_shards.vocabulary import GPT2, CutRule

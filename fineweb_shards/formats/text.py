@@ -90,8 +90,8 @@ class TextFormat(Format):
         if not part.is_uncut:
             return part
         error = BadFileError(
-            f"{file.path}: a document goes on for over {FARTHEST_BYTES:,} bytes from byte {part.start:,} on "
-            f"without a place where {self.settings.vocabulary.name} allows to cut it.",
+            f"{file.path}: a document continues for over {FARTHEST_BYTES:,} bytes from byte {part.start:,} "
+            f"on without a place where {self.settings.vocabulary.name} allows to cut it.",
             "Name what separates documents (--separator), split it into several, or leave out the rest of "
             "such a document: --on-bad-file skip.",
         )

@@ -26,7 +26,7 @@ _LEAST_ILLEGIBLE_BYTES = 4  # a file may hold nothing but a name in Latin-1
 _FEW_CONTROLS = 1 / 100  # text in any 8-bit encoding has fewer control characters
 _CONTINUATIONS = bytes(
     range(0x80, 0xC0)
-)  # of a character, behind its first byte: a sample may begin with them
+)  # of a character, after its first byte: a sample may begin with them
 _CONTROLS_OF_LATIN_1 = {*range(0x80, 0xA0)}  # letters and quotes in Windows' encodings
 _ASCII = bytes(range(128))
 _CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})

@@ -15,8 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fineweb_shards.formats.rows import Selection, bits_of
-from fineweb_shards.texts import NO_TEXTS
-from fineweb_shards.token_lists import Ids, TokenLists
+from fineweb_shards.texts import NO_TEXTS, Ids, TokenLists
 from fineweb_shards.types import Counts, Positions, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
 

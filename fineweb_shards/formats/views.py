@@ -128,7 +128,7 @@ class StreamView:
         reason = getattr(error, "strerror", None) or str(error)
         self._is_cut_off = not isinstance(error, TrailingGarbageError)
         if isinstance(error, TrailingGarbageError):
-            sentence = f"behind its {text} {reason}"
+            sentence = f"after its {text} {reason}"
         elif isinstance(error, NotCompressedError):
             sentence = reason
         else:

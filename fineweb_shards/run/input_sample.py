@@ -21,8 +21,7 @@ from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.system.terminal import safe_text
-from fineweb_shards.texts import Texts
-from fineweb_shards.token_lists import TokenLists
+from fineweb_shards.texts import Texts, TokenLists
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.types import Cursor, TextChunk, Tokens
 from fineweb_shards.units import show_number_of

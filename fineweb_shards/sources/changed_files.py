@@ -18,7 +18,7 @@ _SAMPLES = re.compile("[0-9a-f]{64}")  # the hash of a file's samples
 # which was sent in one piece. Any other ETag may be another one for a copy.
 _OF_CONTENT = (_SAMPLES, re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{32}"))
 _COPY_HINT = (
-    "If it is a copy of the same file, go on with --same-source. If not, restore the old file, or start "
+    "If it is a copy of the same file, resume with --same-source. If not, restore the old file, or start "
     "over: another --out, or --fresh."
 )
 _RESTORE_HINT = "Restore the input as it was, or start over with what it is now: another --out, or --fresh."
@@ -134,9 +134,9 @@ def _describe_change(file: InputFile, different: list[str], old: _Record) -> str
         return "it could not be read when these shards were begun, and can be now"
     date = f" (modified on {_show_time(file.mtime_ns)})" if file.mtime_ns else ""
     if file.size_bytes != size:
-        verb = "grown" if file.size_bytes > size else "shrunk"
+        change = "grown" if file.size_bytes > size else "shrunk"
         sizes = f"from {size:,} to {file.size_bytes:,} bytes"
-        return f"the file has {verb} {sizes} since these shards were begun{date}"
+        return f"the file has {change} {sizes} since these shards were begun{date}"
     return f"the file has other content than when these shards were begun, in the same size{date}"
 
 

@@ -151,7 +151,7 @@ def _without_outputs(flag: str, text: str, search: _Search) -> list[_Found]:
         raise InputError(f"{flag} {text}: holds only our own output.", f"Check {flag} and --out.")
     if earlier:
         names = _first_few([one.name for one in earlier])
-        search.note(f"{flag} {text}: {_count(earlier)} passed over, made by an earlier build: {names}")
+        search.note(f"{flag} {text}: {_count(earlier)} skipped, made by an earlier build: {names}")
     return found
 
 
@@ -218,12 +218,12 @@ def _take(
     any_ending = any_ending or search.format_name != "auto"
     made = {name for name in findings.files if search.is_made(findings.path_of(name))}
     taken = [name for name in findings.files if any_ending or split_suffixes(name)[0] or name in made]
-    passed_over = sorted({*findings.files, *findings.not_files} - {*taken})
+    skipped = sorted({*findings.files, *findings.not_files} - {*taken})
     if not taken and not findings.unreadable:
-        raise _no_file_error(given, passed_over, is_folder=is_folder)
-    if passed_over:
-        kind = "no kind of file that is read" if findings.not_files else "their endings are not known"
-        search.note(f"{given}: {_count(passed_over)} passed over, {kind}: {_first_few(passed_over)}")
+        raise _no_file_error(given, skipped, is_folder=is_folder)
+    if skipped:
+        kind = "unsupported file type" if findings.not_files else "unknown ending"
+        search.note(f"{given}: {_count(skipped)} skipped: {kind}: {_first_few(skipped)}")
     if findings.repeated_folders:
         folders = _first_few(sorted(findings.repeated_folders))
         search.note(f"{given}: not followed, because it leads to a folder that is read anyway: {folders}")
@@ -234,15 +234,15 @@ def _take(
     ]
 
 
-def _no_file_error(given: str, passed_over: list[str], *, is_folder: bool) -> InputError:
-    if passed_over and not is_folder:
+def _no_file_error(given: str, skipped: list[str], *, is_folder: bool) -> InputError:
+    if skipped and not is_folder:
         return InputError(
-            f"{given}: none of what matches has a known ending: {_first_few(passed_over)}.",
+            f"{given}: none of what matches has a known ending: {_first_few(skipped)}.",
             f"Known are {', '.join(BY_ENDING)}; say what the files are with --format.",
         )
     if not is_folder:
         return InputError(f"{given}: no file matches.", "Check the pattern (and quote it).")
-    there = f"; there is {_first_few(passed_over)}" if passed_over else ""
+    there = f"; there is {_first_few(skipped)}" if skipped else ""
     return InputError(
         f"{given}: the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or without){there}.",
         "Name the files with a glob, or say what they are with --format.",

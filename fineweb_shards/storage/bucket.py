@@ -199,7 +199,7 @@ class Bucket:
             return self.upload_file(file, os.fstat(file.fileno()).st_size, name)
 
     def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:
-        """Write an open file of so many bytes as an object, like `upload`."""
+        """Write an open file of `size` bytes as an object, like `upload`."""
         send = partial(self._send, file, size)
         version = self._connection.call(name, send, for_upload=True)
         found = self._describe(self._connection.call(name, _head))

@@ -1,7 +1,7 @@
 """The connections of this process to buckets: one obstore store for each bucket and use, opened when needed.
 
 A request is tried once: retrying is ours (system/retry.py), so that a wait is seen. Only the parts of an
-upload are retried by obstore, because it can't go on with an upload after a failed part.
+upload are retried by obstore, because it can't continue an upload after a failed part.
 """
 
 from __future__ import annotations

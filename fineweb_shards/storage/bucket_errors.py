@@ -177,7 +177,7 @@ def _about_credentials(found: Refusal, address: BucketAddress, kind: type[ShardE
         if may_be_renewed(address.scheme):
             forget_stores(address)
             return TransientError(
-                f"{address}: the credentials have expired", advice="it goes on when they are renewed"
+                f"{address}: the credentials have expired", advice="the build continues when they are renewed"
             )
         return kind(
             f"{address}: the credentials have expired.", "Renew them, and run the same command again."

@@ -69,7 +69,7 @@ class UploadFile:
 def wait_for_upload(
     upload: Callable[[], Result], source: UploadFile, address: object, observer: Observer
 ) -> Result:
-    """Return what an upload of `source` returns. If it does not go on for long, the observer hears of it:
+    """Return what an upload of `source` returns. If it makes no progress for long, the observer hears of it:
     obstore would tell of a silent server only after minutes, because a part may take as long to be sent."""
     uploaded = in_background(upload)
     is_told = False
@@ -79,7 +79,7 @@ def wait_for_upload(
             if is_silent != is_told:
                 is_told = is_silent
                 since = time.strftime("%H:%M", time.localtime(time.time() - _SILENT_SECONDS))
-                text = f"waiting for the network since {since} ({address}: an upload does not go on)"
+                text = f"waiting for the network since {since} ({address}: an upload makes no progress)"
                 observer.set_wait("network", text if is_silent else None)
     finally:
         if is_told:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -16,12 +17,40 @@ from typing import Any, BinaryIO
 
 from fineweb_shards.events import Observer
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.seekable_file import SeekableFile
 
 Fetch = Callable[[int, int], memoryview]  # returns the bytes of a range, all of them
 _BLOCK_BYTES = 4 * 2**20
 _BLOCKS_AHEAD = 4  # with the current one 20 MiB
 _BUFFER_BYTES = 2**17
+
+
+class SeekableFile(io.RawIOBase):
+    """Base class for file-like objects. Subclasses read from `_position` on, and know the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._position = 0
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """The number of bytes in the file."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = offset + (0, self._position, self.size_bytes)[whence]
+        if position < 0:
+            raise ValueError(f"there is no byte {position}")
+        self._position = position
+        return position
 
 
 class ByteSource(SeekableFile):

@@ -66,7 +66,7 @@ def open_unpacker(open_packed: OpenPacked, compression: str) -> Unpacker:
 
 class FastGzipUnpacker:
     """Reads a gzip file with ISA-L, in less than half of zlib's time. Whatever is unusual in a file is left
-    to zlib, which reads it again up to there and goes on: so a damaged file ends where it ends for zlib."""
+    to zlib, which reads it again up to there and continues: so a damaged file ends where it ends for zlib."""
 
     def __init__(self, open_packed: OpenPacked) -> None:
         self._open_packed = open_packed

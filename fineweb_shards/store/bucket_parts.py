@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from fineweb_shards.storage.bucket_connection import ObjectInfo
+from fineweb_shards.storage.byte_source import SeekableFile
 from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.seekable_file import SeekableFile
 
 PARTS_FOLDER = f"{WORK_FOLDER}/parts"
 _DIGITS = 16  # of the offset in a part's name, so that names sort as parts follow one another

@@ -215,7 +215,7 @@ class Packer:
         self._places[part] = place
         return tuple(self._places)
 
-    def _room(self, split: Split) -> int:
+    def _left_in_segment(self, split: Split) -> int:
         """Return how many tokens fit into the current segment of a split."""
         return self._shard_tokens - self._tokens[split] % self._shard_tokens
 
@@ -254,11 +254,11 @@ class Packer:
 
     def _one_split(self, split: Split, block: RetainedTokens, start: int, stop: int) -> _Piece:
         """Return the next piece if all its tokens belong to one split."""
-        room = self._room(split)
-        end = min(stop, start + room)
+        left = self._left_in_segment(split)
+        end = min(stop, start + left)
         ranges = np.array([[start, end]], np.int64)
         part = _Part(split, ranges, end - start, count_between(block.eots, start, end))
-        return _Piece(end - start, (part,), full=end - start == room)
+        return _Piece(end - start, (part,), full=end - start == left)
 
     def _both_splits(self, start: int, tokens: int, eots: Positions, chosen: Ranges) -> _Piece:
         """Return the next piece of the `tokens` tokens from `start` on: the `chosen` ranges are for
@@ -284,12 +284,12 @@ class Packer:
         train_until = ends - val_until  # training tokens before each range
         length: int = tokens
         full: Split | None = None
-        if val_until[-1] >= (room := self._room("val")):
-            last = int(np.searchsorted(val_until, room))
-            length, full = int(ends[last] - (val_until[last] - room)), "val"
-        if tokens - val_until[-1] >= (room := self._room("train")):
-            passed = int(np.searchsorted(train_until, room))  # number of ranges that begin before it is full
-            place = room + (int(val_until[passed - 1]) if passed else 0)
+        if val_until[-1] >= (left := self._left_in_segment("val")):
+            last = int(np.searchsorted(val_until, left))
+            length, full = int(ends[last] - (val_until[last] - left)), "val"
+        if tokens - val_until[-1] >= (left := self._left_in_segment("train")):
+            passed = int(np.searchsorted(train_until, left))  # number of ranges that begin before it is full
+            place = left + (int(val_until[passed - 1]) if passed else 0)
             if place <= length:
                 length, full = place, "train"
         return length, full

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import ExactnessError
-from fineweb_shards.texts import Texts
-from fineweb_shards.token_lists import TokenLists
+from fineweb_shards.texts import Texts, TokenLists
 from fineweb_shards.tokenizers.base import Engine, Ids, JoinedIds, Reference, is_failure, join_ids
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, LONGEST_UNCUT_BYTES, cut_passages, find_cut
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine

@@ -35,6 +35,7 @@ from fineweb_shards.executors.ray.board import (
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.worker_death import DeathKind
 from fineweb_shards.sources.parts import Parts
+from fineweb_shards.storage.place import BUCKET
 from fineweb_shards.store import cleanup, shard_files
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
@@ -91,9 +92,7 @@ def test_nodes_get_addresses_and_credentials(tmp_path: Path, monkeypatch: pytest
     part = local.only
     of_hub = Parts((replace(part, settings=replace(part.settings, hub=SimpleNamespace())),))
     (file,) = local.files
-    of_google = Parts(
-        (replace(part, files=(replace(file, path="gs://bucket/a.jsonl", format="bucket-jsonl"),)),)
-    )
+    of_google = Parts((replace(part, files=(replace(file, path="gs://bucket/a.jsonl", place=BUCKET),)),))
     secrets = {
         "HF_TOKEN": "canary",
         "AWS_SECRET_ACCESS_KEY": "canary",

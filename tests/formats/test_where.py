@@ -356,7 +356,7 @@ def test_a_json_line_that_is_left_out_is_not_looked_at(
     if on_bad_file == "stop":
         with pytest.raises(BadFileError, match=f"the line at byte {path.stat().st_size}"):
             runs.encode_inline(later, where="n = 1", **settings)
-        source = runs.job_of(tmp_path / "out", later, where="n = 1", **settings).source.only
+        source = runs.job_of(tmp_path / "out", later, where="n = 1", **settings).source
         with (
             contextlib.closing(source),
             contextlib.closing(source.batches(runs.START)) as batches,

@@ -179,10 +179,10 @@ def test_what_is_passed_over_is_counted(folder: Path) -> None:
     """In folders and globs alike; hidden files are nobody's business."""
     (folder / "README").write_text("x")
     (note,) = notes_of(str(folder))
-    assert note.endswith("2 files passed over, their endings are not known: README, notes.pdf")
+    assert note.endswith("2 files skipped: unknown ending: README, notes.pdf")
     assert notes_of(str(folder), form="text") == []
     (note,) = notes_of(f"{folder}/*")
-    assert note.endswith("3 files passed over, no kind of file that is read: README, notes.pdf, sub")
+    assert note.endswith("3 files skipped: unsupported file type: README, notes.pdf, sub")
 
 
 def test_a_glob_takes_known_endings_or_the_one_it_names(folder: Path) -> None:

@@ -54,7 +54,7 @@ def test_texts_beside_shards_are_read(place: str, form: str, tmp_path: Path) -> 
     assert [file.name for file in job.source.files] == ["a.jsonl"]
     made = 2 * 2 + 1  # shards with their sidecars, and the manifest
     (note,) = job.notes
-    assert f"{place}/mixed: {made} files passed over, made by an earlier build: manifest.json, part-" in note
+    assert f"{place}/mixed: {made} files skipped, made by an earlier build: manifest.json, part-" in note
 
 
 def test_a_manifest_of_others_is_input(tmp_path: Path) -> None:
