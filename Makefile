@@ -80,7 +80,7 @@ $(LOWEST)/ready: pyproject.toml
 
 soak: .venv/full ## every promise in full, then a night of MINUTES=30 with a fault a minute; hours
 	@$(BIN)/python -m pytest --soak $(ARGS)
-	@$(BIN)/python tests/night.py --minutes $(MINUTES)
+	@$(BIN)/python -m tests.night --minutes $(MINUTES)
 
 check: .venv/dev ## lint, format, types and the order of the packages
 	@$(BIN)/ruff check .

@@ -25,7 +25,7 @@ from programs import HERE, SMALL_SHARDS, Program, our_program
 
 from fineweb_shards.units import show_count
 
-STAND_IN = HERE.parent / "tests" / "support" / "standin_hub.py"
+STAND_IN = [sys.executable, "-m", "tests.support.standin_hub"]
 LATENCIES_MS = [0, 50]
 DATASET = ("--dataset", "HuggingFaceFW/fineweb-edu", "--name", "sample-10BT")
 
@@ -104,8 +104,8 @@ def measure_speed(program: Program) -> float:
 
 
 def measure_hub(scratch: Path, corpus: Corpus, served: Path, latency_ms: int) -> Speed:
-    words = [sys.executable, str(STAND_IN), str(served), "--latency-ms", str(latency_ms)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+    words = [*STAND_IN, str(served), "--latency-ms", str(latency_ms)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as server:
         assert server.stdout is not None
         endpoint = server.stdout.readline().strip().partition("=")[2]
         os.environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(scratch / f"home-{served.name}")}

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from bench_corpus import DATA, Corpus, find_corpora
-from hub import DATASET, STAND_IN, measure_speed, serve_folder
+from hub import DATASET, HERE, STAND_IN, measure_speed, serve_folder
 from programs import our_program
 
 from fineweb_shards.units import show_bytes, show_count
@@ -71,8 +70,8 @@ def main() -> None:
 
 
 def measure_line(scratch: Path, corpus: Corpus, served: Path, line: Line) -> Remote:
-    words = [sys.executable, str(STAND_IN), str(served), *line.words()]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+    words = [*STAND_IN, str(served), *line.words()]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as server:
         assert server.stdout is not None
         endpoint = server.stdout.readline().strip().partition("=")[2]
         os.environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(scratch / "home")}

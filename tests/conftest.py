@@ -6,22 +6,18 @@ import locale
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+import hypothesis
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-
-import forked
-import hypothesis
-
 from fineweb_shards.layouts import LAYOUTS
+from tests.support import forked
 
-pytest_plugins = ["promises", "bucket_server"]
+pytest_plugins = ["tests.support.promises", "tests.support.bucket_server"]
 
 # Timing never decides a test, and every run tries the same examples (soak runs try new ones).
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=40)
@@ -71,7 +67,10 @@ inherit_nothing()
 
 # No process leaves the cores to others, not even this one, after a build in it: the load would decide a test.
 STARTUP = Path(__file__).parent / "support" / "startup"
-os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
+# Programs that tests start, and their workers, import `tests.support`, too.
+ROOT = Path(__file__).parent.parent
+inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(STARTUP), str(ROOT), *inherited])
 os.nice = lambda increment: 0
 
 MEMORY_DISK = Path("/dev/shm")

@@ -1,6 +1,6 @@
 """A night in half an hour: one build from a hub on loopback, slowed down, with one fault a minute.
 
-    python tests/night.py --minutes 30
+    python -m tests.night --minutes 30
 
 Workers are killed, the whole run is killed or interrupted and started again, the network goes away or
 plays tricks, memory and disk get tight (where this machine lets us: Linux, root). At the end every shard
@@ -24,16 +24,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-
 import pyarrow as pa
 import pyarrow.parquet as pq
-import reference
-import runs
-from documents import make_documents
-from standin_faults import CutBody, Fault, FaultPlan, IgnoreRange, LastingFault, Reset, Stall, Status
-from standin_hub import StandInHub
-from standin_repository import Repository
+
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.standin_faults import (
+    CutBody,
+    Fault,
+    FaultPlan,
+    IgnoreRange,
+    LastingFault,
+    Reset,
+    Stall,
+    Status,
+)
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
 
 REPO = "HuggingFaceFW/fineweb-edu"
 FILES, ROW_GROUPS, SHARD_TOKENS = 4, 500, 200_000

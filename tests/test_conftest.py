@@ -39,14 +39,13 @@ exec "$@"
 @pytest.mark.skipif(sys.platform != "linux", reason="shells have other limits elsewhere")
 def test_tests_inherit_nothing_from_the_shell() -> None:
     """Whatever the shell ignores, limits or sets, the programs that tests start find the same."""
-    program = (
-        f"import sys, subprocess, conftest; subprocess.run([sys.executable, '-c', {LOOK!r}], check=True)"
-    )
+    start = f"subprocess.run([sys.executable, '-c', {LOOK!r}], check=True)"
+    program = f"import sys, subprocess, tests.conftest; {start}"
     found = []
     for words in ([], ["/bin/sh", "-c", HOSTILE, "sh"]):
         done = subprocess.run(
             [*words, sys.executable, "-c", program], capture_output=True, text=True, check=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
         )  # fmt: skip
         found.append(json.loads(done.stdout))
     plain, hostile = found

@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import inline
 import pytest
-import runs
 
 from fineweb_shards import __version__, errors
 from fineweb_shards.commands.build import describe_outcome
@@ -24,6 +22,7 @@ from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run.config import Config, load_config
 from fineweb_shards.tokenizers import ENGINES
+from tests.support import inline, runs
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "fineweb_shards"

@@ -7,15 +7,13 @@ import re
 import signal
 from pathlib import Path
 
-import forked
-import inline
 import pytest
-import reference
-import runs
-from documents import make_documents
-from fourteen_files import DATASET, FLAGS, environment, expected_shards, sample_repository
-from inputs import write_jsonl
-from standin_hub import StandInHub
+
+from tests.support import forked, inline, reference, runs
+from tests.support.documents import make_documents
+from tests.support.fourteen_files import DATASET, FLAGS, environment, expected_shards, sample_repository
+from tests.support.inputs import write_jsonl
+from tests.support.standin_hub import StandInHub
 
 pytestmark = pytest.mark.full
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from promises import PROMISES, has_every_file, names
+
+from tests.support.promises import PROMISES, has_every_file, names
 
 
 def test_every_promise_is_tested_by_make_test(request: pytest.FixtureRequest) -> None:
@@ -22,10 +23,10 @@ def test_an_unknown_promise_fails_collection(tmp_path: Path) -> None:
     """A misspelled name would prove nothing; it is named together with its test."""
     test = "import pytest\n@pytest.mark.promise('unkillabel')\ndef test_it():\n    pass\n"
     (tmp_path / "test_misspelled.py").write_text(test)
-    plugin = ["-p", "promises", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    plugin = ["-p", "tests.support.promises", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plugin, str(tmp_path)],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parent / "support",
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent,
     )  # fmt: skip
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "test_misspelled.py::test_it" in done.stderr

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import runs
-from documents import make_documents
-from inputs import write_jsonl
+
+from tests.support import runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
-from standin_hub import StandInHub
-from standin_repository import Repository
-from text_datasets import environment
 
 from fineweb_shards.storage.bucket import Bucket
+from tests.support import reference
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
+from tests.support.text_datasets import environment
 
 pytestmark = pytest.mark.full
 

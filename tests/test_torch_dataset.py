@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import runs
-from inputs import write_text
+
+from tests.support import runs
+from tests.support.inputs import write_text
 
 pytest.importorskip("torch")
 

@@ -16,11 +16,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import loader_reference
 import numpy as np
 import pytest
-import runs
-from doubles import AtOncePlane
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
 from fineweb_shards.events import Observer
@@ -46,6 +43,8 @@ from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.types import Cursor, EncodedBlock, ShardSlice
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 from fineweb_shards.writing.output import Output, begin_output
+from tests.support import loader_reference, runs
+from tests.support.doubles import AtOncePlane
 
 PACKAGE = Path(__file__).parent.parent / "fineweb_shards"
 EOT = 69_999

@@ -9,19 +9,17 @@ import re
 import shlex
 from pathlib import Path
 
-import inline
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_parquet, write_text
-from promises import Measure, Tries
 
 from fineweb_shards.commands.arguments import SETTING_GROUPS
 from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
 from fineweb_shards.run import plan
 from fineweb_shards.run.config import Config, load_config
 from fineweb_shards.system.shell_commands import PROGRAM
+from tests.support import inline, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet, write_text
+from tests.support.promises import Measure, Tries
 
 DOCUMENTS = make_documents(120, seed=71)
 

@@ -11,16 +11,13 @@ import json
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-
 import pytest
-import runs
-from bucket_server import use_small_parts
 
 from fineweb_shards.store import bucket_lock, bucket_store
+from tests.support import runs
+from tests.support.bucket_server import use_small_parts
 
 use_small_parts(pytest.MonkeyPatch())
 bucket_lock.STALE_SECONDS, bucket_lock._LOOK_SECONDS = 0.2, 0.05

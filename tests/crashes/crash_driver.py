@@ -13,9 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-
-import runs
+from tests.support import runs
 
 calls = 0
 write_here = os.write

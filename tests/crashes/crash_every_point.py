@@ -22,12 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-
-import reference
-import runs
-
 from fineweb_shards.store.folder_store import FolderStore
+from tests.support import reference, runs
 
 JOB = {"writes": 9, "step": 1, **json.load(sys.stdin)}
 OUT = Path(JOB["out"])

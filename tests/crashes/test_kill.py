@@ -13,13 +13,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import inline
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_parquet, write_text
-from promises import Measure, Tries
+
+from tests.support import inline, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet, write_text
+from tests.support.promises import Measure, Tries
 
 DRIVER = Path(__file__).parent / "crash_driver.py"
 

@@ -13,14 +13,15 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
-import layout_reference
 import pytest
-from bucket_server import Door, make_bucket
-from bucket_view import BucketView, Watcher, check_finished
-from documents import make_documents
-from inputs import write_jsonl
-from layout_reference import Wanted
-from promises import Tries
+
+from tests.support import layout_reference
+from tests.support.bucket_server import Door, make_bucket
+from tests.support.bucket_view import BucketView, Watcher, check_finished
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.layout_reference import Wanted
+from tests.support.promises import Tries
 
 DRIVER = Path(__file__).parent / "bucket_crash_driver.py"
 DOCUMENTS = make_documents(24, seed=96)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 from pathlib import Path
 
-import layout_reference
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_jsonl
-from layout_reference import Wanted
+
+from tests.support import layout_reference, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.layout_reference import Wanted
 
 DOCUMENTS = make_documents(36, seed=95)
 

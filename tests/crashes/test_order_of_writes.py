@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_parquet
 
 from fineweb_shards.store.shard_files import growing_path
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet
 
 DOCUMENTS = make_documents(40, seed=35)
 

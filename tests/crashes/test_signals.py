@@ -19,13 +19,12 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import inline
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_text
-from promises import Tries
+
+from tests.support import inline, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_text
+from tests.support.promises import Tries
 
 TEXTS = [text for text in make_documents(1500, seed=35) if text]
 

@@ -8,15 +8,14 @@ import subprocess
 import time
 from pathlib import Path
 
-import inline
 import pytest
-import reference
-import runs
-from bucket_server import Door, Fault
-from bucket_view import BucketView, Watcher, check_finished
-from documents import make_documents
-from inputs import write_text
-from promises import Measure, Tries
+
+from tests.support import inline, reference, runs
+from tests.support.bucket_server import Door, Fault
+from tests.support.bucket_view import BucketView, Watcher, check_finished
+from tests.support.documents import make_documents
+from tests.support.inputs import write_text
+from tests.support.promises import Measure, Tries
 
 TEXTS = [text for text in make_documents(1500, seed=36) if text]
 

@@ -14,24 +14,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import forked
-import inline
-import layout_reference
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_parquet, write_text, write_zstd
-from layout_reference import Wanted
-from standin_hub import StandInHub
-from standin_repository import Repository
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run.plan import make_plan
+from tests.support import forked, inline, layout_reference, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet, write_text, write_zstd
+from tests.support.layout_reference import Wanted
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
 
 WHERE = "score >= 2 and (language != 'de' or good) and score < 4.5"
 TEXTS: list[str | None] = [

@@ -9,17 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import collecting
-import inline
 import numpy as np
 import pytest
-import reference
-import runs
-from corpus import corpus_files, read_texts
-from documents import make_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import build
@@ -33,6 +26,10 @@ from fineweb_shards.tokenizers import FAST_ENGINES
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.screen import Screen
+from tests.support import collecting, inline, reference, runs
+from tests.support.corpus import corpus_files, read_texts
+from tests.support.documents import make_documents
+from tests.support.inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
 LARGE_SHARD_SIZES = [1_000_000, 777_777, 10**9]
 SHARD_SIZES = [100_000, 77_777, 10**9]

@@ -8,15 +8,8 @@ import json
 import os
 from pathlib import Path
 
-import inline
-import layout_reference
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_gzip, write_jsonl, write_parquet, write_text
-from layout_reference import Wanted
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
 from fineweb_shards.layouts import LAYOUTS
@@ -24,6 +17,10 @@ from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.report.facts import report_path
 from fineweb_shards.sources.hub_files import ListedFile, Listing
 from fineweb_shards.store.folder_store import FolderStore
+from tests.support import inline, layout_reference, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_gzip, write_jsonl, write_parquet, write_text
+from tests.support.layout_reference import Wanted
 
 DOCUMENTS = [text for text in make_documents(90, seed=43) if text.strip() and "<|endoftext|>" not in text]
 FIRST, SECOND, THIRD, FOURTH = (DOCUMENTS[start : start + 15] for start in range(0, 60, 15))

@@ -5,18 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import inline
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-import vocabularies
-from documents import make_documents
-from inputs import write_jsonl, write_parquet
 from tokenizers.pre_tokenizers import ByteLevel
-from vocabularies import PECULIAR, Tokenizer
 
 from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.tokenizers import tokenizer_json
@@ -24,6 +17,10 @@ from fineweb_shards.tokenizers.patterns import PATTERNS
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.tokenizers.selftest import hostile_strings
 from fineweb_shards.tokenizers.vocabulary_files import load_gpt2_merges
+from tests.support import inline, reference, runs, vocabularies
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl, write_parquet
+from tests.support.vocabularies import PECULIAR, Tokenizer
 
 DOCUMENTS = [*make_documents(150, seed=14), *PECULIAR]
 SHARD_TOKENS = "7000"

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import hostile
 
 from fineweb_shards.commands import main as cli
 from fineweb_shards.run import build
+from tests.executors import hostile
 
 if __name__ == "__main__":
     build.WorkerSpec = hostile.HostileSpec  # type: ignore[misc]

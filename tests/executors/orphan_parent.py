@@ -5,13 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-
-import collecting
-import runs
-
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.system.memory_guard import MemoryGuard
+from tests.support import collecting, runs
 
 if __name__ == "__main__":
     source = runs.job_of(Path(sys.argv[2]), sys.argv[1], batch_bytes=1024).source

@@ -12,19 +12,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import collecting
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_gzip, write_parquet
-from promises import Measure, Tries
 
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.sources.parts import Parts
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch, Tokens
+from tests.support import collecting, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_gzip, write_parquet
+from tests.support.promises import Measure, Tries
 
 PARENT = Path(__file__).parent / "orphan_parent.py"
 

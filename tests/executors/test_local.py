@@ -11,15 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import collecting
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from doubles import Listener
-from faulty import with_format
-from inputs import write_parquet
 
 from fineweb_shards.errors import BadFileError, Interrupted, WorkerError
 from fineweb_shards.events import Event, Observer
@@ -32,6 +25,11 @@ from fineweb_shards.system import memory_guard as guard
 from fineweb_shards.system.machine import MemoryLimit
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch, EncodedBlock, TextChunk
+from tests.executors.faulty import with_format
+from tests.support import collecting, reference, runs
+from tests.support.documents import make_documents
+from tests.support.doubles import Listener
+from tests.support.inputs import write_parquet
 
 DOCUMENTS = make_documents(400, seed=11)
 WINDOW = 10**6

@@ -8,17 +8,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import collecting
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from doubles import Listener
-from inputs import write_jsonl, write_parquet, write_text
-
-sys.path.insert(0, str(Path(__file__).parent))
-import poison
 
 from fineweb_shards.errors import ChangedError, WorkerError
 from fineweb_shards.executors import schedule, task
@@ -32,6 +23,11 @@ from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import EncodedBlock
 from fineweb_shards.vocabulary import GPT2
+from tests.executors import poison
+from tests.support import collecting, reference, runs
+from tests.support.documents import make_documents
+from tests.support.doubles import Listener
+from tests.support.inputs import write_jsonl, write_parquet, write_text
 
 HEALTHY = [text for text in make_documents(60, seed=51) if text]
 DRIVER = Path(__file__).parent / "poison_driver.py"

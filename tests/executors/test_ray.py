@@ -17,30 +17,27 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
-import layout_reference
 import numpy as np
 import psutil
 import pytest
-import reference
-import runs
-import vocabularies
-from documents import make_documents
-from inputs import write_gzip, write_jsonl, write_parquet, write_text
-from layout_reference import Wanted
-from promises import Measure, Tries
+
+from tests.support import layout_reference, reference, runs, vocabularies
+from tests.support.documents import make_documents
+from tests.support.inputs import write_gzip, write_jsonl, write_parquet, write_text
+from tests.support.layout_reference import Wanted
+from tests.support.promises import Measure, Tries
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed: it has no wheel for this platform", allow_module_level=True)
 
-import fourteen_files
-import poison
-from bucket_view import BucketView
-from ray_cluster import DRIVER, ENVIRONMENT, RayCluster, RayDriver, ray_cluster, wait_until
-from standin_hub import StandInHub
-
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
+from tests.executors import poison
+from tests.support import fourteen_files
+from tests.support.bucket_view import BucketView
+from tests.support.ray_cluster import ENVIRONMENT, RayCluster, RayDriver, ray_cluster, wait_until
+from tests.support.standin_hub import StandInHub
 
 pytestmark = pytest.mark.full
 
@@ -398,9 +395,11 @@ def test_the_demo_leaves_nothing() -> None:
 @contextlib.contextmanager
 def cluster_with_token(token: Path) -> Iterator[str]:
     """The address of a cluster that wants the token in this file, in a process of its own."""
-    script = "from ray_cluster import *\nwith ray_cluster(1) as one: print(one.address, flush=True); input()"
+    script = (
+        "from tests.support.ray_cluster import ray_cluster\n"
+        "with ray_cluster(1) as one: print(one.address, flush=True); input()"
+    )
     environment = {**os.environ, **ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(DRIVER.parent), environment["PYTHONPATH"]])
     pipe, words = subprocess.PIPE, [sys.executable, "-c", script]
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment) as held:
         assert held.stdout is not None

@@ -14,12 +14,7 @@ from types import SimpleNamespace
 from typing import BinaryIO
 
 import numpy as np
-import poison
 import pytest
-import runs
-import vocabularies
-from documents import make_documents
-from inputs import write_jsonl
 
 import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError
@@ -47,6 +42,10 @@ from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.vocabulary_files import load_definition
 from fineweb_shards.types import Batch, Placement
+from tests.executors import poison
+from tests.support import runs, vocabularies
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
 
 RUN = "fineweb-shards-4567"
 

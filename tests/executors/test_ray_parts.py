@@ -10,12 +10,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
-import inline
 import numpy as np
 import pytest
-import runs
-from doubles import Listener
-from inputs import write_jsonl
 
 from fineweb_shards.errors import UsageError, WorkerError
 from fineweb_shards.executors.ray import cluster, file_tasks
@@ -25,6 +21,9 @@ from fineweb_shards.executors.scheduled import Waits
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.types import Placement
+from tests.support import inline, runs
+from tests.support.doubles import Listener
+from tests.support.inputs import write_jsonl
 
 RUN = "fineweb-shards-4567"
 

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import collecting
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from doubles import Listener
-from inputs import write_parquet, write_text
-
-sys.path.insert(0, str(Path(__file__).parent))
-import faulty
 
 import fineweb_shards
 from fineweb_shards.errors import ShardError, WorkerError
@@ -33,6 +23,11 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch
+from tests.executors import faulty
+from tests.support import collecting, reference, runs
+from tests.support.documents import make_documents
+from tests.support.doubles import Listener
+from tests.support.inputs import write_parquet, write_text
 
 DOCUMENTS = make_documents(400, seed=11)
 EXPECTED = reference.stream(DOCUMENTS).tolist()

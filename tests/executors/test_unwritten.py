@@ -12,18 +12,7 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
-import inline
-import layout_reference
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_parquet
-from layout_reference import Wanted
-from promises import Measure, Tries
-
-sys.path.insert(0, str(Path(__file__).parent))
-import hostile
 
 from fineweb_shards.errors import DiskFullError, OutputError, ShardError, WorkerError
 from fineweb_shards.executors import task
@@ -35,6 +24,12 @@ from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
+from tests.executors import hostile
+from tests.support import inline, layout_reference, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet
+from tests.support.layout_reference import Wanted
+from tests.support.promises import Measure, Tries
 
 DRIVER = Path(__file__).parent / "hostile_driver.py"
 DOCUMENTS = make_documents(120, seed=27)

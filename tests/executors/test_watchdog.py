@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
-import collecting
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from doubles import FakeClock, Listener
-from inputs import write_parquet
-
-sys.path.insert(0, str(Path(__file__).parent))
-import faulty
 
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Observer
@@ -28,6 +18,11 @@ from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECON
 from fineweb_shards.sources.parts import Parts
 from fineweb_shards.system.machine import process_life
 from fineweb_shards.system.memory_guard import MemoryGuard
+from tests.executors import faulty
+from tests.support import collecting, reference, runs
+from tests.support.documents import make_documents
+from tests.support.doubles import FakeClock, Listener
+from tests.support.inputs import write_parquet
 
 DOCUMENTS = make_documents(400, seed=11)
 EXPECTED = reference.stream(DOCUMENTS).tolist()

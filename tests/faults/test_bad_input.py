@@ -11,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-from documents import make_documents
-from promises import Tries
 
 from fineweb_shards.errors import ShardError
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.promises import Tries
 
 ATOMS: list[bytes] = [
     *(b"", b" ", b"\n", b"\0", b"\r", b"\t", b"'s", b"=", b"x", b"7", b"<|endoftext|>", b"\x1b[2J"),

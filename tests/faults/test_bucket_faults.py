@@ -6,17 +6,16 @@ import dataclasses
 from fractions import Fraction
 from pathlib import Path
 
-import layout_reference
 import pytest
-import runs
-from bucket_server import Door, Fault, forget_everything, make_bucket, use_small_parts
-from bucket_view import BucketView, Watcher, check_finished
-from documents import make_documents
-from inputs import write_jsonl
-from layout_reference import Wanted
-from promises import Tries
 
 from fineweb_shards.storage import bucket_client as stores
+from tests.support import layout_reference, runs
+from tests.support.bucket_server import Door, Fault, forget_everything, make_bucket, use_small_parts
+from tests.support.bucket_view import BucketView, Watcher, check_finished
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.layout_reference import Wanted
+from tests.support.promises import Tries
 
 DOCUMENTS = make_documents(24, seed=97)
 # What goes wrong.

@@ -14,14 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import layout_reference
 import pytest
-import reference
-import runs
-from documents import make_documents
-from doubles import FailingCall
-from inputs import write_parquet
-from layout_reference import Wanted
 
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.run.plan import check_disk, make_plan
@@ -29,6 +22,11 @@ from fineweb_shards.store import sidecars
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.units import show_bytes
 from fineweb_shards.writing import growing_file
+from tests.support import layout_reference, reference, runs
+from tests.support.documents import make_documents
+from tests.support.doubles import FailingCall
+from tests.support.inputs import write_parquet
+from tests.support.layout_reference import Wanted
 
 DOCUMENTS = make_documents(40, seed=41)
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import runs
+
+from tests.support import runs
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 

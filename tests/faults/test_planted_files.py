@@ -19,20 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import inline
 import pytest
-import runs
-import vocabularies
-from bucket_folders import upload_folder
-from documents import make_documents
-from fourteen_files import build as build_from_hub
-from fourteen_files import expected_shards, sample_repository
-from inputs import write_jsonl
-from standin_hub import StandInHub
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.loader import ShardLoader
 from fineweb_shards.storage.bucket import Bucket
+from tests.support import inline, runs, vocabularies
+from tests.support.bucket_folders import upload_folder
+from tests.support.documents import make_documents
+from tests.support.fourteen_files import build as build_from_hub
+from tests.support.fourteen_files import expected_shards, sample_repository
+from tests.support.inputs import write_jsonl
+from tests.support.standin_hub import StandInHub
 
 KINDS = ("link", "dangling link", "pipe", "folder", "hard link")
 READERS = ("verify", "status", "inspect")

@@ -9,12 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import inline
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_jsonl, write_parquet
+
+from tests.support import inline, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl, write_parquet
 
 DOCUMENTS = make_documents(2500, seed=71)
 SHARD_TOKENS = 50_000

@@ -10,12 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reference
-import runs
-from documents import make_documents
 from hypothesis import example, given
 from hypothesis import strategies as st
-from inputs import write_csv, write_gzip, write_zstd
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats import csv as delimited
@@ -25,6 +21,9 @@ from fineweb_shards.sources.source import Source, open_source
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.types import Cursor, id_of
 from fineweb_shards.vocabulary import GPT2
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_csv, write_gzip, write_zstd
 
 DOCUMENTS = make_documents(150, seed=5)
 EXPECTED = reference.shard_files(reference.stream(DOCUMENTS), 4000)

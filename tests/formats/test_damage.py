@@ -17,11 +17,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import reference
-import runs
-from documents import make_documents
-from doubles import InlineExecutor
-from inputs import write_jsonl, write_text, write_zstd
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats import jsonl
@@ -30,6 +25,10 @@ from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.storage.streams import open_stream
 from fineweb_shards.types import Cursor
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.doubles import InlineExecutor
+from tests.support.inputs import write_jsonl, write_text, write_zstd
 
 BATCHES = (1024, 5000, 10**6)
 DOCUMENTS = [text for text in make_documents(120, seed=24) if text and "<|endoftext|>" not in text]

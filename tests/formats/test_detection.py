@@ -6,13 +6,8 @@ import gzip
 import json
 from pathlib import Path
 
-import inline
 import numpy as np
 import pytest
-import reference
-import runs
-from bucket_server import Door
-from inputs import write_text
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.run.config import Config
@@ -20,6 +15,9 @@ from fineweb_shards.run.job import make_job
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
+from tests.support import inline, reference, runs
+from tests.support.bucket_server import Door
+from tests.support.inputs import write_text
 
 LINES = [f"document {i} has a few words in one line, and nothing else follows it." for i in range(4000)]
 QUESTION = (

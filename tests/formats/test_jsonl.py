@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import reference
-import runs
-from documents import make_documents
 from hypothesis import given
 from hypothesis import strategies as st
-from inputs import write_jsonl
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import ReadSettings
@@ -18,6 +14,9 @@ from fineweb_shards.formats.jsonl import JsonLinesFormat
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.types import Cursor
 from fineweb_shards.vocabulary import GPT2
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
 
 DOCUMENTS = make_documents(150, seed=5)
 

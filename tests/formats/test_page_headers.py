@@ -8,13 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import inline
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats import parquet, parquet_file
@@ -25,6 +22,7 @@ from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.storage.place import BUCKET, InputFile, Place
 from fineweb_shards.types import Batch
 from fineweb_shards.vocabulary import GPT2
+from tests.support import inline, reference, runs
 
 MIB = 2**20
 SMALL = [f"document {number}" for number in range(40)]

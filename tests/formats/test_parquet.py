@@ -11,17 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_parquet
-from promises import Tries
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats import parquet, rows
 from fineweb_shards.formats import parquet_file as footer
 from fineweb_shards.run.plan import make_plan
 from fineweb_shards.tokenizers import cuts
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet
+from tests.support.promises import Tries
 
 DOCUMENTS = make_documents(200, seed=3)
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
-import runs
 from hypothesis import given
 from hypothesis import strategies as st
-from inputs import write_text
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.ranges import BlankLine, Line, Literal
+from tests.support import reference, runs
+from tests.support.inputs import write_text
 
 SEPARATORS = ["blank", "line", "none", "<|endoftext|>", "--", "aXa", "\n\n", "\r", "\r\r"]
 

@@ -10,15 +10,13 @@ import sys
 import zlib
 from pathlib import Path
 
-import inline
 import pytest
-import reference
-import runs
-from inputs import write_text
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.text_check import SAMPLE_BYTES, check_is_text
 from fineweb_shards.storage.place import InputFile
+from tests.support import inline, reference, runs
+from tests.support.inputs import write_text
 
 RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива.\n" * 50
 CHINESE = "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。\n" * 100

@@ -11,18 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import inline
-import layout_reference
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-import vocabularies
-from inputs import write_csv, write_text
-from layout_reference import Wanted
-from promises import Tries
 
 from fineweb_shards.errors import BadFileError, ChangedError, UsageError
 from fineweb_shards.formats import parquet, token_rows
@@ -32,6 +24,10 @@ from fineweb_shards.sources.files import find_files
 from fineweb_shards.tokenizers.encoder import TokenJoiner
 from fineweb_shards.types import Batch
 from fineweb_shards.vocabulary import Vocabulary
+from tests.support import inline, layout_reference, reference, runs, vocabularies
+from tests.support.inputs import write_csv, write_text
+from tests.support.layout_reference import Wanted
+from tests.support.promises import Tries
 
 EOT = reference.EOT
 Row = list[int] | None

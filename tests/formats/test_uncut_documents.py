@@ -6,17 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-import cut_rules
 import numpy as np
 import pytest
-import reference
-import runs
-from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats import ranges
 from fineweb_shards.formats.ranges import make_separator
 from fineweb_shards.vocabulary import CutRule
+from tests.support import cut_rules, reference, runs
+from tests.support.inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text
 
 LIMIT = 2000  # bytes that are encoded whole
 RULES: list[CutRule | None] = ["words", None]

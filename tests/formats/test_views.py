@@ -6,10 +6,6 @@ import gzip
 from pathlib import Path
 
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_gzip, write_jsonl, write_text, write_zstd
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
 from fineweb_shards.formats.views import StreamView
@@ -17,6 +13,9 @@ from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.storage.streams import expansion_of, open_stream
 from fineweb_shards.types import Cursor
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_gzip, write_jsonl, write_text, write_zstd
 
 DOCUMENTS = [text for text in make_documents(150, seed=6) if text and "<|endoftext|>" not in text]
 EXPECTED = reference.shard_files(reference.stream(DOCUMENTS), 3000)

@@ -16,15 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import inline
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
 from hypothesis import given
 from hypothesis import strategies as st
-from promises import Tries
 
 from fineweb_shards.errors import BadFileError, UsageError
 from fineweb_shards.formats.row_filter import RowFilter
@@ -38,6 +34,8 @@ from fineweb_shards.formats.where import (
     Not,
     parse_where,
 )
+from tests.support import inline, reference, runs
+from tests.support.promises import Tries
 
 A, B, C = Compare("a", "=", 1), Compare("b", "=", 2), Compare("c", "=", 3)
 

@@ -7,19 +7,18 @@ import random
 from fractions import Fraction
 from pathlib import Path
 
-import layout_reference
 import numpy as np
 import pytest
-import runs
-from documents import make_documents
-from inputs import write_gzip, write_jsonl, write_parquet, write_text
-from layout_reference import Wanted
 
 from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.stream.split import SplitRule
+from tests.support import layout_reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_gzip, write_jsonl, write_parquet, write_text
+from tests.support.layout_reference import Wanted
 
 DOCUMENTS = make_documents(90, seed=91)
 LONG = ["word " * 3000, "", "的一是不了人我在有他" * 700, "", "z" * 9000, "end"]

@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_jsonl
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run.output_text import training_lines
 from fineweb_shards.vocabulary import GPT2, Vocabulary
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
 
 DOCUMENTS = [text for text in make_documents(30, seed=11) if text]
 ENCODED = [[*reference.encode(text), GPT2.eot] for text in DOCUMENTS]

@@ -6,12 +6,7 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-import layout_reference
 import pytest
-import runs
-from doubles import AtOncePlane, InlineExecutor
-from inputs import write_text
-from layout_reference import Wanted
 
 from fineweb_shards.errors import OutputError
 from fineweb_shards.events import Observer
@@ -27,6 +22,10 @@ from fineweb_shards.types import Counts, Cursor, ShardRecord
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
+from tests.support import layout_reference, runs
+from tests.support.doubles import AtOncePlane, InlineExecutor
+from tests.support.inputs import write_text
+from tests.support.layout_reference import Wanted
 
 
 def test_files_without_a_record_follow_those_that_have_one() -> None:

@@ -14,17 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_jsonl
-from layout_reference import Wanted
 
 from fineweb_shards.layouts import LAYOUTS, modded_nanogpt, nanogpt
 from fineweb_shards.layouts.datatrove import Metadata
 from fineweb_shards.layouts.sidecar import FileFacts
 from fineweb_shards.types import Split
 from fineweb_shards.vocabulary import GPT2
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.layout_reference import Wanted
 
 DOCUMENTS = make_documents(80, seed=93)
 ENCODED = [reference.encode(text) for text in DOCUMENTS]

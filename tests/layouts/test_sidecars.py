@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import layout_reference
 import numpy as np
 import pytest
 
@@ -26,6 +25,7 @@ from fineweb_shards.store.sidecars import FinishedFile, check_sidecars, have_sid
 from fineweb_shards.store.store import FoundFile
 from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import GPT2
+from tests.support import layout_reference
 
 EOT = 50256
 WITH_SIDECARS = [name for name, layout in LAYOUTS.items() if layout.sidecars]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import inline
 import numpy as np
 import pytest
-import runs
 import tiktoken
-import vocabularies
-from documents import make_documents
-from inputs import write_jsonl
+
+from tests.support import inline, runs, vocabularies
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
 
 DOCUMENTS = make_documents(50, seed=98)
 EOT = 66_000

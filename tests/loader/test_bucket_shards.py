@@ -14,17 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import loader_reference
 import numpy as np
 import pytest
-import reference
-import runs
-from bucket_folders import make_parts, part_name, upload_folder
-from bucket_server import Door, Fault
-from documents import make_documents
-from doubles import FakeClock
-from inputs import write_text
-from loader_reference import Ids
 
 from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError
 from fineweb_shards.loader import ShardLoader
@@ -33,6 +24,13 @@ from fineweb_shards.loader import shards as shards_module
 from fineweb_shards.loader.forkable_store import ForkableStore
 from fineweb_shards.loader.shard_cache import ShardCache
 from fineweb_shards.storage.bucket import Bucket
+from tests.support import loader_reference, reference, runs
+from tests.support.bucket_folders import make_parts, part_name, upload_folder
+from tests.support.bucket_server import Door, Fault
+from tests.support.documents import make_documents
+from tests.support.doubles import FakeClock
+from tests.support.inputs import write_text
+from tests.support.loader_reference import Ids
 
 BATCH, LENGTH = 2, 80
 SHARD_TOKENS = 2000

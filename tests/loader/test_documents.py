@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import loader_reference
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loader_reference import Ids
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.loader import ShardLoader, shards
+from tests.support import loader_reference
+from tests.support.loader_reference import Ids
 
 EOT = 9
 GPT2_EOT = 50256

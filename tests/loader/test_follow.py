@@ -13,15 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import loader_reference
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from doubles import FakeClock
-from inputs import write_text
-from loader_reference import Ids
 
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.loader import ShardLoader
@@ -29,6 +22,11 @@ from fineweb_shards.loader import shards as shards_module
 from fineweb_shards.store.shard_files import growing_path
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Clock
+from tests.support import loader_reference, reference, runs
+from tests.support.documents import make_documents
+from tests.support.doubles import FakeClock
+from tests.support.inputs import write_text
+from tests.support.loader_reference import Ids
 
 BATCH, LENGTH = 2, 80
 SHARD_TOKENS = 2000

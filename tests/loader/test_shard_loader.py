@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_parquet, write_text
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.loader import ShardLoader
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet, write_text
 
 
 class DataLoaderLite:

@@ -7,16 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import inline
 import numpy as np
 import pytest
-import reference
-import runs
-from bucket_folders import make_parts, upload_folder
-from documents import make_documents
-from inputs import write_jsonl
 
 from fineweb_shards.storage.bucket import Bucket
+from tests.support import inline, reference, runs
+from tests.support.bucket_folders import make_parts, upload_folder
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
 
 DOCUMENTS = [text for text in make_documents(60, seed=29) if text and "<|endoftext|>" not in text]
 LAYOUTS = ["build-nanogpt", "megatron", "nanogpt"]

@@ -5,13 +5,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import inline
 import numpy as np
 import pytest
-import runs
-from documents import make_documents
-from inputs import write_jsonl
-from layout_reference import Wanted, files
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.loader import ShardLoader
@@ -22,6 +17,10 @@ from fineweb_shards.reading.token_file import (
     open_token_file,
     token_names,
 )
+from tests.support import inline, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.layout_reference import Wanted, files
 
 TOKENS = np.array([5, 70_000, 3, 50256, 9, 1], "<u4")
 NARROW, WIDE = np.dtype("<u2"), np.dtype("<u4")

@@ -10,19 +10,17 @@ import subprocess
 from fractions import Fraction
 from pathlib import Path
 
-import inline
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_jsonl
-from layout_reference import Wanted
 
 from fineweb_shards.errors import InputError, UsageError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading import token_file as tokenfile
+from tests.support import inline, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.layout_reference import Wanted
 
 DOCUMENTS = [
     *make_documents(60, seed=88),

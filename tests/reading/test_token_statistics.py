@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from fineweb_shards.reading.statistics import (
     empty_statistics,
 )
 from fineweb_shards.vocabulary import GPT2
+from tests.support import reference
 
 streams = st.lists(st.sampled_from([reference.EOT, 1, 2, 300, 65535]), max_size=40)
 

@@ -9,19 +9,18 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-import inline
 import numpy as np
 import pytest
-import runs
-from documents import make_documents
-from inputs import write_parquet
-from promises import Tries
 
 from fineweb_shards.errors import OutputError
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.store import FoundFile
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
+from tests.support import inline, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet
+from tests.support.promises import Tries
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import runs
-from chromium import NAMES, Chromium, find_browser
-from example_run import SNAPSHOT
-from inputs import write_jsonl
-from page_payloads import MARK, PAYLOADS
 
 from fineweb_shards.report import facts
 from fineweb_shards.report.page import write_report
@@ -21,6 +16,11 @@ from fineweb_shards.store.manifest import save_manifest
 from fineweb_shards.types import Quarantined
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, Mark, Point
+from tests.report.chromium import NAMES, Chromium, find_browser
+from tests.report.page_payloads import MARK, PAYLOADS
+from tests.support import runs
+from tests.support.example_run import SNAPSHOT
+from tests.support.inputs import write_jsonl
 
 pytestmark = pytest.mark.full
 

@@ -16,12 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
-from example_run import SNAPSHOT
-from inputs import write_jsonl
-from page_payloads import PAYLOADS
 
 from fineweb_shards.events import Event
 from fineweb_shards.layouts import get_layout
@@ -48,6 +42,11 @@ from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, Mark, Point, RunRecord, Waited, load_history
+from tests.report.page_payloads import PAYLOADS
+from tests.support import reference, runs
+from tests.support.documents import make_documents
+from tests.support.example_run import SNAPSHOT
+from tests.support.inputs import write_jsonl
 
 FORMAT = ShardFormat(get_layout("build-nanogpt"), GPT2)
 DOCUMENTS = [text for text in make_documents(150, seed=73) if text]

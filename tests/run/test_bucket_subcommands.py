@@ -9,14 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import inline
 import pytest
-import runs
-from bucket_folders import upload_folder
-from bucket_server import Door
-from documents import make_documents
-from inputs import write_jsonl
-from layout_reference import Wanted, files
 
 from fineweb_shards.commands import report as report_command
 from fineweb_shards.errors import DamageError
@@ -26,6 +19,12 @@ from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.watching import status as watch
 from fineweb_shards.watching.status import read_status
+from tests.support import inline, runs
+from tests.support.bucket_folders import upload_folder
+from tests.support.bucket_server import Door
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.layout_reference import Wanted, files
 
 DOCUMENTS = make_documents(60, seed=29)
 SHARD_TOKENS = 1500

@@ -7,19 +7,17 @@ import json
 from fractions import Fraction
 from pathlib import Path
 
-import layout_reference
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_jsonl
-from layout_reference import Wanted
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading import token_stream
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
+from tests.support import layout_reference, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.layout_reference import Wanted
 
 # Documents longer than a shard, empty ones (two EOTs in a row), at both ends, too.
 DOCUMENTS = ["", *make_documents(40, seed=97), "long " * 4000, "", ""]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import runs
-from inputs import write_text
 
 from fineweb_shards.commands import build as farewell
 from fineweb_shards.commands.build import describe_outcome, run_command
 from fineweb_shards.errors import DiskFullError, Interrupted, QuarantineError
+from tests.support import runs
+from tests.support.inputs import write_text
 
 SHOW = "env | grep ^FINEWEB_SHARDS_ | sort > outcome"
 

@@ -6,14 +6,9 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-import inline
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_gzip, write_jsonl, write_parquet, write_text
 
 from fineweb_shards.commands.plan import plan_lines, verdict_on
 from fineweb_shards.run import plan, plan_text
@@ -23,6 +18,9 @@ from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.run.resume import open_manifest
 from fineweb_shards.sources import files
 from fineweb_shards.units import show_bytes
+from tests.support import inline, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_gzip, write_jsonl, write_parquet, write_text
 
 DOCUMENTS = [text for text in make_documents(400, seed=61) if text and "<|endoftext|>" not in text]
 TOKENS = len(reference.stream(DOCUMENTS))

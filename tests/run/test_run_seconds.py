@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import inline
 import pytest
-from documents import make_documents
-from inputs import write_jsonl
 
 from fineweb_shards.run import build as build_module
 from fineweb_shards.run.job import Job
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.watching.progress import Progress
+from tests.support import inline
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
 
 PLAN_SECONDS = 100.0
 

@@ -12,15 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import inline
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_jsonl, write_parquet
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run import build
@@ -37,6 +32,9 @@ from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.vocabulary import GPT2
+from tests.support import inline, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl, write_parquet
 
 DOCUMENTS = make_documents(60, seed=7)
 TOKENS = len(reference.stream(DOCUMENTS))

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import forked
 import pytest
-import runs
-from documents import make_documents
-from inputs import write_jsonl
-from standin_faults import LastingFault, Reset, ScriptedFaults, Stall, Status
-from standin_hub import StandInHub
-from standin_repository import Repository
+
+from tests.support import forked, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.standin_faults import LastingFault, Reset, ScriptedFaults, Stall, Status
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
 
 TOKEN = "hf_CanaryTokenThatMustNotBeSeen"
 REPO = "someone/tokens"

@@ -8,18 +8,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-import inline
 import pyarrow as pa
 import pytest
-import reference
-import runs
-from inputs import write_parquet
 
 from fineweb_shards.commands.main import main
 from fineweb_shards.errors import BadFileError, ChangedError, InputError, UsageError
 from fineweb_shards.run.plan import make_plan
 from fineweb_shards.sources.changed_files import check_same_files
 from fineweb_shards.sources.files import files_to_json, find_files
+from tests.support import inline, reference, runs
+from tests.support.inputs import write_parquet
 
 
 @pytest.fixture

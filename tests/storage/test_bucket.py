@@ -16,7 +16,6 @@ from typing import Any
 import boto3
 import obstore
 import pytest
-from bucket_server import KEY, SECRET
 
 from fineweb_shards.errors import ChangedError, InputError, OutputError, UsageError
 from fineweb_shards.events import Observer
@@ -27,6 +26,7 @@ from fineweb_shards.storage.bucket_connection import ObjectInfo, Version
 from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.storage.bucket_uploads import part_bytes_for, parts_at_once
 from fineweb_shards.system.shell_commands import install_command
+from tests.support.bucket_server import KEY, SECRET
 
 ODD_NAME = "folder/o dd%20é+?#~*[x].txt"
 

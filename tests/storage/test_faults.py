@@ -13,8 +13,6 @@ from typing import Any
 
 import obstore
 import pytest
-from bucket_server import KEY, SECRET, TOKEN, Door, Fault, forget_everything, free_port
-from doubles import Listener
 
 from fineweb_shards.errors import InputError, NetworkError, ShardError, UsageError
 from fineweb_shards.storage import bucket_uploads as upload_file
@@ -23,6 +21,8 @@ from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.system.shell_commands import install_command
+from tests.support.bucket_server import KEY, SECRET, TOKEN, Door, Fault, forget_everything, free_port
+from tests.support.doubles import Listener
 
 
 @pytest.fixture

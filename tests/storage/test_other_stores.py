@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from bucket_server import forget_everything
 
 from fineweb_shards.errors import ChangedError, InputError, NetworkError, UsageError
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_connection import Version
 from fineweb_shards.storage.bucket_errors import ConflictError
+from tests.support.bucket_server import forget_everything
 
 SECRETS = ("canary-token", "Y2FuYXJ5Y2FuYXJ5")  # the second one is a key in base64
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import make_documents
 
 from fineweb_shards.errors import ChangedError, InputError
+from tests.support import reference, runs
+from tests.support.documents import make_documents
 
 DOCUMENTS = [f"document {i} has a few words" for i in range(500)]
 

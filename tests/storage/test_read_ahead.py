@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from documents import make_documents
 
 from fineweb_shards.storage import decompression
 from fineweb_shards.storage.decompression import DamagedStreamError, FastGzipUnpacker, GzipUnpacker, Unpacker
 from fineweb_shards.storage.streams import ReadAhead
+from tests.support.documents import make_documents
 
 TEXT = "\n".join(make_documents(300, seed=81)).encode("utf-8", "replace")
 

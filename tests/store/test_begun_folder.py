@@ -6,9 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import reference
-import runs
-from inputs import write_text
 
 from fineweb_shards.errors import ChangedError, OutputError
 from fineweb_shards.layouts import get_layout
@@ -18,6 +15,8 @@ from fineweb_shards.run.job import pinned_commit
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest, save_manifest
 from fineweb_shards.store.resume_rules import move_limit
+from tests.support import reference, runs
+from tests.support.inputs import write_text
 
 WHERE = {"dataset": "me/texts", "name": "small"}
 

@@ -11,10 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from bucket_server import Door, Fault
-from bucket_view import BucketView
-from doubles import Listener
-from promises import Tries
 
 from fineweb_shards.errors import LockedError, OutputError
 from fineweb_shards.storage.bucket import Bucket
@@ -22,6 +18,10 @@ from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.store import bucket_lock
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.system.background import in_background
+from tests.support.bucket_server import Door, Fault
+from tests.support.bucket_view import BucketView
+from tests.support.doubles import Listener
+from tests.support.promises import Tries
 
 OpenStore = Callable[..., BucketStore]
 

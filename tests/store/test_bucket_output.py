@@ -12,16 +12,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
-import inline
-import layout_reference
 import pytest
-import runs
-from bucket_server import KEY, SECRET, Door, Fault, use_small_parts
-from bucket_view import BucketView, Watcher, check_finished
-from documents import make_documents
-from doubles import FailingCall
-from inputs import write_jsonl
-from layout_reference import Wanted
 
 from fineweb_shards.commands import build as build_module
 from fineweb_shards.commands import main as cli
@@ -34,6 +25,13 @@ from fineweb_shards.store.cleanup import start_over
 from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.store.opening import open_store
 from fineweb_shards.store.resume_rules import trim_to_whole_files
+from tests.support import inline, layout_reference, runs
+from tests.support.bucket_server import KEY, SECRET, Door, Fault, use_small_parts
+from tests.support.bucket_view import BucketView, Watcher, check_finished
+from tests.support.documents import make_documents
+from tests.support.doubles import FailingCall
+from tests.support.inputs import write_jsonl
+from tests.support.layout_reference import Wanted
 
 DOCUMENTS = make_documents(36, seed=95)
 QUICK = [

@@ -7,20 +7,19 @@ from fractions import Fraction
 from pathlib import Path
 
 import boto3
-import layout_reference
 import pytest
-import runs
-from bucket_server import forget_everything
-from bucket_view import is_output
-from documents import make_documents
-from inputs import write_jsonl
-from layout_reference import Wanted
 
 from fineweb_shards.errors import LockedError, NetworkError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store import bucket_lock
 from fineweb_shards.store.opening import open_store
+from tests.support import layout_reference, runs
+from tests.support.bucket_server import forget_everything
+from tests.support.bucket_view import is_output
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.layout_reference import Wanted
 
 pytestmark = pytest.mark.full
 

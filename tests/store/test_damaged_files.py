@@ -12,10 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import runs
-from documents import make_documents
-from inputs import write_jsonl
-from promises import Tries
 
 from fineweb_shards.commands import inspect
 from fineweb_shards.errors import InputError, ShardError
@@ -25,6 +21,10 @@ from fineweb_shards.reading import inspection
 from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
+from tests.support import runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.promises import Tries
 
 LLM_C = struct.pack("<256i", 20240520, 1, 400, *[0] * 253)
 TOKENS = np.arange(400, dtype="<u2")

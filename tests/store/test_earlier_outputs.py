@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import inline
 import pytest
-import runs
-from bucket_folders import upload_folder
-from inputs import write_jsonl
 
 from fineweb_shards.errors import InputError
+from tests.support import inline, runs
+from tests.support.bucket_folders import upload_folder
+from tests.support.inputs import write_jsonl
 
 TEXTS = ["one", "two", "three"]
 

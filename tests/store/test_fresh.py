@@ -9,12 +9,7 @@ import pty
 import subprocess
 from pathlib import Path
 
-import inline
 import pytest
-import reference
-import runs
-from documents import make_documents
-from inputs import write_parquet, write_text
 
 from fineweb_shards.errors import DamageError, OutputError, UsageError
 from fineweb_shards.layouts import LAYOUTS, get_layout
@@ -24,6 +19,9 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.watching.screen import Screen
+from tests.support import inline, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet, write_text
 
 NANO = get_layout("build-nanogpt")
 FOREIGN = {

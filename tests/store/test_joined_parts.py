@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bucket_folders import part_name
-from bucket_server import Door
 
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.events import Observer
@@ -17,6 +15,8 @@ from fineweb_shards.reading.token_stream import fetch_range
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.store import Segment
+from tests.support.bucket_folders import part_name
+from tests.support.bucket_server import Door
 
 NAME = "train.npy"
 HEADER = b"header for all of it"

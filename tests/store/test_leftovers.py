@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
-import runs
-from documents import make_documents
-from inputs import write_parquet
 
 from fineweb_shards.run.build import build
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.watching.screen import Screen
+from tests.support import runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet
 
 SETTINGS = {"shard_tokens": 8000, "last_shard": "drop", "engine": "tiktoken", "workers": 1}
 

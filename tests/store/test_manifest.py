@@ -13,12 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import layout_reference
 import pytest
-import reference
-import runs
-from layout_reference import Wanted
-from promises import Tries
 
 from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.reading.verify import verify_folder
@@ -35,6 +30,9 @@ from fineweb_shards.store.manifest import (
 from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
+from tests.support import layout_reference, reference, runs
+from tests.support.layout_reference import Wanted
+from tests.support.promises import Tries
 
 RECORD = ShardRecord(
     "edufineweb_val_000000.npy", "val", 0, 10, 2, 148, "ab" * 32, (Cursor(0, 3, 7, True),), Counts(5, 1)

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from bucket_server import Door, Fault
 
 from fineweb_shards.errors import NetworkError
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.mirrored_files import MirroredFiles
+from tests.support.bucket_server import Door, Fault
 
 LOG = ".fineweb-shards/log.txt"
 

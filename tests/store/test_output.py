@@ -17,9 +17,6 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
-import reference
-import runs
-from doubles import FailingCall
 
 from fineweb_shards.errors import DamageError, DiskFullError, Interrupted, OutputError
 from fineweb_shards.events import Observer
@@ -41,6 +38,8 @@ from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.writing import output as output_module
 from fineweb_shards.writing.growing_file import GrowingFile
 from fineweb_shards.writing.output import Output
+from tests.support import reference, runs
+from tests.support.doubles import FailingCall
 
 LAYOUT = BuildNanoGPT()
 FORMAT = ShardFormat(LAYOUT, GPT2)

@@ -6,18 +6,17 @@ import dataclasses
 from fractions import Fraction
 from pathlib import Path
 
-import layout_reference
 import pytest
-import runs
-from documents import make_documents
-from inputs import write_parquet
-from layout_reference import Wanted
 
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
+from tests.support import layout_reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_parquet
+from tests.support.layout_reference import Wanted
 
 DOCUMENTS = make_documents(60, seed=29)
 ENCODED = [layout_reference.reference.encode(text) for text in DOCUMENTS]

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import runs
-from doubles import InlineExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +25,8 @@ from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.encoder import PASSAGE_BYTES, make_mender
 from fineweb_shards.types import Batch, EncodedBlock, TextChunk, TokenBlock
 from fineweb_shards.vocabulary import GPT2, Vocabulary
+from tests.support import runs
+from tests.support.doubles import InlineExecutor
 
 WIDE = Vocabulary("wide", "", 70_000, 69_999)
 texts = st.lists(st.sampled_from(["", "a", "one two", "<|endoftext|>", "\n\n", "你好 " * 3]), max_size=12)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-import layout_reference
 import numpy as np
-import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +15,7 @@ from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.types import Counts, Cursor, EncodedBlock
 from fineweb_shards.vocabulary import GPT2
+from tests.support import layout_reference, reference
 
 LENGTHS = st.lists(st.integers(0, 12), max_size=30)
 CUTS = st.lists(st.integers(0, 17), min_size=1, max_size=8)

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-import layout_reference
 import numpy as np
-import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +14,7 @@ from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Counts, Cursor, HeldTokens, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
+from tests.support import layout_reference, reference
 
 
 def blocks_of(lengths: list[int]) -> list[TokenBlock]:

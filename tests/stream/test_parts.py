@@ -12,15 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import collecting
-import layout_reference
 import numpy as np
 import pytest
-import reference
-import runs
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_reference import Wanted
 
 from fineweb_shards.errors import ChangedError, DamageError
 from fineweb_shards.events import Observer
@@ -41,6 +36,8 @@ from fineweb_shards.types import Counts, Cursor, Cursors, EncodedBlock, Quaranti
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
+from tests.support import collecting, layout_reference, reference, runs
+from tests.support.layout_reference import Wanted
 
 EOT = reference.EOT
 # Documents by their lengths, and in which part each of them is.

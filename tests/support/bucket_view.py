@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import reference
-from bucket_server import Door
+
+from tests.support import reference
+from tests.support.bucket_server import Door
 
 _SUFFIXES = (".npy", ".bin", ".idx", ".gz", ".ds", ".index", ".metadata")
 _WORK = ".fineweb-shards/"

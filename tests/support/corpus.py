@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import reference
+
+from tests.support import reference
 
 VARIABLE = "FINEWEB_SHARDS_CORPUS"
 DEMO = Path(__file__).parent.parent.parent / "configs" / "demo.toml"

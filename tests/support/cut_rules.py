@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-import runs
 
 from fineweb_shards.formats import ranges, rows, text
 from fineweb_shards.run import job
@@ -15,6 +14,7 @@ from fineweb_shards.tokenizers.definition import GPT2_DEFINITION
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
+from tests.support import runs
 
 
 def with_rule(rule: CutRule | None) -> Vocabulary:

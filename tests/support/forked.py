@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import runs
+from tests.support import runs
 
 # In a soak the real command is started all the same (conftest.py).
 always_with_workers = False

@@ -19,11 +19,10 @@ def load() -> None:
     """What every command of the hub needs, and takes two seconds to load."""
     import datasets
     import datasets.packaged_modules
-    import inline
     import pyarrow.parquet
-    import runs
 
     from fineweb_shards.commands import build, plan
+    from tests.support import inline, runs
 
     assert all((datasets, inline, pyarrow, build, plan))
     for eot_first in (True, False):
@@ -40,10 +39,9 @@ def obey(order: dict[str, Any]) -> int:
         os.close(file)
     for name in ("huggingface_hub.constants", "datasets.config"):  # which read the environment
         importlib.reload(sys.modules[name])
-    import inline
-
     from fineweb_shards.commands import main as cli
     from fineweb_shards.run import executor
+    from tests.support import inline
 
     executor.LocalExecutor = inline.InlineWorkers  # type: ignore[assignment, attr-defined]
     sys.argv = [cli.__file__, *order["words"]]

@@ -8,14 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import forked
 import pyarrow as pa
 import pyarrow.parquet as pq
-import reference
-import runs
-from documents import make_documents
-from standin_hub import StandInHub
-from standin_repository import FINEWEB_EDU_COMMIT, Repository
+
+from tests.support import forked, reference, runs
+from tests.support.documents import make_documents
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import FINEWEB_EDU_COMMIT, Repository
 
 REPO = "HuggingFaceFW/fineweb-edu"
 FILES = 14

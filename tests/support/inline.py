@@ -15,8 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-import runs
-from doubles import AtOncePlane, InlineExecutor
 
 from fineweb_shards.commands import build as build_command
 from fineweb_shards.commands import main as cli
@@ -29,6 +27,8 @@ from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.tokenizers.trial import Trial, try_engines
 from fineweb_shards.tokenizers.vocabulary_files import engine_file
 from fineweb_shards.vocabulary import GPT2, Vocabulary
+from tests.support import runs
+from tests.support.doubles import AtOncePlane, InlineExecutor
 
 MOST_ENCODERS = 4
 

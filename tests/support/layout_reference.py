@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import reference
+
+from tests.support import reference
 
 EOT = reference.EOT
 EOT_FIRST = {"build-nanogpt": True, "llm.c": True, "modded-nanogpt": True, "automodel": True}

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import reference
-from doubles import AtOncePlane, InlineExecutor
 
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
@@ -38,6 +36,8 @@ from fineweb_shards.types import Counts, Cursor
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
+from tests.support import reference
+from tests.support.doubles import AtOncePlane, InlineExecutor
 
 START = (Cursor(0, 0),)  # of an input of one part
 SEVERAL_COMMANDS = Path(__file__).parent / "several_commands.py"

@@ -12,7 +12,7 @@ from email.utils import formatdate
 from typing import Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from standin_http import Answer, Handler, RefusedError
+from tests.support.standin_http import Answer, Handler, RefusedError
 
 Style = Literal["cloudfront", "s3", "opaque"]
 CDN_HOST = "localhost"  # and not 127.0.0.1, which is the hub: two hosts for every client

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
-from standin_faults import (
+from tests.support.standin_faults import (
     ChangedETag,
     CutBody,
     ExpiredMidBody,
@@ -27,12 +27,12 @@ from standin_faults import (
     Status,
     WrongBytes,
 )
-from standin_line import Pace, piece_bytes, wait_for
-from standin_repository import HubFile
-from standin_uploads import Refused
+from tests.support.standin_line import Pace, piece_bytes, wait_for
+from tests.support.standin_repository import HubFile
+from tests.support.standin_uploads import Refused
 
 if TYPE_CHECKING:
-    from standin_hub import StandInHub
+    from tests.support.standin_hub import StandInHub
 
 
 class RefusedError(Exception):

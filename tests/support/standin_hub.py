@@ -6,7 +6,7 @@ Point the real clients at it and they work unchanged, so that tests need no netw
         subprocess.run(command, env={**os.environ, "HF_ENDPOINT": hub.endpoint})
 
 `huggingface_hub` reads HF_ENDPOINT when it is imported: set it before, or start a child process.
-By hand: `python standin_hub.py FOLDER --cdn --latency-ms 80 --connection-mb 20 --line-mb 125`.
+By hand: `python -m tests.support.standin_hub FOLDER --cdn --latency-ms 80 --connection-mb 20 --line-mb 125`.
 
 It answers what `datasets` 5.2 and `huggingface_hub` 2.4 ask for when they read a dataset, and what
 uploading one takes (standin_uploads.py). Of models it sends files. It does not cover Xet transfers, buckets
@@ -29,14 +29,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self, get_args
 
-from standin_cdn import CDN_HOST, CdnHandler, ForeignHandler, Signer, Style
-from standin_faults import Fault, FaultPlan, Kind, RequestRecord
-from standin_http import Handler, Server
-from standin_line import Line
-from standin_quota import Limit, Quota
-from standin_repository import Repository
-from standin_routes import HubHandler
-from standin_uploads import Uploads
+from tests.support.standin_cdn import CDN_HOST, CdnHandler, ForeignHandler, Signer, Style
+from tests.support.standin_faults import Fault, FaultPlan, Kind, RequestRecord
+from tests.support.standin_http import Handler, Server
+from tests.support.standin_line import Line
+from tests.support.standin_quota import Limit, Quota
+from tests.support.standin_repository import Repository
+from tests.support.standin_routes import HubHandler
+from tests.support.standin_uploads import Uploads
 
 
 class StandInHub:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from standin_cdn import CDN_HOST, cdn_path
-from standin_faults import Kind, OtherLinkedETag, WrongRedirect
-from standin_http import Answer, Handler, RefusedError
-from standin_repository import Repository
-from standin_uploads import Uploads
+from tests.support.standin_cdn import CDN_HOST, cdn_path
+from tests.support.standin_faults import Kind, OtherLinkedETag, WrongRedirect
+from tests.support.standin_http import Answer, Handler, RefusedError
+from tests.support.standin_repository import Repository
+from tests.support.standin_uploads import Uploads
 
 MOST_PAGE_ENTRIES = 1000  # of a listing, by huggingface_hub's documentation
 EXPANDED_PAGE_ENTRIES = 50

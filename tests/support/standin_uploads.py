@@ -8,7 +8,7 @@ import json
 import threading
 from typing import Any
 
-from standin_repository import Content, Repository
+from tests.support.standin_repository import Content, Repository
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure

@@ -9,13 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import forked
-import reference
-import runs
-from documents import make_documents
-from inputs import write_csv, write_gzip, write_jsonl, write_text, write_zstd
-from standin_hub import StandInHub
-from standin_repository import Content, Repository
+from tests.support import forked, reference, runs
+from tests.support.documents import make_documents
+from tests.support.inputs import write_csv, write_gzip, write_jsonl, write_text, write_zstd
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Content, Repository
 
 REPO = "me/texts"
 SEPARATOR = "@@@@"

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import reference
 import sentencepiece
 import tiktoken
 import tokenizers
-from documents import make_documents
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from tests.support import reference
+from tests.support.documents import make_documents
 
 CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"

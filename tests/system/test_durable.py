@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from doubles import FailingCall
-from promises import Tries
 
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 from fineweb_shards.system import durable
 from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked, write_file
 from fineweb_shards.system.own_files import read_file
+from tests.support.doubles import FailingCall
+from tests.support.promises import Tries
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

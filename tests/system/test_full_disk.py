@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from doubles import FakeClock, Listener
 
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.system import retry
 from fineweb_shards.system.retry import Disk
+from tests.support.doubles import FakeClock, Listener
 
 
 def full_until(seconds: float, clock: FakeClock) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from doubles import FakeClock
 
 from fineweb_shards.system import memory_guard as guard
 from fineweb_shards.system.machine import MemoryLimit
 from fineweb_shards.system.memory_guard import Advice
+from tests.support.doubles import FakeClock
 
 MIB = 2**20
 

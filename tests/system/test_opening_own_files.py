@@ -7,10 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import inline
 import pytest
-from documents import make_documents
-from inputs import write_jsonl
 
 import fineweb_shards
 from fineweb_shards.errors import OutputError
@@ -22,6 +19,9 @@ from fineweb_shards.system.own_files import WORK_FOLDER, ForeignFileError, claim
 from fineweb_shards.watching.heartbeat import load_heartbeat
 from fineweb_shards.watching.history import load_history
 from fineweb_shards.watching.status import read_status
+from tests.support import inline
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
 
 PACKAGE = Path(fineweb_shards.__file__).parent
 WRITES = {"write_text", "write_bytes", "touch", "truncate", "symlink_to", "hardlink_to", "memmap", "tofile"}

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import runs
+
+from tests.support import runs
 
 ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has idle input and output")
 PATIENCE_SECONDS = 120

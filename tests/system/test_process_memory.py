@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from doubles import FakeClock
 
 from fineweb_shards.system.machine import process_memory_bytes
 from fineweb_shards.system.memory_guard import ProcessMemory
+from tests.support.doubles import FakeClock
 
 MIB = 2**20
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from doubles import FakeClock, Listener
 
 from fineweb_shards.errors import HubError, NetworkError
 from fineweb_shards.system.retry import LONGEST_WAIT_SECONDS, Retrier, TransientError
+from tests.support.doubles import FakeClock, Listener
 
 
 def failing_for(seconds: float, clock: FakeClock, trouble: TransientError) -> Callable[[], str]:

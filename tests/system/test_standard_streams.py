@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import reference
-import runs
-from inputs import write_text
 
 from fineweb_shards.errors import OutputError, ReaderGone
 from fineweb_shards.system import standard_streams as streams
+from tests.support import reference, runs
+from tests.support.inputs import write_text
 
 TEXTS = ["größer – naïve 没有 …", "two", "three words here"]
 FULL = Path("/dev/full")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-import inline
 import pytest
-from inputs import write_parquet
-from payloads import PAYLOADS
 
 from fineweb_shards.system.terminal import cells, clip, safe_text, shown_on, wrap
+from tests.support import inline
+from tests.support.inputs import write_parquet
+from tests.support.payloads import PAYLOADS
 
 RESUME = "resume with: fineweb-shards build --input 'a file with spaces.txt' --out out --shard-tokens 1000000"
 

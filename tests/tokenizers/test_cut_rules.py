@@ -7,9 +7,7 @@ import random
 import re
 from functools import cache
 
-import cut_rules
 import pytest
-import reference
 import regex
 import tiktoken
 from hypothesis import given
@@ -20,6 +18,7 @@ from fineweb_shards.tokenizers import FAST_ENGINES, cuts, encoder, patterns
 from fineweb_shards.tokenizers.cuts import find_cuts
 from fineweb_shards.tokenizers.encoder import SAMPLE_BYTES, UnencodableError, _comparable
 from fineweb_shards.vocabulary import CutRule
+from tests.support import cut_rules, reference
 
 # In both spellings: as the reference is given them, and as the fast engines are.
 PATTERNS = {

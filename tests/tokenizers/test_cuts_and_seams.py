@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from fineweb_shards.tokenizers import FAST_ENGINES, cuts, encoder
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.vocabulary import GPT2
+from tests.support import reference
 
 ALPHABET = [*"ab'strelvmd 9!\n\r\t-=", "  ", "你", "，", "é", "\u0301", "\u3000", "\x85", "\u180e"]
 ALPHABET += ["\ufffd", "\0", "🙂", "'s", "'ll", " '", "aaaa", "    "]
@@ -117,7 +117,7 @@ def test_a_window_that_ends_in_white_space_of_several_bytes(mender: SeamMender) 
 
 def check_run_of_line_ends(left_count: int, right_count: int) -> None:
     """Encoded in one, and in two halves that are mended, it has the same tokens."""
-    import runs
+    from tests.support import runs
 
     count = left_count + right_count
     text = "x" + "\n" * count + "a"
@@ -185,7 +185,7 @@ def test_long_documents_are_encoded_in_passages(
     engine: str, text: str, passage_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A document in many passages has exactly the tokens of one encode_ordinary call."""
-    import runs
+    from tests.support import runs
 
     monkeypatch.setattr(encoder, "PASSAGE_BYTES", passage_bytes)
     texts = ["before", text, "after"]

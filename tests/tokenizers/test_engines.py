@@ -6,9 +6,6 @@ import unicodedata
 
 import numpy as np
 import pytest
-import reference
-import runs
-from documents import HOSTILE, make_documents
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +22,8 @@ from fineweb_shards.tokenizers.selftest import (
 )
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Cursor, TextChunk
+from tests.support import reference, runs
+from tests.support.documents import HOSTILE, make_documents
 
 NAMES = [*FAST_ENGINES, "tiktoken"]
 

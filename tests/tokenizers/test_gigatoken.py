@@ -8,9 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import reference
-from corpus import corpus_files, read_texts
-from promises import Tries
 
 from fineweb_shards.errors import ShardError, UsageError
 from fineweb_shards.texts import Texts
@@ -19,6 +16,9 @@ from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.vocabulary import Vocabulary
+from tests.support import reference
+from tests.support.corpus import corpus_files, read_texts
+from tests.support.promises import Tries
 
 
 @pytest.mark.promise("bad text can't stop a run")

@@ -7,8 +7,6 @@ import json
 import random
 
 import pytest
-import reference
-from promises import Tries
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.tokenizers.patterns import PATTERNS
@@ -19,6 +17,8 @@ from fineweb_shards.tokenizers.vocabulary_files import (
     load_gpt2_ranks,
     parse_splits,
 )
+from tests.support import reference
+from tests.support.promises import Tries
 
 
 def token_bytes(ranks: dict[bytes, int]) -> list[bytes]:

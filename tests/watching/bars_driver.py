@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-
-from example_run import SNAPSHOT
 
 from fineweb_shards.events import Event
 from fineweb_shards.watching.heartbeat import STARTING, VERIFYING, WAITING
 from fineweb_shards.watching.screen import choose_screen
+from tests.support.example_run import SNAPSHOT
 
 REASON = "waiting for the network since 02:13 ({} %s " + "x" * 300
 

@@ -10,10 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import reference
-import runs
-from doubles import InlineExecutor
-from inputs import write_jsonl, write_parquet, write_text
 
 from fineweb_shards.errors import Interrupted, NetworkError
 from fineweb_shards.report.facts import FILE_NAME as REPORT
@@ -29,6 +25,9 @@ from fineweb_shards.watching.log import EventLog, last_lines
 from fineweb_shards.watching.monitor import Monitor, Reporter, ReportFunctions
 from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.screen import Screen
+from tests.support import reference, runs
+from tests.support.doubles import InlineExecutor
+from tests.support.inputs import write_jsonl, write_parquet, write_text
 
 
 class ThreeWorkers(InlineExecutor):

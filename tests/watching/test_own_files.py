@@ -13,11 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-from documents import make_documents
-from example_run import SNAPSHOT
-from inputs import write_parquet
-from promises import Tries
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
@@ -30,6 +25,11 @@ from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, load_history
 from fineweb_shards.watching.status import read_status, status_lines, status_values
+from tests.support import runs
+from tests.support.documents import make_documents
+from tests.support.example_run import SNAPSHOT
+from tests.support.inputs import write_parquet
+from tests.support.promises import Tries
 
 NAMES = ["heartbeat.json", "history.json", "statistics.bin", "log.txt", "quarantine.jsonl", "lock"]
 JUNK: list[Any] = [None, True, -1, 0, 1e300, 10**25, "x", "\0", "\ud800", [], {}, [[1]], {"a": []}]

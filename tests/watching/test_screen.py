@@ -14,18 +14,17 @@ import termios
 from dataclasses import replace
 from pathlib import Path
 
-import inline
 import pytest
-import runs
-from documents import make_documents
-from example_run import SNAPSHOT
-from inputs import write_jsonl, write_parquet
 
 from fineweb_shards.events import Event
 from fineweb_shards.watching import screen
 from fineweb_shards.watching.heartbeat import FETCHING, STARTING, WAITING
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
+from tests.support import inline, runs
+from tests.support.documents import make_documents
+from tests.support.example_run import SNAPSHOT
+from tests.support.inputs import write_jsonl, write_parquet
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 DOCUMENTS = make_documents(120, seed=72)

@@ -15,13 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import inline
 import pytest
-import runs
-from documents import make_documents
-from doubles import FailingCall
-from example_run import SNAPSHOT
-from inputs import write_parquet
 
 from fineweb_shards import errors
 from fineweb_shards.events import Observer
@@ -45,6 +39,11 @@ from fineweb_shards.watching.heartbeat import (
     load_heartbeat,
 )
 from fineweb_shards.watching.status import EXIT_CODES, read_status, status_lines, status_values
+from tests.support import inline, runs
+from tests.support.documents import make_documents
+from tests.support.doubles import FailingCall
+from tests.support.example_run import SNAPSHOT
+from tests.support.inputs import write_parquet
 
 RESUMED = "build --input 'a b.txt' --out out"
 COMMAND = f".venv/bin/fineweb-shards {RESUMED}"

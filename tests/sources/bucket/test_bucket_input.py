@@ -9,15 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import boto3
-import inline
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-from bucket_server import KEY, SECRET, Door, Fault
-from documents import make_documents
-from inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
 from fineweb_shards.errors import ChangedError, InputError, ShardError, UsageError
 from fineweb_shards.events import Observer
@@ -30,6 +24,10 @@ from fineweb_shards.sources.files import files_to_json, find_files
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.system.shell_commands import install_command
+from tests.support import inline, reference, runs
+from tests.support.bucket_server import KEY, SECRET, Door, Fault
+from tests.support.documents import make_documents
+from tests.support.inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text, write_zstd
 
 DOCUMENTS = [text for text in make_documents(240, seed=5) if "<|endoftext|>" not in text]
 # What is a document in every form.

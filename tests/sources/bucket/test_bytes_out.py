@@ -7,11 +7,11 @@ import random
 from pathlib import Path
 
 import pytest
-import runs
-from bucket_server import Door, Read
-from inputs import write_jsonl, write_parquet, write_text
 
 from fineweb_shards.storage.bucket import Bucket
+from tests.support import runs
+from tests.support.bucket_server import Door, Read
+from tests.support.inputs import write_jsonl, write_parquet, write_text
 
 pytestmark = pytest.mark.full
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from standin_hub import StandInHub
-from standin_repository import Repository
+
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from doubles import FakeClock
 
 from fineweb_shards.storage.hub_file import Address, lifetime_seconds
 from fineweb_shards.storage.hub_session import Quota
 from fineweb_shards.system.retry import TransientError
+from tests.support.doubles import FakeClock
 
 NOW = 1_800_000_000.0
 UNKNOWN = 1800.0

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import night
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-from fourteen_files import (
+
+from tests import night
+from tests.support import reference, runs
+from tests.support.fourteen_files import (
     DATASET,
     FILES,
     FLAGS,
@@ -31,8 +31,8 @@ from fourteen_files import (
     expected_shards,
     sample_repository,
 )
-from promises import Tries
-from standin_faults import (
+from tests.support.promises import Tries
+from tests.support.standin_faults import (
     CutBody,
     Fault,
     FaultPlan,
@@ -42,8 +42,8 @@ from standin_faults import (
     Stall,
     WrongBytes,
 )
-from standin_hub import StandInHub
-from standin_repository import Repository
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
 
 LARGE_NOISE_BYTES, HUGE_NOISE_BYTES = 150_000, 800_000  # a document
 DOCUMENTS = documents_of(0)

@@ -12,16 +12,17 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import forked
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-from documents import make_documents
-from promises import Tries
-from standin_faults import (
+
+from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.units import show_bytes
+from tests.support import forked, reference, runs
+from tests.support.documents import make_documents
+from tests.support.promises import Tries
+from tests.support.standin_faults import (
     ChangedETag,
     CutBody,
     Fault,
@@ -33,11 +34,8 @@ from standin_faults import (
     Stall,
     Status,
 )
-from standin_hub import StandInHub
-from standin_repository import Repository
-
-from fineweb_shards.system.durable import FolderLock
-from fineweb_shards.units import show_bytes
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
 
 ROOT = Path(__file__).parent.parent.parent.parent
 REPO = "HuggingFaceFW/fineweb-edu"

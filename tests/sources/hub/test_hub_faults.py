@@ -12,11 +12,36 @@ import time
 from pathlib import Path
 
 import pytest
-import reference
-import runs
-from doubles import FakeClock, Listener
-from promises import Tries
-from standin_faults import (
+
+from fineweb_shards.commands import main as cli
+from fineweb_shards.commands import plan as plan_command
+from fineweb_shards.errors import HubError
+from fineweb_shards.run.config import Config
+from fineweb_shards.storage.hub_environment import check_addresses, check_token
+from fineweb_shards.storage.hub_errors import (
+    LONGEST_REQUESTED_SECONDS,
+    describe_limit,
+    requested_wait_seconds,
+    translated_errors,
+)
+from fineweb_shards.system.retry import Retrier, TransientError
+from tests.sources.hub.test_hub import (
+    DOCUMENTS,
+    EXPECTED,
+    FILES,
+    IMPATIENT,
+    OTHERS,
+    REPO,
+    SAMPLE,
+    build,
+    build_with_workers,
+    environment,
+    fineweb_parquet,
+)
+from tests.support import reference, runs
+from tests.support.doubles import FakeClock, Listener
+from tests.support.promises import Tries
+from tests.support.standin_faults import (
     ChangedETag,
     CutBody,
     Fault,
@@ -31,34 +56,8 @@ from standin_faults import (
     Status,
     WrongRedirect,
 )
-from standin_hub import StandInHub
-from standin_repository import Repository
-from test_hub import (
-    DOCUMENTS,
-    EXPECTED,
-    FILES,
-    IMPATIENT,
-    OTHERS,
-    REPO,
-    SAMPLE,
-    build,
-    build_with_workers,
-    environment,
-    fineweb_parquet,
-)
-
-from fineweb_shards.commands import main as cli
-from fineweb_shards.commands import plan as plan_command
-from fineweb_shards.errors import HubError
-from fineweb_shards.run.config import Config
-from fineweb_shards.storage.hub_environment import check_addresses, check_token
-from fineweb_shards.storage.hub_errors import (
-    LONGEST_REQUESTED_SECONDS,
-    describe_limit,
-    requested_wait_seconds,
-    translated_errors,
-)
-from fineweb_shards.system.retry import Retrier, TransientError
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
 
 FAULTS: dict[str, list[Fault]] = {
     "reset": [Reset(), Reset(0.5)],

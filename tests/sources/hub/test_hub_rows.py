@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-from promises import Tries
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.hub_rows import HubRowsFormat
@@ -21,6 +19,8 @@ from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HUB, HubRef, InputFile
 from fineweb_shards.system.retry import TransientError
 from fineweb_shards.types import Cursor
+from tests.support import runs
+from tests.support.promises import Tries
 
 FILE = InputFile(0, "hf://datasets/a/b@c/train", "train", ROWS, None, 0, 0, "", place=HUB)
 DATASET = HubRef("a/b", "", "train", "c", "", keep_downloads=False)

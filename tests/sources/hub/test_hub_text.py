@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import forked
 import pytest
-import runs
-from promises import Tries
-from standin_faults import (
+
+from tests.support import forked, runs
+from tests.support.promises import Tries
+from tests.support.standin_faults import (
     CutBody,
     ExpiredMidBody,
     Fault,
@@ -29,9 +29,9 @@ from standin_faults import (
     Stall,
     Status,
 )
-from standin_hub import StandInHub
-from standin_repository import Repository
-from text_datasets import (
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
+from tests.support.text_datasets import (
     DATASET,
     REPO,
     build,

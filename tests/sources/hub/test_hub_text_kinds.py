@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import forked
 import pyarrow as pa
 import pytest
-import reference
-import runs
-from documents import make_documents
-from standin_hub import StandInHub
-from standin_repository import Repository
-from text_datasets import (
+
+from tests.support import forked, reference, runs
+from tests.support.documents import make_documents
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
+from tests.support.text_datasets import (
     DATASET,
     REPO,
     SHARD_TOKENS,
@@ -31,7 +30,7 @@ from text_datasets import (
     left_in_downloads,
     write_form,
 )
-from text_datasets import DOCUMENTS as MANY_DOCUMENTS
+from tests.support.text_datasets import DOCUMENTS as MANY_DOCUMENTS
 
 DOCUMENTS = [text for text in make_documents(300, seed=7) if text]
 ROWS = [{"text": text} for text in DOCUMENTS]

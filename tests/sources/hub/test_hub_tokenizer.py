@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import forked
 import numpy as np
 import pytest
-import runs
-import vocabularies
-from documents import make_documents
-from inputs import write_jsonl
-from standin_faults import ScriptedFaults, Status
-from standin_hub import StandInHub
-from standin_repository import Repository
+
+from tests.support import forked, runs, vocabularies
+from tests.support.documents import make_documents
+from tests.support.inputs import write_jsonl
+from tests.support.standin_faults import ScriptedFaults, Status
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
 
 DOCUMENTS = make_documents(80, seed=3)
 

@@ -7,15 +7,14 @@ import json
 import random
 from pathlib import Path
 
-import forked
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reference
-import runs
-from standin_hub import StandInHub
-from standin_repository import Repository
+
+from tests.support import forked, reference, runs
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
 
 REPO = "user/climb"
 _CHOOSER = random.Random(5)

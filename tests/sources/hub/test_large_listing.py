@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import forked
 import pytest
-import reference
-import runs
-from fourteen_files import REPO, SHARD_TOKENS, documents_of, environment, parquet_of
-from promises import Tries
-from standin_hub import StandInHub
-from standin_repository import Repository, many_files
+
+from tests.support import forked, reference, runs
+from tests.support.fourteen_files import REPO, SHARD_TOKENS, documents_of, environment, parquet_of
+from tests.support.promises import Tries
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository, many_files
 
 CONTENTS = 3
 TOKENS = 3 * SHARD_TOKENS

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import runs
-from fourteen_files import (
+
+from tests.support import runs
+from tests.support.fourteen_files import (
     FILES,
     ROWS_PER_FILE,
     build_with_workers,
@@ -14,8 +15,8 @@ from fourteen_files import (
     refused,
     sample_repository,
 )
-from standin_faults import ScriptedFaults, Status
-from standin_hub import StandInHub
+from tests.support.standin_faults import ScriptedFaults, Status
+from tests.support.standin_hub import StandInHub
 
 # What an anonymous user has in five minutes, for a run with 10,164 row groups, which takes less than that.
 ANONYMOUS_RESOLVES, REAL_ROW_GROUPS = 3000, 14 * 726

@@ -7,10 +7,12 @@ import os
 import shutil
 from pathlib import Path
 
-import layout_reference
 import pytest
-import runs
-from fourteen_files import (
+
+from fineweb_shards.errors import HubError
+from fineweb_shards.sources.hub_files import ListedFile, Listing
+from tests.support import layout_reference, runs
+from tests.support.fourteen_files import (
     REPO,
     ROWS_PER_FILE,
     SHARD_TOKENS,
@@ -20,12 +22,9 @@ from fourteen_files import (
     expected_shards,
     sample_repository,
 )
-from layout_reference import Wanted
-from standin_hub import StandInHub
-from standin_repository import Repository
-
-from fineweb_shards.errors import HubError
-from fineweb_shards.sources.hub_files import ListedFile, Listing
+from tests.support.layout_reference import Wanted
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import Repository
 
 FILES = 3
 

@@ -16,13 +16,20 @@ from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import pytest
-import standin_hub
-from standin_cdn import LOGIN_PAGE, Style
-from standin_faults import ExpiredMidBody, OtherLinkedETag, ScriptedFaults, WrongBytes, WrongRedirect
-from standin_hub import StandInHub
-from standin_line import Pace, wait_for
-from standin_quota import Quota
-from standin_repository import FINEWEB_EDU_COMMIT, Repository, many_files
+
+from tests.support import standin_hub
+from tests.support.standin_cdn import LOGIN_PAGE, Style
+from tests.support.standin_faults import (
+    ExpiredMidBody,
+    OtherLinkedETag,
+    ScriptedFaults,
+    WrongBytes,
+    WrongRedirect,
+)
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_line import Pace, wait_for
+from tests.support.standin_quota import Quota
+from tests.support.standin_repository import FINEWEB_EDU_COMMIT, Repository, many_files
 
 pytestmark = pytest.mark.full
 
@@ -166,7 +173,7 @@ def test_quotas_are_told_and_kept(repository: Repository) -> None:
 def test_windows_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for the seconds that were told finds a new window."""
     now = [1000.0]
-    monkeypatch.setattr("standin_quota.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tests.support.standin_quota.time.monotonic", lambda: now[0])
     quota = Quota("api", (2, 10.0))
     assert [quota.take()[0] for _ in range(3)] == [True, True, False]
     now[0] += 9.5
@@ -187,7 +194,7 @@ class SimulatedTime:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, late_seconds: float) -> None:
         self.now = 1000.0
         self._late_seconds = late_seconds
-        monkeypatch.setattr("standin_line.time", self)
+        monkeypatch.setattr("tests.support.standin_line.time", self)
 
     def monotonic(self) -> float:
         return self.now

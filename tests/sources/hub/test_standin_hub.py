@@ -19,8 +19,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import standin_hub
-from standin_faults import (
+
+from tests.support import standin_hub
+from tests.support.standin_faults import (
     ChangedETag,
     CutBody,
     Fault,
@@ -35,8 +36,8 @@ from standin_faults import (
     Stall,
     Status,
 )
-from standin_hub import StandInHub
-from standin_repository import FINEWEB_EDU_COMMIT, Repository
+from tests.support.standin_hub import StandInHub
+from tests.support.standin_repository import FINEWEB_EDU_COMMIT, Repository
 
 pytestmark = pytest.mark.full
 

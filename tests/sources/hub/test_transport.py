@@ -6,8 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import runs
-from fourteen_files import (
+
+from tests.support import runs
+from tests.support.fourteen_files import (
     FILES,
     READERS,
     build,
@@ -16,9 +17,9 @@ from fourteen_files import (
     resolves,
     sample_repository,
 )
-from promises import Tries
-from standin_cdn import Style
-from standin_faults import (
+from tests.support.promises import Tries
+from tests.support.standin_cdn import Style
+from tests.support.standin_faults import (
     ChangedETag,
     CutBody,
     ExpiredMidBody,
@@ -32,7 +33,7 @@ from standin_faults import (
     Status,
     WrongRedirect,
 )
-from standin_hub import StandInHub
+from tests.support.standin_hub import StandInHub
 
 CANARY = "hf_canary_4714"
 CDN_FAULTS: list[Fault] = [
