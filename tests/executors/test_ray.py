@@ -36,7 +36,8 @@ from fineweb_shards.store.folder_store import FolderStore
 from tests.executors import poison
 from tests.support import fourteen_files
 from tests.support.bucket_view import BucketView
-from tests.support.ray_cluster import ENVIRONMENT, RayCluster, RayDriver, ray_cluster, wait_until
+from tests.support.ray_cluster import ENVIRONMENT, RayCluster, RayDriver, ray_cluster
+from tests.support.runs import wait_until
 from tests.support.standin_hub import StandInHub
 
 pytestmark = pytest.mark.full

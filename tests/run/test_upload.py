@@ -132,6 +132,7 @@ def test_the_card_of_a_dataset_from_the_hub(hub: StandInHub, home: Path, made: P
 
 
 def test_an_interrupted_upload_goes_on(hub: StandInHub, home: Path, made: Path) -> None:
+@pytest.mark.full
     """What was sent before a kill is not sent again."""
     files = runs.outputs_in(made / "out")
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}

@@ -9,9 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,16 +32,6 @@ SYSTEM = {
 ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 TITLES = ("encode_batches", "FileProcess", "Board", "fineweb-shards")
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Wait until something holds; return whether it does."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return holds()
 
 
 class RayCluster:

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -199,3 +201,13 @@ def crash_everywhere(job: dict[str, object]) -> int:
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait until something holds; return whether it does."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return holds()

@@ -273,6 +273,7 @@ def test_faults_of_the_listing(repository: Repository, home: Path, tmp_path: Pat
 
 
 def test_a_redirect_to_another_host(repository: Repository, home: Path, tmp_path: Path) -> None:
+@pytest.mark.full
     """As the real hub does it for large files; the token stays at home."""
     with StandInHub([repository], cdn=True) as hub:
         done = build(hub, home, tmp_path / "out", *SAMPLE, HF_TOKEN="hf_canary_token")

@@ -202,6 +202,7 @@ def last_end(out: Path) -> Cursor:
 @pytest.mark.promise("kill -9 loses only the unfinished shard", "Ctrl-C and SIGTERM stop cleanly")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_resume_in_the_middle_of_a_large_file(
+@pytest.mark.full
     hub: StandInHub, home: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
     """It begins at the byte it had reached; before that only the file's beginning is looked at."""
