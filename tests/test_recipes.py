@@ -158,7 +158,7 @@ def with_format(package: Path) -> Path:
     """The package with a new format. `datasets`, which lists the hub's files, has to know the ending."""
     entry = """"toy": FormatEntry("toy.ToyFormat", (".xml",)),
     ROWS: FormatEntry("""
-    add(package, "formats/toy.py", FORMAT, "formats/table.py", "ROWS: FormatEntry(", entry)
+    add(package, "formats/toy.py", FORMAT, "formats/registry.py", "ROWS: FormatEntry(", entry)
     return package
 
 

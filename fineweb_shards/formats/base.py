@@ -1,8 +1,8 @@
 """Define a format: what is in a file, cut into batches in the parent and read in the workers.
 
-A new format is a subclass of `Format` with three methods, and an entry in the table (table.py). `batches`
-runs once, in the parent, and should read next to nothing; `chunks` runs in the workers and does the reading.
-Both read through `place`, so that a format works wherever files are.
+A new format is a subclass of `Format` with three methods, and an entry in registry.py. `batches` runs once, in
+the parent, and should read next to nothing; `chunks` runs in the workers and does the reading. Both read
+through `place`, so that a format works wherever files are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Self
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.formats.table import FORMATS
+from fineweb_shards.formats.registry import FORMATS
 from fineweb_shards.formats.where import Where
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HubRef, InputFile, Place

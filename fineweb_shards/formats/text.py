@@ -8,7 +8,7 @@ The rules:
 - Of a damaged compressed file every document is read that ends before the damage.
 - A document is the text between two separators, otherwise unchanged; empty ones are dropped.
 - `blank`: one or more empty lines (so no document begins with an empty line, and only the last one of a file
-  can end with a line end). `line`: a line end. `auto`: what detection.py finds.
+  can end with a line end). `line`: a line end. `auto`: what separator_detection.py finds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import replace
 
 from fineweb_shards.errors import BadFileError, ChangedError
 from fineweb_shards.formats.base import Format, ReadSettings
-from fineweb_shards.formats.detection import AUTO, find_separator
 from fineweb_shards.formats.ranges import FARTHEST_BYTES, Range, Separator, find_ranges, make_separator
+from fineweb_shards.formats.separator_detection import AUTO, find_separator
 from fineweb_shards.formats.text_check import SAMPLE_BYTES, check_is_text, decode_texts, is_utf8
 from fineweb_shards.formats.views import ByteView, RangeView, StreamView
 from fineweb_shards.storage.byte_source import ByteSource

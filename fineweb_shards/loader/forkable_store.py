@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 from fineweb_shards.reading.token_stream import fetch_range
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_client import was_forked
+from fineweb_shards.storage.bucket_credentials import was_forked
 from fineweb_shards.store.bucket_store import BucketStore
 
 # Ctrl-C signals the whole process group; who has asked decides. Ignored before anything large is imported.

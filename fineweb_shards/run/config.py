@@ -19,7 +19,7 @@ from typing import Any
 
 from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.events import Observer
-from fineweb_shards.formats.table import CHOICES as FORMAT_CHOICES
+from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.storage.bucket_address import check_path, is_url

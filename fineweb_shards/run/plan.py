@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fineweb_shards.errors import BadFileError, DiskFullError, NoTrainingError
-from fineweb_shards.formats.detection import given_separators
 from fineweb_shards.formats.parquet import ParquetFormat
-from fineweb_shards.formats.table import FORMATS, TEXT
+from fineweb_shards.formats.registry import FORMATS, TEXT
+from fineweb_shards.formats.separator_detection import given_separators
 from fineweb_shards.run.input_sample import (
     QUICK_SAMPLE_BYTES,
     InputSample,

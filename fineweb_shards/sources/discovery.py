@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from fineweb_shards.errors import InputError
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_address import BucketAddress, split_glob
-from fineweb_shards.storage.bucket_connection import ObjectInfo
+from fineweb_shards.storage.bucket_requests import ObjectInfo
 from fineweb_shards.storage.place import InputFile
 
 _ANY_DEPTH = "**"

@@ -19,8 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fineweb_shards.errors import BadFileError, InputError, UsageError, closest
-from fineweb_shards.formats.detection import HEAD_BYTES, SAMPLE_BYTES, detect_separator, sample_offsets
-from fineweb_shards.formats.table import BY_ENDING, FORMATS, TEXT, split_suffixes
+from fineweb_shards.formats.registry import BY_ENDING, FORMATS, TEXT, split_suffixes
+from fineweb_shards.formats.separator_detection import (
+    HEAD_BYTES,
+    SAMPLE_BYTES,
+    detect_separator,
+    sample_offsets,
+)
 from fineweb_shards.formats.text_check import check_is_text, convert_hint, guess_encoding
 from fineweb_shards.sources.discovery import (
     Findings,
@@ -33,7 +38,7 @@ from fineweb_shards.sources.discovery import (
 )
 from fineweb_shards.storage.bucket import Bucket, content_hash
 from fineweb_shards.storage.bucket_address import is_url
-from fineweb_shards.storage.bucket_connection import ObjectInfo
+from fineweb_shards.storage.bucket_requests import ObjectInfo
 from fineweb_shards.storage.decompression import DamagedStreamError, open_unpacker
 from fineweb_shards.storage.local import LocalPlace, open_pipe
 from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, InputFile

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from fineweb_shards.errors import HubError, InputError
-from fineweb_shards.formats.table import FORMATS, ROWS, split_suffixes
+from fineweb_shards.formats.registry import FORMATS, ROWS, split_suffixes
 from fineweb_shards.storage.hub_environment import is_git_hash
 from fineweb_shards.storage.place import HUB, HUB_ON_DISK, InputFile
 from fineweb_shards.units import show_number_of

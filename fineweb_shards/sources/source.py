@@ -10,7 +10,7 @@ from itertools import chain, groupby, islice
 from fineweb_shards.errors import BadFileError, NetworkError
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.base import Format, ReadSettings, load_format
-from fineweb_shards.formats.table import FORMATS
+from fineweb_shards.formats.registry import FORMATS
 from fineweb_shards.storage.place import LOCAL, InputFile, open_place
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from fineweb_shards.errors import InputError, ShardError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.bucket_address import BucketAddress
-from fineweb_shards.storage.bucket_client import require_obstore
 from fineweb_shards.storage.bucket_conditions import (
     DOES_NOT_HOLD,
     Conditions,
@@ -27,8 +26,9 @@ from fineweb_shards.storage.bucket_conditions import (
     put_if,
     read_object,
 )
-from fineweb_shards.storage.bucket_connection import Connection, ObjectInfo, Ranges, Version, plain_etag
+from fineweb_shards.storage.bucket_credentials import require_obstore
 from fineweb_shards.storage.bucket_errors import ConflictError, MissingError, is_without_reason
+from fineweb_shards.storage.bucket_requests import Connection, ObjectInfo, Ranges, Version, plain_etag
 from fineweb_shards.storage.bucket_uploads import (
     UploadFile,
     abort_abandoned_uploads,

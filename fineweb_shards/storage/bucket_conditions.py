@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.events import Event
-from fineweb_shards.storage.bucket_connection import Connection, Ranges, Version, plain_etag
 from fineweb_shards.storage.bucket_errors import (
     AnswerError,
     MissingError,
     PreconditionError,
     UnconditionalError,
 )
+from fineweb_shards.storage.bucket_requests import Connection, Ranges, Version, plain_etag
 from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.own_files import SMALL_BYTES
 

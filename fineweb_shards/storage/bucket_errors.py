@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fineweb_shards.errors import LockedError, ShardError
 from fineweb_shards.storage.bucket_address import BucketAddress
-from fineweb_shards.storage.bucket_client import SETTINGS, forget_stores, has_answered, may_be_renewed
+from fineweb_shards.storage.bucket_credentials import SETTINGS, forget_stores, has_answered, may_be_renewed
 from fineweb_shards.system.retry import TransientError
 
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})

@@ -23,7 +23,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.storage.hub_environment import Digest, is_git_hash, make_digest
 from fineweb_shards.storage.hub_errors import translated_errors
-from fineweb_shards.storage.hub_file import HubPlace
+from fineweb_shards.storage.hub_fetching import HubPlace
 from fineweb_shards.storage.hub_session import open_session
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HubRef, InputFile

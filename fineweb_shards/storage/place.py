@@ -41,7 +41,7 @@ class InputFile:
     index: int
     path: str  # or STANDARD_INPUT, or the address of an object in a bucket
     name: str  # for messages and the manifest: the path relative to the --input it was found by
-    format: str  # a key of formats.table.FORMATS
+    format: str  # a key of formats.registry.FORMATS
     compression: str | None  # "gzip", "zstd" or None
     size_bytes: int
     mtime_ns: int
@@ -49,7 +49,7 @@ class InputFile:
     problem: str | None = None  # why nothing of it can be read: a broken link, a folder without permission
     is_pipe: bool = False  # standard input or a named pipe: can be read once, front to back
     for_validation: bool = False  # all its documents: named by --val-input
-    # Of a text, if no --separator is given: what was found in it (formats/detection.py). "": see the setting.
+    # Of a text, if no --separator is given: what was found in it. "": see the setting.
     separator: str = ""
     place: str = LOCAL  # a key of PLACES
 
@@ -109,7 +109,7 @@ class Place(ABC):
 # Named, not imported: a run over local files never loads the hub's clients.
 PLACES = {
     LOCAL: "local.LocalPlace",
-    HUB: "hub_file.HubPlace",
+    HUB: "hub_fetching.HubPlace",
     HUB_ON_DISK: "hub_download.HubOnDiskPlace",
     BUCKET: "bucket.BucketPlace",
 }

@@ -24,8 +24,8 @@ from typing import Self
 from fineweb_shards.errors import LockedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_connection import Version
 from fineweb_shards.storage.bucket_errors import ConflictError
+from fineweb_shards.storage.bucket_requests import Version
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, write_quickly
 from fineweb_shards.system.json_values import get, parse_object

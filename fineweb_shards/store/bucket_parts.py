@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from fineweb_shards.storage.bucket_connection import ObjectInfo
+from fineweb_shards.storage.bucket_requests import ObjectInfo
 from fineweb_shards.storage.byte_source import SeekableFile
 from fineweb_shards.system.durable import WORK_FOLDER
 

@@ -22,7 +22,7 @@ from fineweb_shards.errors import ChangedError, InputError, LockedError, OutputE
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_conditions import PROBE_PREFIX
-from fineweb_shards.storage.bucket_connection import ObjectInfo, Version, plain_etag
+from fineweb_shards.storage.bucket_requests import ObjectInfo, Version, plain_etag
 from fineweb_shards.storage.byte_source import open_in_order
 from fineweb_shards.store.bucket_lock import BucketLock, is_bucket_locked
 from fineweb_shards.store.bucket_parts import (

@@ -88,7 +88,6 @@ def test_shards_are_the_references(tokenizer: Tokenizer, source: Path, tmp_path:
 @pytest.mark.full(but=["nanochat", "llama2", "sentence_pieces"])
 @pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_hostile_strings_and_special_tokens_are_ordinary_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
-@pytest.mark.full
     """Whatever a document says, it is what the reference makes of it, and never EOT."""
     specials = ["</s>", "<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "<s>", "<|padding|>"]
     whole = [text for text in hostile_strings() if not any("\ud800" <= char <= "\udfff" for char in text)]
@@ -101,6 +100,7 @@ def test_hostile_strings_and_special_tokens_are_ordinary_text(tokenizer: Tokeniz
     assert tokens.count(tokenizer.eot) == len(documents)
 
 
+@pytest.mark.full
 @pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_tokens_have_their_bytes(tokenizer: Tokenizer, source: Path, tmp_path: Path) -> None:
     """Where nothing normalizes a text, its tokens spell it; `inspect` shows it from the folder alone."""

@@ -132,7 +132,6 @@ def test_the_card_of_a_dataset_from_the_hub(hub: StandInHub, home: Path, made: P
 
 
 def test_an_interrupted_upload_goes_on(hub: StandInHub, home: Path, made: Path) -> None:
-@pytest.mark.full
     """What was sent before a kill is not sent again."""
     files = runs.outputs_in(made / "out")
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
@@ -162,6 +161,7 @@ def test_an_interrupted_upload_goes_on(hub: StandInHub, home: Path, made: Path) 
     assert {name: data for name, data in remote_files(hub).items() if name in files} == files
 
 
+@pytest.mark.full
 def test_troubles_that_pass_are_waited_out(hub: StandInHub, home: Path, made: Path) -> None:
     """Resets and 5xx while sending and committing; a lost answer to a commit makes no second one."""
     hub.faults += [

@@ -309,7 +309,7 @@ def test_no_credentials_are_said(bucket_url: str, door: Door, monkeypatch: pytes
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://169.254.0.1:1")
-    monkeypatch.setattr("fineweb_shards.storage.bucket_client.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("fineweb_shards.storage.bucket_credentials.CONNECT_SECONDS", 1)
     forget_everything(monkeypatch)
     with pytest.raises(InputError, match="no credentials were found") as caught:
         Bucket(bucket_url, 60).read("x")

@@ -10,8 +10,8 @@ import pytest
 
 from fineweb_shards.errors import ChangedError, InputError, NetworkError, UsageError
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_connection import Version
 from fineweb_shards.storage.bucket_errors import ConflictError
+from fineweb_shards.storage.bucket_requests import Version
 from tests.support.bucket_server import forget_everything
 
 SECRETS = ("canary-token", "Y2FuYXJ5Y2FuYXJ5")  # the second one is a key in base64

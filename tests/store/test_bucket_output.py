@@ -264,7 +264,6 @@ def test_files_that_are_made_again_are_deleted_with_one_listing(
     ids=lambda value: getattr(value, "layout", value),
 )
 def test_a_finished_build_is_known_by_one_listing(
-@pytest.mark.full
     build: Callable[..., object], out: str, door: Door, scratch: Path, wanted: Wanted, reads: bool
 ) -> None:
     """Of a shard its last token is read at most, where the length of a sidecar depends on it. A request takes
@@ -283,6 +282,7 @@ def test_a_finished_build_is_known_by_one_listing(
     assert len(door.requests) - len(asked) < 3
 
 
+@pytest.mark.full
 def test_another_machine_goes_on(
     build: Callable[..., object], view: BucketView, door: Door, tmp_path: Path
 ) -> None:

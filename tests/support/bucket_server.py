@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fineweb_shards.storage import bucket_client as stores
+from fineweb_shards.storage import bucket_credentials as stores
 from fineweb_shards.storage import bucket_uploads as upload_file
 
 KEY, SECRET, TOKEN = "AKIACANARYCANARY1234", "canarySECRETcanarySECRETcanary12", "canaryTOKENcanary"

@@ -273,7 +273,6 @@ def test_faults_of_the_listing(repository: Repository, home: Path, tmp_path: Pat
 
 
 def test_a_redirect_to_another_host(repository: Repository, home: Path, tmp_path: Path) -> None:
-@pytest.mark.full
     """As the real hub does it for large files; the token stays at home."""
     with StandInHub([repository], cdn=True) as hub:
         done = build(hub, home, tmp_path / "out", *SAMPLE, HF_TOKEN="hf_canary_token")
@@ -283,6 +282,7 @@ def test_a_redirect_to_another_host(repository: Repository, home: Path, tmp_path
     assert runs.shards_in(tmp_path / "out") == EXPECTED
 
 
+@pytest.mark.full
 @pytest.mark.promise("network faults are survived")
 def test_an_outage_longer_than_max_outage_ends_resumably(
     repository: Repository, home: Path, tmp_path: Path
@@ -388,10 +388,10 @@ def test_a_file_replaced_while_it_is_read_is_noticed(
     hub: StandInHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer with another ETag is asked for again; a file that really is another one ends the run."""
+    from fineweb_shards.storage.hub_fetching import RemoteFile
     from huggingface_hub import constants
 
     from fineweb_shards.errors import ChangedError
-    from fineweb_shards.storage.hub_file import RemoteFile
     from fineweb_shards.storage.hub_session import open_session
     from fineweb_shards.system.retry import Retrier
 

@@ -13,7 +13,7 @@ import pytest
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.hub_rows import HubRowsFormat
-from fineweb_shards.formats.table import ROWS
+from fineweb_shards.formats.registry import ROWS
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HUB, HubRef, InputFile

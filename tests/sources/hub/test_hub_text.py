@@ -202,7 +202,6 @@ def last_end(out: Path) -> Cursor:
 @pytest.mark.promise("kill -9 loses only the unfinished shard", "Ctrl-C and SIGTERM stop cleanly")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_resume_in_the_middle_of_a_large_file(
-@pytest.mark.full
     hub: StandInHub, home: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
     """It begins at the byte it had reached; before that only the file's beginning is looked at."""
@@ -216,6 +215,7 @@ def test_a_resume_in_the_middle_of_a_large_file(
     assert not [one for one in ranges if one[0] < position - 1 and one != (0, SAMPLE_BYTES - 1)]
 
 
+@pytest.mark.full
 @pytest.mark.promise("kill -9 loses only the unfinished shard", "resumes can be chained")
 def test_a_resume_fetches_no_finished_file_again(
     hub: StandInHub, home: Path, tmp_path: Path, tries: Tries

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.formats.table import TEXT
+from fineweb_shards.formats.registry import TEXT
 from fineweb_shards.formats.views import ByteView, StreamView
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.units import show_number_of

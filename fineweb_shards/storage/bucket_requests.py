@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fineweb_shards.errors import ChangedError, NetworkError, ShardError
 from fineweb_shards.storage.bucket_address import BucketAddress
-from fineweb_shards.storage.bucket_client import get_store, note_answer
+from fineweb_shards.storage.bucket_credentials import get_store, note_answer
 from fineweb_shards.storage.bucket_errors import AnswerError, PreconditionError, translate
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import Retrier, TransientError

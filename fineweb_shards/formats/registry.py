@@ -1,4 +1,4 @@
-"""The table of all formats: the class that reads each, the endings of its files, and how it reads them.
+"""All formats: the class that reads each, the endings of its files, and how it reads them.
 
 The classes are named, not imported: pyarrow and NumPy are only loaded for what is read.
 """

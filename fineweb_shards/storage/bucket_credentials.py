@@ -1,4 +1,4 @@
-"""The connections of this process to buckets: one obstore store for each bucket and use, opened when needed.
+"""Open buckets for this process: one obstore store for each bucket and use, with credentials and settings.
 
 A request is tried once: retrying is ours (system/retry.py), so that a wait is seen. Only the parts of an
 upload are retried by obstore, because it can't continue an upload after a failed part.
