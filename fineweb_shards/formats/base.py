@@ -1,7 +1,7 @@
 """Define a format: what is in a file, cut into batches in the parent and read in the workers.
 
-A new format is a subclass of `Format` with three methods, and an entry in registry.py. `batches` runs once, in
-the parent, and should read next to nothing; `chunks` runs in the workers and does the reading. Both read
+A new format is a subclass of `Format` with three methods, and an entry in registry.py. `batches` runs once,
+in the parent, and should read next to nothing; `chunks` runs in the workers and does the reading. Both read
 through `place`, so that a format works wherever files are.
 """
 

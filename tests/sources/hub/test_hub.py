@@ -388,10 +388,10 @@ def test_a_file_replaced_while_it_is_read_is_noticed(
     hub: StandInHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer with another ETag is asked for again; a file that really is another one ends the run."""
-    from fineweb_shards.storage.hub_fetching import RemoteFile
     from huggingface_hub import constants
 
     from fineweb_shards.errors import ChangedError
+    from fineweb_shards.storage.hub_fetching import RemoteFile
     from fineweb_shards.storage.hub_session import open_session
     from fineweb_shards.system.retry import Retrier
 
