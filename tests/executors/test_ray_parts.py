@@ -17,7 +17,7 @@ from fineweb_shards.errors import UsageError, WorkerError
 from fineweb_shards.executors.ray import cluster, file_tasks
 from fineweb_shards.executors.ray.cluster import LOST, Members, find_address, load_ray
 from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
-from fineweb_shards.executors.scheduled import Waits
+from fineweb_shards.executors.scheduled_executor import Waits
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.types import Placement

@@ -39,7 +39,7 @@ from fineweb_shards.executors.messages import (
     Written,
 )
 from fineweb_shards.executors.prefetch import AdaptivePrefetch
-from fineweb_shards.executors.scheduled import ScheduledExecutor
+from fineweb_shards.executors.scheduled_executor import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment

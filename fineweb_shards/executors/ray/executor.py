@@ -63,7 +63,7 @@ from fineweb_shards.executors.ray.cluster import (
 from fineweb_shards.executors.ray.file_tasks import NodeTasks
 from fineweb_shards.executors.ray.unwritten import Attempt, Share, StoredBlock, Unwritten
 from fineweb_shards.executors.ray.worker import MARK_FILE, RUN_PREFIX, encode_batches
-from fineweb_shards.executors.scheduled import ScheduledExecutor
+from fineweb_shards.executors.scheduled_executor import ScheduledExecutor
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.worker_death import Death
 from fineweb_shards.store.sidecars import FinishedFile

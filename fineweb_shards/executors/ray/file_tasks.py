@@ -35,7 +35,7 @@ from fineweb_shards.executors.file_tasks import (
 from fineweb_shards.executors.ray.cluster import explain_failure, load_ray
 from fineweb_shards.executors.ray.unwritten import Attempt, Share
 from fineweb_shards.executors.ray.worker import FileProcess
-from fineweb_shards.executors.scheduled import Waits
+from fineweb_shards.executors.scheduled_executor import Waits
 from fineweb_shards.executors.worker_death import Death
 from fineweb_shards.store.store import Segment
 
