@@ -275,7 +275,7 @@ def test_after_ctrl_c_it_says_at_once_that_it_stops(
 @pytest.mark.full(but=["argparse--m", "*build-script", "pyarrow--m"])
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 @pytest.mark.parametrize("entry", ["-m", "script"])
-@pytest.mark.parametrize("module", ["argparse", "fineweb_shards.commands.build", "numpy", "pyarrow", "tqdm"])
+@pytest.mark.parametrize("module", ["argparse", "fineweb_shards.commands.build", "numpy", "pyarrow"])
 def test_ctrl_c_in_the_first_seconds_is_silent(tmp_path: Path, source: Path, entry: str, module: str) -> None:
     """While the program is still importing, nothing is begun: exit code 130, and not a word."""
     if entry == "script":
