@@ -97,7 +97,7 @@ def check_manifest(view: BucketView) -> None:
         assert record["sha256"] in digests, record
 
 
-@pytest.mark.full(but=["megatron-s3"])
+@pytest.mark.full
 @pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.parametrize(
     ("wanted", "is_ceph"),

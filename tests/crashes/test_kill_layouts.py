@@ -15,7 +15,7 @@ from tests.support.layout_reference import Wanted
 DOCUMENTS = make_documents(36, seed=95)
 
 
-@pytest.mark.full(but=["build-nanogpt"])
+@pytest.mark.full
 @pytest.mark.promise("kill -9 loses only the unfinished shard")
 @pytest.mark.parametrize(
     "wanted",

@@ -105,6 +105,7 @@ def test_verifying_asks_for_every_object_twice_at_most(made: Path, bucket_url: s
     assert len([line for line in door.requests if "list-type" in line]) < 6, door.requests
 
 
+@pytest.mark.full
 def test_a_store_that_ignores_conditions_is_said(bucket_url: str, door: Door, tmp_path: Path) -> None:
     """In the terminal, before the build begins: two runs may not notice each other there."""
     door.ignored_headers = ("if-none-match", "if-match")

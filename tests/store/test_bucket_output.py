@@ -334,6 +334,7 @@ def test_credentials_are_nowhere(out: str, source: Path, scratch: Path, view: Bu
         assert KEY.encode() not in data
 
 
+@pytest.mark.full
 def test_an_error_of_the_second_segment_of_a_checkpoint_is_told(
     build: Callable[..., object], door: Door
 ) -> None:

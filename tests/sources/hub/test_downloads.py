@@ -96,6 +96,7 @@ def sizes_in(folder: Path) -> list[int]:
     return [size for size in sizes if size > 1000]
 
 
+@pytest.mark.full
 def test_a_short_body_and_a_reset(home: Path, tmp_path: Path) -> None:
     """The rest is fetched, and nothing is left behind in the end."""
     plan = ScriptedFaults([CutBody(), Reset(0.5), CutBody(0.0), Reset()], on="cdn")

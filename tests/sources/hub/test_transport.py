@@ -138,6 +138,7 @@ def test_faults_of_redirects_and_addresses(
         assert word not in done.stdout + done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.promise("the hub's quota is kept, not hit")
 def test_a_cdn_that_refuses_every_address(home: Path, tmp_path: Path, tries: Tries) -> None:
     """Ends with a sentence; until then the hub is not asked for new addresses without a pause."""
