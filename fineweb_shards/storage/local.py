@@ -12,8 +12,6 @@ import sys
 from functools import cache
 from typing import Any, BinaryIO
 
-import pyarrow as pa
-
 from fineweb_shards.errors import InputError
 from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.storage.place import STANDARD_INPUT, InputFile, Place, read_error
@@ -30,6 +28,8 @@ class LocalPlace(Place):
 
     def stream(self, file: InputFile) -> BinaryIO:
         if file.compression == "zstd":
+            import pyarrow as pa  # here, as below: it takes 28 MB, and not every process needs it
+
             native: BinaryIO = pa.OSFile(os.fsencode(file.path))  # read without Python's lock
             return native
         return open(file.path, "rb")
@@ -70,6 +70,8 @@ class LocalSource(ByteSource):
         return memoryview(self.read_at(start, stop - start))
 
     def for_arrow(self) -> Any:
+        import pyarrow as pa
+
         try:
             return pa.OSFile(os.fsencode(self._file.path))  # as bytes: a name need not be UTF-8
         except OSError as error:
