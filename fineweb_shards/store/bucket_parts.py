@@ -20,7 +20,7 @@ _DIGITS = 16  # of the offset in a part's name, so that names sort as parts foll
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """An object that holds the bytes of a file from `begin` on."""
 
     file: str  # the name of the finished file
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """The bytes of a file from `begin` to `end`, which are in an object from its byte `skip` on."""
 
     begin: int
@@ -47,35 +47,35 @@ def part_name(file: str, begin: int) -> str:
     return f"{PARTS_FOLDER}/{file}/{begin:0{_DIGITS}}"
 
 
-def parse_part(info: ObjectInfo) -> Part | None:
+def parse_part(info: ObjectInfo) -> FilePart | None:
     """Return the part that an object is; None if it has another name."""
     file, _, begin = info.name.removeprefix(f"{PARTS_FOLDER}/").rpartition("/")
     whole_name = begin.isdecimal() and file and info.name == part_name(file, int(begin))
-    return Part(file, int(begin), info) if whole_name else None
+    return FilePart(file, int(begin), info) if whole_name else None
 
 
-def cover(named: ObjectInfo | None, parts: Sequence[Part]) -> list[Piece]:
+def cover(named: ObjectInfo | None, parts: Sequence[FilePart]) -> list[FilePiece]:
     """Return the pieces that make up a file from its first byte on, as far as there are any without a gap.
 
     A part is newer than what the object under the file's own name has in its place.
     """
     by_begin = {part.begin: part for part in parts}
     named_end = named.size_bytes if named else 0
-    pieces: list[Piece] = []
+    pieces: list[FilePiece] = []
     position = 0
     while True:
         part = by_begin.get(position)
         if part is not None and part.end > position:
-            pieces.append(Piece(position, part.end, part.info))
+            pieces.append(FilePiece(position, part.end, part.info))
         elif named is not None and position < named_end:
             end = min([named_end, *(begin for begin in by_begin if begin > position)])
-            pieces.append(Piece(position, end, named, position))
+            pieces.append(FilePiece(position, end, named, position))
         else:
             return pieces
         position = pieces[-1].end
 
 
-def cut_pieces(pieces: Sequence[Piece], end: int) -> list[Piece]:
+def cut_pieces(pieces: Sequence[FilePiece], end: int) -> list[FilePiece]:
     """Return the pieces up to a byte of the file."""
     return [replace(piece, end=min(piece.end, end)) for piece in pieces if piece.begin < end]
 

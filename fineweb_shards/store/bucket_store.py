@@ -27,10 +27,10 @@ from fineweb_shards.storage.byte_source import open_in_order
 from fineweb_shards.store.bucket_lock import BucketLock, is_bucket_locked
 from fineweb_shards.store.bucket_parts import (
     PARTS_FOLDER,
+    FilePart,
+    FilePiece,
     FileSource,
     JoinedFile,
-    Part,
-    Piece,
     cover,
     cut_pieces,
     parse_part,
@@ -50,7 +50,7 @@ _PROBE_SECONDS = 60.0  # a probe that is older is left from a run that was kille
 class _FoundObjects(FoundFile):
     """A file in a bucket, and the pieces of objects that it consists of."""
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[FilePiece, ...] = ()
 
 
 class BucketStore(Store):
@@ -133,7 +133,7 @@ class BucketStore(Store):
                 raise
         return self.read_range(joined, begin, end)
 
-    def _read_piece(self, piece: Piece, begin: int, end: int) -> bytes:
+    def _read_piece(self, piece: FilePiece, begin: int, end: int) -> bytes:
         """Read what a piece has of a range of the file."""
         shift = piece.skip - piece.begin
         first, last = max(begin, piece.begin) + shift, min(end, piece.end) + shift
@@ -304,12 +304,12 @@ class BucketStore(Store):
     def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
         return min(total_bytes, shards_at_once * shard_bytes)
 
-    def _list_parts(self, file: str = "") -> list[Part]:
+    def _list_parts(self, file: str = "") -> list[FilePart]:
         below = f"{PARTS_FOLDER}/{file}" if file else PARTS_FOLDER
         return [part for info in self._bucket.list(below) if (part := parse_part(info)) is not None]
 
 
-def _source_of(piece: Piece, bucket: Bucket, skip: int) -> FileSource:
+def _source_of(piece: FilePiece, bucket: Bucket, skip: int) -> FileSource:
     """Return a piece without its first `skip` bytes, for JoinedFile."""
 
     def opened() -> BinaryIO:
@@ -320,20 +320,20 @@ def _source_of(piece: Piece, bucket: Bucket, skip: int) -> FileSource:
     return piece.end - piece.begin - skip, opened
 
 
-def _by_file(parts: Iterable[Part]) -> dict[str, list[Part]]:
-    found: dict[str, list[Part]] = defaultdict(list)
+def _by_file(parts: Iterable[FilePart]) -> dict[str, list[FilePart]]:
+    found: dict[str, list[FilePart]] = defaultdict(list)
     for part in parts:
         found[part.file].append(part)
     return found
 
 
-def _judge(name: str, named: ObjectInfo | None, parts: list[Part]) -> FoundFile | None:
+def _judge(name: str, named: ObjectInfo | None, parts: list[FilePart]) -> FoundFile | None:
     """Say how long a file is, and whether it has its name: parts that reach further mean that it grows. Parts
     that don't were left by a build that was ended before it deleted them; they have no header."""
     pieces = tuple(cover(named, parts))
     end = pieces[-1].end if pieces else 0
     if named is not None and named.size_bytes >= end:
-        whole = (Piece(0, named.size_bytes, named),)
+        whole = (FilePiece(0, named.size_bytes, named),)
         return _FoundObjects(name, named.size_bytes, True, "" if parts else named.etag, whole)
     return _FoundObjects(name, end, False, "", pieces) if pieces else None
 
@@ -343,6 +343,6 @@ def _has_parts(file: FoundFile) -> bool:
     return any(piece.info.name != file.name for piece in _pieces_of(file))
 
 
-def _pieces_of(file: FoundFile) -> tuple[Piece, ...]:
+def _pieces_of(file: FoundFile) -> tuple[FilePiece, ...]:
     assert isinstance(file, _FoundObjects), "it was found in another store"
     return file.pieces

@@ -241,20 +241,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.door.on_answer(self.command, self.path)
         if fault is not None and fault.after:
             return self._fail(fault)
+        length = len(content)
+        if self.command == "HEAD":
+            length = int({name.lower(): value for name, value in headers}.get("content-length", 0))
+        if self.command == "GET" and "?" not in self.path and fault is None:
+            # Before the status: a client that refuses it asks again at once.
+            self.door.reads.append(Read(self.path, self.headers.get("Range") or "", length))
         self.send_response_only(self.door.ranges_status if status == 206 else status)
         for name, value in headers:
             if name.lower() not in ("transfer-encoding", "connection", "content-length"):
                 self.send_header(name, value)
-        length = len(content)
-        if self.command == "HEAD":
-            length = int({name.lower(): value for name, value in headers}.get("content-length", 0))
         self.send_header("Content-Length", str(length))
         self.end_headers()
         if fault is not None:
             self.wfile.write(content[: len(content) // 2])
             return self._reset()
-        if self.command == "GET" and "?" not in self.path:
-            self.door.reads.append(Read(self.path, self.headers.get("Range") or "", length))
         self.wfile.write(content)
         return None
 
