@@ -328,6 +328,7 @@ def test_a_killed_run_leaves_no_scratch_file_for_long(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_a_node_without_a_place_for_shards_says_so(tmp_path: Path) -> None:
     """By its name, with the folder and the flag that names another one."""
     (tmp_path / "file").touch()

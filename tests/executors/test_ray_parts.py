@@ -189,6 +189,7 @@ def slow_ray(failures: int, ended: list[str]) -> SimpleNamespace:
     )
 
 
+@pytest.mark.full
 def test_ray_that_starts_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A start that fails is said and tried again, and leaves no process and no folder; after the third one
     comes a sentence with what to do, and no traceback."""
@@ -211,6 +212,7 @@ def test_ray_that_starts_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch
     assert "--executor local" in caught.value.hint
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("address", "word"),
     [
