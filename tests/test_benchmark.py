@@ -54,7 +54,7 @@ def test_other_files_are_no_tokens(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 def test_processor_time_is_told_apart(tmp_path: Path) -> None:
-    """What the program itself uses, and what its children use, after start-up. A busy machine adds to both."""
+    """What the program itself uses and what its children use, after start-up."""
     from measure import run_program
 
     busy = "import time\nwhile time.process_time() < float({seconds}): pass"
