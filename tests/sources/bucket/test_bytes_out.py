@@ -47,7 +47,8 @@ def build(url: str, out: Path, door: Door, *words: str) -> list[Read]:
     assert done.returncode == 0, done.stderr
     fetched = sum(read.sent_bytes for read in door.reads)
     told = json.loads((out / ".fineweb-shards/history.json").read_text())["runs"][-1]["fetched_bytes"]
-    assert 0.9 * fetched <= told <= fetched
+    # A run that ends by --max-tokens may not wait until its worker has told of the last batch.
+    assert (0 if "--max-tokens" in words else 0.9 * fetched) <= told <= fetched
     assert "fetched for this plan" in (out / ".fineweb-shards/log.txt").read_text()
     return door.reads
 
