@@ -151,7 +151,7 @@ class Bucket:
 
     def ranges(self, info: ObjectInfo) -> Ranges:
         """Return an object as something that is read by ranges, all of this version of it."""
-        return Ranges(self._connection, info.name, info.etag, info.size_bytes)
+        return Ranges(self._connection, info.name, info.etag)
 
     def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
         """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is

@@ -88,12 +88,9 @@ _CHUNK_BYTES = 2**20
 
 class Ranges:
     """An object that is read by ranges. Threads may share it. With an `etag`, every range is of the object
-    with that ETag, or ChangedError is raised. `size_bytes` is what is known of its size."""
+    with that ETag, or ChangedError is raised."""
 
-    def __init__(
-        self, connection: Connection, name: str, etag: str | None = None, size_bytes: int = 0
-    ) -> None:
-        self.size_bytes = size_bytes
+    def __init__(self, connection: Connection, name: str, etag: str | None = None) -> None:
         self._connection = connection
         self._name = name
         self._etag = etag
