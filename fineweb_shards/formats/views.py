@@ -13,9 +13,14 @@ from typing import Protocol
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.storage.byte_source import ByteSource
-from fineweb_shards.storage.decompression import DamagedStreamError, NotCompressedError, TrailingGarbageError
 from fineweb_shards.storage.place import InputFile
-from fineweb_shards.storage.streams import READ_BYTES, ReadAhead
+from fineweb_shards.storage.streams import (
+    READ_BYTES,
+    DamagedStreamError,
+    NotCompressedError,
+    ReadAhead,
+    TrailingGarbageError,
+)
 from fineweb_shards.system.shared_memory import SharedBytes
 
 _MOST_WINDOWS_AHEAD = 8

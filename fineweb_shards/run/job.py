@@ -28,9 +28,8 @@ from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.parts import Parts
 from fineweb_shards.sources.source import Source, open_source
-from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES, Bucket
 from fineweb_shards.storage.bucket_address import is_url
-from fineweb_shards.storage.bucket_uploads import UPLOAD_MEMORY_BYTES
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.storage.place import HubRef, InputFile
 from fineweb_shards.store.cleanup import holds_shards

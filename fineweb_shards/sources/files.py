@@ -39,9 +39,9 @@ from fineweb_shards.sources.discovery import (
 from fineweb_shards.storage.bucket import Bucket, content_hash
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.bucket_requests import ObjectInfo
-from fineweb_shards.storage.decompression import DamagedStreamError, open_unpacker
 from fineweb_shards.storage.local import LocalPlace, open_pipe
 from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, InputFile
+from fineweb_shards.storage.streams import DamagedStreamError, open_unpacker
 
 _SAMPLES = 8
 _COMPARED_NAMES = 1000  # with a name that does not exist: each takes a tenth of a millisecond

@@ -8,55 +8,47 @@ next step. An object is visible when all of it is there, never before: so a read
 from __future__ import annotations
 
 import builtins
-import contextlib
+import errno
+import importlib.util
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from fineweb_shards.errors import InputError, ShardError
+from fineweb_shards.errors import InputError, ShardError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.bucket_address import BucketAddress
-from fineweb_shards.storage.bucket_conditions import (
+from fineweb_shards.storage.bucket_errors import ConflictError, MissingError, is_without_reason
+from fineweb_shards.storage.bucket_requests import (
     DOES_NOT_HOLD,
     Conditions,
+    Connection,
+    ObjectInfo,
+    Ranges,
+    Version,
     probe_store,
-    put,
-    put_if,
-    read_object,
-)
-from fineweb_shards.storage.bucket_credentials import require_obstore
-from fineweb_shards.storage.bucket_errors import ConflictError, MissingError, is_without_reason
-from fineweb_shards.storage.bucket_requests import Connection, ObjectInfo, Ranges, Version, plain_etag
-from fineweb_shards.storage.bucket_uploads import (
-    UploadFile,
-    abort_abandoned_uploads,
-    part_bytes_for,
-    parts_at_once,
-    wait_for_upload,
 )
 from fineweb_shards.storage.byte_source import ByteSource, open_in_order
-from fineweb_shards.storage.place import HubRef, InputFile, Place
-from fineweb_shards.system.background import map_in_background
-from fineweb_shards.system.own_files import SMALL_BYTES, open_own
+from fineweb_shards.storage.place import HubRef, InputFile, Place, plain_etag
+from fineweb_shards.system.background import in_background, map_in_background
+from fineweb_shards.system.own_files import open_own
 from fineweb_shards.system.retry import Retrier
+from fineweb_shards.system.shell_commands import install_command
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode
     from obstore.store import ObjectStore
 
-
 _LISTED_AT_ONCE = 1000
 _DELETED_AT_ONCE = 16
 
 
-class Bucket:
+class Bucket(Connection):
     """A folder in a bucket. Threads may share it, and it can be pickled: without credentials, which every
-    process finds by itself, and without the observer.
-
-    `refusal` is the class of error for what no retry would change: OutputError for a bucket that is written.
-    """
+    process finds by itself, and without the observer."""
 
     def __init__(
         self,
@@ -65,31 +57,36 @@ class Bucket:
         observer: Observer | None = None,
         *,
         refusal: type[ShardError] = InputError,
+        conditions: Conditions | None = None,
     ) -> None:
-        self.address = BucketAddress.parse(url)
-        require_obstore(self.address)
+        super().__init__(BucketAddress.parse(url), Retrier(max_outage_seconds, observer), refusal)
+        if importlib.util.find_spec("obstore") is None:
+            raise UsageError(
+                f"{self.address}: object stores need the package obstore.",
+                f"Install it: {install_command('obstore')}",
+            )
         self._max_outage_seconds = max_outage_seconds
-        self._refusal = refusal
-        self._conditions: Conditions | None = None  # not known yet
-        self._connection = Connection(self.address, Retrier(max_outage_seconds, observer), refusal)
+        self._conditions = conditions  # None: not known yet
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _copy, (str(self.address), self._max_outage_seconds, self._refusal, self._conditions)
+        settings = {"refusal": self.refusal, "conditions": self._conditions}
+        return partial(Bucket, **settings), (str(self.address), self._max_outage_seconds)
 
     def __repr__(self) -> str:
         return f"Bucket({str(self.address)!r})"
 
     def reopened(self, observer: Observer | None) -> Bucket:
         """Return the same with another observer."""
-        return _copy(
-            str(self.address), self._max_outage_seconds, self._refusal, self._conditions, observer=observer
-        )
+        make, arguments = self.__reduce__()
+        return cast(Bucket, make(*arguments, observer))
 
     def hurried(self, max_outage_seconds: float, longest_answer_seconds: float) -> Bucket:
         """Return the same for somebody in a hurry, who waits no longer for an outage to end, nor for a server
         that says nothing. There is no second try after that."""
-        bucket = _copy(str(self.address), max_outage_seconds, self._refusal, self._conditions)
-        bucket._connection.longest_answer_seconds = longest_answer_seconds
+        bucket = Bucket(
+            str(self.address), max_outage_seconds, refusal=self.refusal, conditions=self._conditions
+        )
+        bucket.longest_answer_seconds = longest_answer_seconds
         return bucket
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -110,13 +107,13 @@ class Bucket:
                 pages = None
                 raise
 
-        while page := self._connection.call(prefix, next_page):
+        while page := self.call(prefix, next_page):
             for found in page:
                 last = found["path"]
                 # A store that ignores where to begin would list the same for ever, or twice after an
                 # interruption. Brent's way to find a cycle of any length: landmarks at powers of two.
                 if last == landmark:
-                    raise self._refusal(
+                    raise self.refusal(
                         f"{self.address}: the store lists an object twice ({last}).",
                         "It seems to ignore start-after or continuation-token. Use another server.",
                     )
@@ -129,34 +126,28 @@ class Bucket:
         """Return the objects directly in the folder, or in that of `prefix`, not those in folders below."""
         import obstore
 
-        found = self._connection.call(
-            prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None)
-        )
+        found = self.call(prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None))
         return [self._describe(one) for one in found["objects"]]
 
     def head(self, name: str) -> ObjectInfo | None:
         """Return what is known of an object; None if there is none."""
         try:
-            return self._describe(self._connection.call(name, _head, answers=MissingError))
+            return self._describe(self.call(name, _head, answers=MissingError))
         except MissingError:
             return None
 
-    def read(self, name: str, most_bytes: int = SMALL_BYTES) -> tuple[bytes, Version] | None:
-        """Return a small object and its version; None if there is none. A larger one is refused."""
-        return read_object(self._connection, name, most_bytes)
-
     def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes:
         """Return the bytes of a range, all of them. ChangedError if the object has another `etag` by now."""
-        return bytes(Ranges(self._connection, name, etag).fetch(begin, end))
+        return bytes(Ranges(self, name, etag).fetch(begin, end))
 
     def ranges(self, info: ObjectInfo) -> Ranges:
         """Return an object as something that is read by ranges, all of this version of it."""
-        return Ranges(self._connection, info.name, info.etag)
+        return Ranges(self, info.name, info.etag)
 
     def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
         """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is
         what is known of it, if so; all reads are of that version of it, or raise ChangedError."""
-        info = info or self._describe(self._connection.call(name, _head))
+        info = info or self._describe(self.call(name, _head))
         return open_in_order(self.ranges(info).fetch, info.size_bytes)
 
     def probe(self) -> Conditions:
@@ -164,7 +155,7 @@ class Bucket:
         refusal if it can't be read by ranges. Google's and Azure's stores are known."""
         if self._conditions is None:
             known = self.address.scheme != "s3"
-            self._conditions = Conditions.QUOTED if known else probe_store(self._connection)
+            self._conditions = Conditions.QUOTED if known else probe_store(self)
         return self._conditions
 
     @property
@@ -179,18 +170,18 @@ class Bucket:
         ConflictError if somebody else has written it. If an answer is lost, the next try meets what the first
         one has written; so two writers must not write the same content: put something of the run into it.
         """
+        conflict = ConflictError(f"{self.address.child(name)}: somebody else has written it meanwhile.")
         if not self.has_conditional_writes:
-            self._check_version(name, replaces)
+            found = self.read(name)
+            now = None if found is None else plain_etag(found[1].etag)
+            if now != (None if replaces is None else plain_etag(replaces.etag)):
+                raise conflict
             return self.overwrite(name, data)
         mode: PutMode = "create" if replaces is None else self.probe().replacing(replaces)
         try:
-            return put_if(self._connection, name, data, mode)
+            return self.put(name, data, mode)
         except DOES_NOT_HOLD:
-            raise self._conflict(name) from None
-
-    def overwrite(self, name: str, data: bytes) -> Version:
-        """Write a small object, whatever is there."""
-        return self._connection.call(name, partial(put, data, "overwrite"))
+            raise conflict from None
 
     def upload(self, path: Path, name: str) -> Version:
         """Write a local file of any size as an object, in parts if it is large. It is visible when all of it
@@ -201,10 +192,10 @@ class Bucket:
     def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:
         """Write an open file of `size` bytes as an object, like `upload`."""
         send = partial(self._send, file, size)
-        version = self._connection.call(name, send, for_upload=True)
-        found = self._describe(self._connection.call(name, _head))
+        version = self.call(name, send, for_upload=True)
+        found = self._describe(self.call(name, _head))
         if found.size_bytes != size:
-            raise self._refusal(
+            raise self.refusal(
                 f"{self.address.child(name)} has {found.size_bytes:,} bytes after an upload of {size:,}.",
                 "The file was changed meanwhile, or somebody else has written the object.",
             )
@@ -213,7 +204,7 @@ class Bucket:
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, several at once and in any order; it is no error if one is not there."""
         # A request for each: not every store knows the one that deletes many.
-        for _ in map_in_background(self._delete_one, names, _DELETED_AT_ONCE):
+        for _ in map_in_background(self.delete_one, names, _DELETED_AT_ONCE):
             pass
 
     def abort_uploads(self, is_ours: Callable[[str], bool]) -> int | None:
@@ -223,10 +214,37 @@ class Bucket:
 
         Nobody else may be writing there: a running upload is given up as well.
         """
-        return abort_abandoned_uploads(self.address, is_ours, self._refusal)
+        address = self.address
+        if address.scheme != "s3" or importlib.util.find_spec("boto3") is None:
+            return None
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        aborted = 0
+        try:
+            # Nothing depends on it, so it waits for no outage.
+            limits = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 3})
+            client = boto3.client("s3", config=limits)
+            pages = client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=address.bucket, Prefix=f"{address.prefix}/" if address.prefix else ""
+            )
+            found = [upload for page in pages for upload in page.get("Uploads", [])]
+            for key, number in [(one["Key"], one["UploadId"]) for one in found]:
+                if is_ours(address.name_of(key)):
+                    client.abort_multipart_upload(Bucket=address.bucket, Key=key, UploadId=number)
+                    aborted += 1
+        except (BotoCoreError, ClientError) as error:
+            raise self.refusal(
+                f"{address}: unfinished uploads can't be given up ({type(error).__name__}).",
+                "Let the bucket do it, by a lifecycle rule (AbortIncompleteMultipartUpload).",
+            ) from None
+        return aborted
 
     def _send(self, file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:
-        """Upload a file from its beginning."""
+        """Upload a file from its beginning. If it makes no progress for long, the observer hears of it:
+        obstore would tell of a silent server only after minutes, because a part may take as long to be
+        sent."""
         import obstore
 
         file.seek(0)
@@ -240,19 +258,25 @@ class Bucket:
             chunk_size=part_bytes,
             max_concurrency=parts_at_once(part_bytes),
         )
+        uploaded = in_background(upload)
+        observer, is_told = self.retrier.observer, False
         try:
-            answer = wait_for_upload(upload, source, self.address, self._connection.retrier.observer)
+            while futures.wait([uploaded], _LOOK_SECONDS).not_done:
+                is_silent = time.monotonic() - source.last_read > _SILENT_SECONDS
+                if is_silent != is_told:
+                    is_told = is_silent
+                    since = time.strftime("%H:%M", time.localtime(time.time() - _SILENT_SECONDS))
+                    reason = f"{self.address}: an upload makes no progress"
+                    text = f"waiting for the network since {since} ({reason})"
+                    observer.set_wait("network", text if is_silent else None)
+            return Version.of(uploaded.result())
         except OSError:
             if source.failure is not None:  # obstore passes on its text only
                 raise source.failure from None
             raise
-        return Version.of(answer)
-
-    def _delete_one(self, name: str) -> None:
-        import obstore
-
-        with contextlib.suppress(MissingError):
-            self._connection.call(name, obstore.delete, answers=MissingError)
+        finally:
+            if is_told:
+                observer.set_wait("network", None)
 
     def _describe(self, found: Any) -> ObjectInfo:
         return ObjectInfo(
@@ -261,29 +285,6 @@ class Bucket:
             plain_etag(found["e_tag"]),
             found["last_modified"].timestamp(),
         )
-
-    def _conflict(self, name: str) -> ConflictError:
-        return ConflictError(f"{self.address.child(name)}: somebody else has written it meanwhile.")
-
-    def _check_version(self, name: str, replaces: Version | None) -> None:
-        """Look, for a store without conditional writes, whether an object is still what it was."""
-        found = self.read(name)
-        now = None if found is None else plain_etag(found[1].etag)
-        if now != (None if replaces is None else plain_etag(replaces.etag)):
-            raise self._conflict(name)
-
-
-def _copy(
-    url: str,
-    max_outage_seconds: float,
-    refusal: type[ShardError],
-    conditions: Conditions | None,
-    *,
-    observer: Observer | None = None,
-) -> Bucket:
-    bucket = Bucket(url, max_outage_seconds, observer, refusal=refusal)
-    bucket._conditions = conditions
-    return bucket
 
 
 def _head(store: ObjectStore, key: str) -> ObjectMeta:
@@ -295,6 +296,58 @@ def _head(store: ObjectStore, key: str) -> ObjectMeta:
         if not is_without_reason(error):
             raise
         return obstore.get(store, key).meta  # the answer to a GET has a body, which says why
+
+
+# A local file on its way into a bucket: how large its parts are, and what went wrong while it was read.
+
+_SMALLEST_PART_BYTES = 8 * 2**20
+_MOST_PARTS = 10_000  # S3's limit
+UPLOAD_MEMORY_BYTES = 64 * 2**20  # for the parts on their way, unless a single one is larger
+_MIB = 2**20
+_SILENT_SECONDS = 30.0  # without a part that was taken: shown as a wait
+_LOOK_SECONDS = 1.0
+
+
+def part_bytes_for(size_bytes: int) -> int:
+    """Return the size of the parts: whole MiB, and as small as 10,000 parts allow."""
+    needed = -(-size_bytes // _MOST_PARTS)
+    return max(_SMALLEST_PART_BYTES, -(-needed // _MIB) * _MIB)
+
+
+def parts_at_once(part_bytes: int) -> int:
+    """Return how many parts are on their way at once."""
+    return max(1, UPLOAD_MEMORY_BYTES // part_bytes - 1)  # one more is being read
+
+
+class UploadFile:
+    """A file of `size_bytes` that obstore reads: all of them, or an error, because what obstore has read to
+    its end is published, however short it is. Remembers what was raised by a read, a signal's exception for
+    example: obstore turns every exception into an OSError."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int) -> None:
+        self._file = file
+        self._size_bytes = size_bytes
+        self.last_read = time.monotonic()
+        self.failure: BaseException | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        self.last_read = time.monotonic()
+        left = self._size_bytes - self._file.tell()
+        wanted = left if size < 0 else min(size, left)
+        try:
+            data = self._file.read(wanted)
+            if len(data) < wanted:
+                raise OSError(errno.EIO, "it has become shorter while it was uploaded")  # noqa: TRY301
+        except BaseException as error:
+            self.failure = error
+            raise
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
 
 
 # The objects of the input: every range is of the object that was listed, by its ETag.

@@ -15,28 +15,14 @@ from fineweb_shards.errors import UsageError, closest
 SCHEMES = ("s3", "gs", "az")
 _EXAMPLE = "An address is like s3://bucket/folder, gs://bucket/folder or az://container/folder."
 # What other programs call the same stores.
-_OTHER_NAMES = {
-    "s3a": "s3",
-    "s3n": "s3",
-    "gcs": "gs",
-    "azure": "az",
-    "abfs": "az",
-    "abfss": "az",
-    "wasb": "az",
-    "wasbs": "az",
-    "adl": "az",
-}
+_OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"} | dict.fromkeys(
+    ("azure", "abfs", "abfss", "wasb", "wasbs", "adl"), "az"
+)
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
 _ALMOST = re.compile(rf"({'|'.join([*SCHEMES, *_OTHER_NAMES])}):", re.IGNORECASE | re.ASCII)
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$-]*", re.ASCII)
 # Parameters of signed addresses: whoever has one may read, so it belongs in no message and no manifest.
 _SIGNED = re.compile(r"[?&](X-Amz-|X-Goog-|AWSAccessKeyId=|Signature=|sig=|sv=)", re.IGNORECASE)
-
-
-def is_bucket_url(text: str) -> bool:
-    """Tell whether a text is the address of something in an object store."""
-    found = _URL.match(text)
-    return found is not None and found[1].lower() in SCHEMES
 
 
 def is_url(text: str) -> bool:
@@ -48,10 +34,9 @@ def check_path(text: str) -> None:
     """Raise UsageError for a path that is meant to be an address: `s3:/bucket`. It would become a folder."""
     found = _ALMOST.match(text)
     if found and not is_url(text):
-        scheme = found[1].lower()
-        meant = _OTHER_NAMES.get(scheme, scheme)
-        rest = text[found.end() :].lstrip("/")
-        hint = f"Did you mean {meant}://{rest}? If it is a path, begin it with ./"
+        scheme, rest = found[1].lower(), text[found.end() :].lstrip("/")
+        meant = f"{_OTHER_NAMES.get(scheme, scheme)}://{rest}"
+        hint = f"Did you mean {meant}? If it is a path, begin it with ./"
         raise UsageError(f"{text}: this is no address.", hint)
 
 
@@ -70,7 +55,9 @@ class BucketAddress:
         scheme = found[1].lower() if found else ""
         if scheme not in SCHEMES:
             shown = f"{scheme}://" if scheme else "An address without a scheme"
-            raise UsageError(f"{shown}: no known object store.", _hint(scheme))
+            meant = _OTHER_NAMES.get(scheme) or closest(scheme, SCHEMES)
+            hint = f"Did you mean {meant}://? {_EXAMPLE}" if meant else _EXAMPLE
+            raise UsageError(f"{shown}: no known object store.", hint)
         rest = url[len(scheme) + len("://") :]
         bucket, _, path = rest.partition("/")
         _refuse_secrets(scheme, bucket, rest)
@@ -80,8 +67,7 @@ class BucketAddress:
             raise UsageError(f"{url}: {bucket!r} can't be the name of a bucket.", _EXAMPLE)
         if "?" in path:
             raise UsageError(f"{url}: an address has no part after a question mark.", _EXAMPLE)
-        prefix = path.strip("/")
-        if prefix:
+        if prefix := path.strip("/"):
             _check_name(url, prefix)
         return cls(scheme, bucket, prefix)
 
@@ -115,11 +101,6 @@ def split_glob(url: str) -> tuple[BucketAddress, tuple[str, ...]]:
     return folder, tuple(parts[fixed:])
 
 
-def _hint(scheme: str) -> str:
-    meant = _OTHER_NAMES.get(scheme) or closest(scheme, SCHEMES)
-    return f"Did you mean {meant}://? {_EXAMPLE}" if meant else _EXAMPLE
-
-
 def _refuse_secrets(scheme: str, bucket: str, rest: str) -> None:
     """Raise UsageError, without the address, if it holds credentials."""
     if "@" in bucket or ":" in bucket or _SIGNED.search(rest):
@@ -134,16 +115,13 @@ def _check_name(url: str, name: str) -> None:
     """Raise UsageError for a name that object stores allow, but that no folder could hold."""
     for part in name.split("/"):
         if part in ("", ".", ".."):
-            raise UsageError(
-                f"{url}: {part!r} can't be a part of a name.", "Write the address without //, . and .. parts."
-            )
-
-
-# The command of each store's own program that copies a folder from a bucket to this machine.
+            hint = "Write the address without //, . and .. parts."
+            raise UsageError(f"{url}: {part!r} can't be a part of a name.", hint)
 
 
 def copy_command(address: BucketAddress) -> tuple[str, str]:
-    """Return a command that copies a folder of a bucket into the current folder, and the name of the copy."""
+    """Return the command of the store's own program that copies a folder of a bucket into the current
+    folder, and the name of the copy."""
     name = str(address).rpartition("/")[2]
     source, target = shlex.quote(str(address)), shlex.quote(name)
     if address.scheme == "s3":
@@ -152,7 +130,5 @@ def copy_command(address: BucketAddress) -> tuple[str, str]:
         return f"mkdir -p {target} && gcloud storage rsync --recursive {source} {target}", name
     # It makes folders for the whole name, and finds the account in AZURE_STORAGE_ACCOUNT.
     pattern = f" --pattern {shlex.quote(f'{address.prefix}/*')}" if address.prefix else ""
-    command = (
-        f"az storage blob download-batch --source {shlex.quote(address.bucket)}{pattern} --destination ."
-    )
-    return command, address.prefix or "."
+    download = f"az storage blob download-batch --source {shlex.quote(address.bucket)}"
+    return f"{download}{pattern} --destination .", address.prefix or "."

@@ -7,7 +7,6 @@ upload are retried by obstore, because it can't continue an upload after a faile
 from __future__ import annotations
 
 import configparser
-import importlib.util
 import os
 import re
 import threading
@@ -30,18 +29,9 @@ ANSWER_SECONDS = 300  # for a whole range or part: a connection that trickles is
 _PART_RETRIES = 6
 
 _stores: dict[tuple[str, str, bool], ObjectStore] = {}
-_answered: set[tuple[str, str]] = set()  # buckets that have answered, so that credentials were found
+_answered: set[tuple[str, str]] = set()  # buckets that have answered once, so credentials were found
 _lock = threading.Lock()
 _process: int | None = None  # that has used obstore first, also in those that were forked from it
-
-
-def require_obstore(address: BucketAddress) -> None:
-    """Raise UsageError if the optional package is not installed."""
-    if importlib.util.find_spec("obstore") is None:
-        raise UsageError(
-            f"{address}: object stores need the package obstore.",
-            f"Install it: {install_command('obstore')}",
-        )
 
 
 def get_store(address: BucketAddress, *, for_upload: bool = False) -> ObjectStore:
@@ -74,12 +64,10 @@ def forget_stores(address: BucketAddress) -> None:
 
 
 def note_answer(address: BucketAddress) -> None:
-    """Remember that a bucket has answered a request."""
     _answered.add((address.scheme, address.bucket))
 
 
 def has_answered(address: BucketAddress) -> bool:
-    """Tell whether a bucket has ever answered a request of this process."""
     return (address.scheme, address.bucket) in _answered
 
 
@@ -94,14 +82,21 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
     }
     if not for_upload:  # there it would count the time in which a part is sent
         client["read_timeout"] = f"{STALL_SECONDS}s"
-    options = store_options(address.scheme) | {
+    options: dict[str, Any] = {
         "client_options": client,
         "retry_config": {"max_retries": _PART_RETRIES if for_upload else 0},
     }
-    _check_endpoint(options.get("endpoint"))
     kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     if address.scheme == "s3":
-        options["disable_bulk_delete"] = True  # not every store that speaks S3 knows it
+        options |= _aws_options() | {"disable_bulk_delete": True}  # not every store that speaks S3 knows it
+    if address.scheme == "az":
+        options |= _azure_options()
+    # obstore panics for an endpoint that is no address of the web.
+    endpoints = {name: os.environ.get(name) for name in (*_AWS_ENDPOINTS, *_AZURE_ENDPOINTS)}
+    endpoints["endpoint_url of the AWS profile"] = options.get("endpoint")
+    for name, value in endpoints.items():
+        if value and not re.match(r"https?://[^/@\s]+(/|$)", value):
+            raise UsageError(f"{name} is no address.", "It is like https://host or http://host:port.")
     try:
         store: ObjectStore = kinds[address.scheme](address.bucket, **options)
     except (BaseError, ValueError):  # its message may quote what is in the environment
@@ -109,21 +104,6 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
             f"{address}: the settings in the environment can't be used.", SETTINGS[address.scheme]
         ) from None
     return store
-
-
-def _check_endpoint(of_profile: str | None) -> None:
-    """Raise UsageError for an endpoint that is no address of the web; obstore panics."""
-    names = (
-        "AWS_ENDPOINT_URL_S3",
-        "AWS_ENDPOINT_URL",
-        "AWS_ENDPOINT",
-        "AZURE_STORAGE_ENDPOINT",
-        "AZURE_ENDPOINT",
-    )
-    values = {name: os.environ.get(name) for name in names} | {"endpoint_url of the AWS profile": of_profile}
-    for name, value in values.items():
-        if value and not re.match(r"https?://[^/@\s]+(/|$)", value):
-            raise UsageError(f"{name} is no address.", "It is like https://host or http://host:port.")
 
 
 # Where the settings of each store come from.
@@ -144,32 +124,14 @@ SETTINGS = {
 #
 # Nothing here is kept, printed or pickled: every process looks for itself.
 
+_AWS_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _KEY, _SECRET = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
 # A profile with one of these has its keys made by somebody else: by a login, a role or a program.
-_MADE_ELSEWHERE = (
-    "sso_session",
-    "sso_start_url",
-    "role_arn",
-    "credential_process",
-    "web_identity_token_file",
-    "login_session",
-)
+_BY_LOGIN = ("sso_session", "sso_start_url", "login_session")
+_MADE_ELSEWHERE = (*_BY_LOGIN, "role_arn", "web_identity_token_file", "credential_process")
 # boto3 renews credentials 10 minutes before they expire, if it is asked.
 _ASK_BOTO3_EVERY = timedelta(minutes=5)
-
-
-def store_options(scheme: str) -> dict[str, Any]:
-    """Return what a store has to be told, beyond what obstore finds by itself."""
-    if scheme == "s3":
-        return _aws_options()
-    return _azure_options() if scheme == "az" else {}
-
-
-def may_be_renewed(scheme: str) -> bool:
-    """Tell whether credentials that have expired may be replaced while this process runs. Those in its
-    environment can't be."""
-    fixed = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_BEARER_TOKEN", "az": "AZURE_STORAGE_SAS_TOKEN"}
-    return not os.environ.get(fixed[scheme])
 
 
 def _aws_options() -> dict[str, Any]:
@@ -177,15 +139,13 @@ def _aws_options() -> dict[str, Any]:
     name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     profile = _read_profile(name)
     options: dict[str, Any] = {}
-    if not any(os.environ.get(one) for one in ("AWS_REGION", "AWS_DEFAULT_REGION")) and "region" in profile:
+    if not any(map(os.environ.get, ("AWS_REGION", "AWS_DEFAULT_REGION"))) and "region" in profile:
         options["region"] = profile["region"]
-    endpoints = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    if not any(os.environ.get(one) for one in endpoints) and "endpoint_url" in profile:
+    if not any(map(os.environ.get, _AWS_ENDPOINTS)) and "endpoint_url" in profile:
         options["endpoint"] = profile["endpoint_url"]
     if os.environ.get(_KEY):
         _require_beside(_KEY, _SECRET)
-        return options
-    if "aws_access_key_id" in profile and "role_arn" not in profile:
+    elif "aws_access_key_id" in profile and "role_arn" not in profile:
         options["access_key_id"] = profile["aws_access_key_id"]
         options["secret_access_key"] = profile.get("aws_secret_access_key", "")
         if "aws_session_token" in profile:
@@ -198,22 +158,19 @@ def _aws_options() -> dict[str, Any]:
 
 
 def _require_beside(given: str, other: str) -> None:
-    """Raise UsageError if, of a pair of variables, only one is set."""
     if not os.environ.get(other):
         raise UsageError(f"{given} is set, and {other} is not.", f"Set {other} as well, or neither.")
 
 
 def _read_profile(name: str | None) -> Mapping[str, str]:
     """Return a profile's settings from both files; those in `credentials` come first, as in the AWS tools."""
-    files = {
-        "config": Path(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser(),
-        "credentials": Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser(),
-    }
+    config = Path(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser()
+    credentials = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser()
     wanted = name or "default"
     settings: dict[str, str] = {}
     found = False
-    for kind, path in files.items():
-        section = f"profile {wanted}" if kind == "config" and wanted != "default" else wanted
+    in_config = wanted if wanted == "default" else f"profile {wanted}"
+    for path, section in ((config, in_config), (credentials, wanted)):
         parser = configparser.RawConfigParser()
         try:
             parser.read(path)
@@ -224,9 +181,7 @@ def _read_profile(name: str | None) -> Mapping[str, str]:
             found = True
             settings |= dict(parser.items(section))
     if name is not None and not found:
-        raise UsageError(
-            f"AWS_PROFILE is {name}, and there is no such profile.", f"Look into {files['config']}."
-        )
+        raise UsageError(f"AWS_PROFILE is {name}, and there is no such profile.", f"Look into {config}.")
     return settings
 
 

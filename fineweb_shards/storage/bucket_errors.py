@@ -6,44 +6,35 @@ passed on: a status, an error code of the store and a host name are picked out, 
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
 from fineweb_shards.errors import LockedError, ShardError
 from fineweb_shards.storage.bucket_address import BucketAddress
-from fineweb_shards.storage.bucket_credentials import SETTINGS, forget_stores, has_answered, may_be_renewed
+from fineweb_shards.storage.bucket_credentials import SETTINGS, forget_stores, has_answered
+from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import TransientError
 
-_TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-_TRANSIENT_CODES = frozenset(
-    {
-        "ConditionalRequestConflict",  # two writers at the same moment: the next try shows who was first
-        "InternalError",
-        "NoSuchUpload",  # the upload was ended by an answer that was lost, or by somebody else
-        "OperationAborted",
-        "RequestTimeout",
-        "ServerBusy",
-        "ServiceUnavailable",
-        "SlowDown",
-        "Throttling",
-        "ThrottlingException",
-    }
-)
-_EXPIRED_CODES = frozenset(
-    {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
-)
+# Two writers at the same moment: the next try shows who was first. Or an upload that was ended by an answer
+# that was lost, or by somebody else.
+_RACE_CODES = ("ConditionalRequestConflict", "OperationAborted", "NoSuchUpload")
+_BUSY_CODES = ("InternalError", "RequestTimeout", "ServerBusy", "ServiceUnavailable", "SlowDown")
+_TRANSIENT_CODES = (*_RACE_CODES, *_BUSY_CODES, "Throttling", "ThrottlingException")
+_EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _BAD_KEY_CODES = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidSecurity", "AuthenticationFailed"}
 )
-_REGION_CODES = frozenset(
-    {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
-)
-_NO_BUCKET_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"})
+_REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
+_NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName")
+# Credentials in the environment of a process can't be renewed while it runs.
+_FIXED = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_BEARER_TOKEN", "az": "AZURE_STORAGE_SAS_TOKEN"}
 _METADATA_HOSTS = ("169.254.", "metadata.google.internal", "[fd00:ec2::254]", "metadata:")
 _CERTIFICATE = "certificate"
 _NOT_PARTIAL = "a range is answered with status 200, not 206"
 # What obstore's message says about a request without an answer, and what we say.
 _BROKEN = {
+    "certificate": _CERTIFICATE,
     "dns error": "no such host, or no network",
     "ConnectionRefused": "the connection is refused",
     "TimedOut": "no answer",
@@ -86,7 +77,7 @@ class Refusal:
     status: int
     code: str
     host: str
-    broken: str  # why there is no answer; empty if there is one
+    broken: str  # why there is no whole answer; empty if there is one, or if the message says something else
 
     @classmethod
     def of(cls, error: Exception) -> Refusal:
@@ -94,25 +85,22 @@ class Refusal:
         status = re.search(r"status code: (\d{3})\b", text)
         code = re.search(r"<Code>([A-Za-z]{1,60})</Code>", text)
         host = re.search(r"https?://([A-Za-z0-9.:\[\]_-]+)", text)
-        is_redirect = "BareRedirect" in text
-        return cls(
-            type(error).__name__,
-            int(status[1]) if status else 301 if is_redirect else 0,
-            code[1] if code else "",
-            host[1] if host else "",
-            "" if status or is_redirect else _why_broken(text),
-        )
+        number, broken = int(status[1]) if status else 0, ""
+        if not status and "BareRedirect" in text:
+            number = 301
+        elif not status and "NotPartial" in text:
+            broken = _NOT_PARTIAL
+        elif not status and "HttpError" in text and "builder error" not in text:
+            broken = next(
+                (ours for theirs, ours in _BROKEN.items() if theirs in text), "the connection broke"
+            )
+        return cls(type(error).__name__, number, code[1] if code else "", host[1] if host else "", broken)
 
-
-def _why_broken(text: str) -> str:
-    """Return why there is no whole answer, by obstore's message; nothing if it says something else."""
-    if "NotPartial" in text:
-        return _NOT_PARTIAL
-    if "HttpError" not in text or "builder error" in text:
-        return ""
-    if "certificate" in text:
-        return _CERTIFICATE
-    return next((ours for theirs, ours in _BROKEN.items() if theirs in text), "the connection broke")
+    @property
+    def shown(self) -> str:
+        """Status and code, in brackets."""
+        words = " ".join(part for part in (str(self.status or ""), self.code) if part)
+        return f" ({words})" if words else ""
 
 
 def is_without_reason(error: Exception) -> bool:
@@ -124,12 +112,19 @@ def is_without_reason(error: Exception) -> bool:
 def translate(error: Exception, address: BucketAddress, name: str, kind: type[ShardError]) -> Exception:
     """Return what to raise instead of an exception of obstore; `kind` is the class for a final refusal."""
     found = Refusal.of(error)
-    url = address.child(name) if name else address
-    return (
-        _transient(found, address, kind)
-        or _about_credentials(found, address, kind)
-        or _as_answer(found, _final(found, address, f"{url}", kind))
-    )
+    other = _transient(found, address, kind) or _about_credentials(found, address, kind)
+    if other is not None:
+        return other
+    refusal = _final(found, address, str(address.child(name) if name else address), kind)
+    if found.code in _NO_BUCKET_CODES:
+        return refusal
+    if found.status == 404:
+        return MissingError(refusal)
+    if found.status in (409, 412) or found.kind in ("AlreadyExistsError", "PreconditionError"):
+        return PreconditionError(refusal)
+    if found.status == 501 or found.kind == "NotSupportedError":
+        return UnconditionalError(refusal)
+    return refusal
 
 
 def _transient(found: Refusal, address: BucketAddress, kind: type[ShardError]) -> Exception | None:
@@ -146,23 +141,9 @@ def _transient(found: Refusal, address: BucketAddress, kind: type[ShardError]) -
         return TransientError(f"{where}: {found.broken}", error=error)
     if found.broken and found.broken != _CERTIFICATE:
         return TransientError(f"{where}: {found.broken}")
-    if found.status in _TRANSIENT_STATUSES or found.code in _TRANSIENT_CODES or at_metadata:
-        what = " ".join(part for part in (str(found.status), found.code) if part)
-        return TransientError(f"{where}: status {what}")
+    if found.status in TRANSIENT_STATUSES or found.code in _TRANSIENT_CODES or at_metadata:
+        return TransientError(f"{where}: status {found.status} {found.code}".rstrip())
     return None
-
-
-def _as_answer(found: Refusal, refusal: ShardError) -> Exception:
-    """Return a refusal as what it may be instead of an error."""
-    if found.code in _NO_BUCKET_CODES:
-        return refusal
-    if found.status == 404:
-        return MissingError(refusal)
-    if found.status in (409, 412) or found.kind in ("AlreadyExistsError", "PreconditionError"):
-        return PreconditionError(refusal)
-    if found.status == 501 or found.kind == "NotSupportedError":
-        return UnconditionalError(refusal)
-    return refusal
 
 
 def _about_credentials(found: Refusal, address: BucketAddress, kind: type[ShardError]) -> Exception | None:
@@ -173,17 +154,15 @@ def _about_credentials(found: Refusal, address: BucketAddress, kind: type[ShardE
             f"{address}: no credentials were found.",
             f"{settings} A public bucket is read with {public}_SKIP_SIGNATURE=true.",
         )
+    if found.code in _EXPIRED_CODES and os.environ.get(_FIXED[address.scheme]):
+        hint = "Renew them, and run the same command again."
+        return kind(f"{address}: the credentials have expired.", hint)
     if found.code in _EXPIRED_CODES:
-        if may_be_renewed(address.scheme):
-            forget_stores(address)
-            return TransientError(
-                f"{address}: the credentials have expired", advice="the build continues when they are renewed"
-            )
-        return kind(
-            f"{address}: the credentials have expired.", "Renew them, and run the same command again."
-        )
+        forget_stores(address)
+        advice = "the build continues when they are renewed"
+        return TransientError(f"{address}: the credentials have expired", advice=advice)
     if found.code in _BAD_KEY_CODES or found.status == 401:
-        return kind(f"{address}: the credentials are refused{_show(found)}.", settings)
+        return kind(f"{address}: the credentials are refused{found.shown}.", settings)
     if found.code == "RequestTimeTooSkewed":
         return kind(f"{address}: this machine's clock is wrong, says the store.", "Set the clock.")
     return None
@@ -201,7 +180,7 @@ def _final(found: Refusal, address: BucketAddress, url: str, kind: type[ShardErr
         return kind(f"{place}: the bucket is in another region.", "Set AWS_REGION to the bucket's region.")
     if found.status == 403:
         return kind(
-            f"{url}: access is denied{_show(found)}.",
+            f"{url}: access is denied{found.shown}.",
             "These credentials need the right to list and read, and for --out also to write and delete.",
         )
     if found.broken == _CERTIFICATE:
@@ -210,16 +189,10 @@ def _final(found: Refusal, address: BucketAddress, url: str, kind: type[ShardErr
             "Check the clock and the endpoint; name certificates of your own with SSL_CERT_FILE.",
         )
     if found.kind == "InvalidPathError":
-        return kind(
-            f"{url}: an object below has a name that no folder could hold (//, . or ..).", "Rename it."
-        )
+        problem = "an object below has a name that no folder could hold (//, . or ..)"
+        return kind(f"{url}: {problem}.", "Rename it.")
     if found.status == 404:
         return kind(f"{url}: there is no such object.", "Check the address.")
     if not found.status:
         return kind(f"{place}: the request can't be sent ({found.kind}).", settings)
-    return kind(f"{url}: the store refuses{_show(found)}.", settings)
-
-
-def _show(found: Refusal) -> str:
-    shown = " ".join(part for part in (str(found.status or ""), found.code) if part)
-    return f" ({shown})" if shown else ""
+    return kind(f"{url}: the store refuses{found.shown}.", settings)

@@ -1,39 +1,86 @@
-"""Send requests to a bucket: with retries for what may pass, and our own errors for the rest."""
+"""Send requests to a bucket: with retries for what may pass, and our own errors for the rest.
+
+Small objects are written under a condition, in the form that the store understands. S3, Google and Azure know
+conditions. Of the programs that speak S3, some refuse such a request (501), some write without looking at the
+condition, and some refuse even a condition that holds, because they compare the ETag without the quotes that
+they have sent: Ceph's RGW does (16.2, tried), and DigitalOcean's Spaces (slatedb/slatedb#1818). versitygw had
+the same symptom (versity/versitygw#1710). What a store does is found out by trying: `probe_store`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fineweb_shards.errors import ChangedError, NetworkError, ShardError
+from fineweb_shards.events import Event
 from fineweb_shards.storage.bucket_address import BucketAddress
 from fineweb_shards.storage.bucket_credentials import get_store, note_answer
-from fineweb_shards.storage.bucket_errors import AnswerError, PreconditionError, translate
+from fineweb_shards.storage.bucket_errors import (
+    AnswerError,
+    MissingError,
+    PreconditionError,
+    UnconditionalError,
+    translate,
+)
+from fineweb_shards.storage.place import plain_etag
 from fineweb_shards.system.background import in_background
+from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import SMALL_BYTES
 from fineweb_shards.system.retry import Retrier, TransientError
 from fineweb_shards.system.shared_memory import mmap_buffer
 from fineweb_shards.units import show_seconds
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, PutMode, UpdateVersion
     from obstore.store import ObjectStore
-
 
 Result = TypeVar("Result")
 
+DOES_NOT_HOLD = (PreconditionError, MissingError)  # the answers to a write whose condition does not hold
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An object, as a listing describes it. `name` is relative to the address under which it was found."""
+
+    name: str
+    size_bytes: int
+    etag: str  # without quotes; empty if the store gives none
+    modified_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Which content an object has, for `Bucket.write`. Stores compare one of the two values, or both."""
+
+    etag: str | None
+    version: str | None
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Version:
+        """Return the version in an answer of obstore."""
+        return cls(answer["e_tag"], answer["version"])
+
 
 class Connection:
-    """A folder in a bucket, and how requests about it are sent. Threads may share it."""
+    """A folder in a bucket, and how requests about it are sent. Threads may share it.
+
+    `refusal` is the class of error for what no retry would change: OutputError for a bucket that is written.
+    """
 
     def __init__(self, address: BucketAddress, retrier: Retrier, refusal: type[ShardError]) -> None:
         self.address = address
         self.retrier = retrier
         self.refusal = refusal
-        self.longest_answer_seconds: float | None = None  # that is waited for; None: as stores.py says
+        self.longest_answer_seconds: float | None = None  # that is waited for; None: as the client does
 
     def call(
         self,
@@ -77,6 +124,67 @@ class Connection:
             raise NetworkError(f"{self.address}: no answer within {show_seconds(longest)}.")
         return future.result()
 
+    def read(self, name: str, most_bytes: int = SMALL_BYTES) -> tuple[bytes, Version] | None:
+        """Return a small object and its version; None if there is none. A larger one is refused."""
+        import obstore
+
+        def get(store: ObjectStore, key: str) -> tuple[bytes, Version]:
+            answer = obstore.get(store, key)
+            if (size := answer.meta["size"]) > most_bytes:
+                raise self.refusal(
+                    f"{self.address.child(name)}: {size:,} bytes long; an object of this name that "
+                    f"fineweb-shards wrote has at most {most_bytes:,}.",
+                    "Look where it came from, then move it away, or choose another address.",
+                )
+            data = bytes(answer.bytes())
+            self.retrier.observer.add_fetched(len(data))
+            return data, Version.of(answer.meta)
+
+        try:
+            return self.call(name, get, answers=MissingError)
+        except MissingError:
+            return None
+
+    def put(
+        self,
+        name: str,
+        data: bytes,
+        mode: PutMode,
+        answers: tuple[type[AnswerError], ...] = DOES_NOT_HOLD,
+    ) -> Version:
+        """Write a small object, in one request, under a condition; one of `answers` if the store refuses.
+
+        If an answer is lost, the next try meets what the first one has written; so two writers must not write
+        the same content.
+        """
+        import obstore
+
+        tries = 0
+
+        def try_to_put(store: ObjectStore, key: str) -> Version:
+            nonlocal tries
+            tries += 1
+            return Version.of(obstore.put(store, key, data, mode=mode, use_multipart=False))
+
+        try:
+            return self.call(name, try_to_put, answers=answers)
+        except DOES_NOT_HOLD:
+            found = self.read(name, max(SMALL_BYTES, len(data))) if tries > 1 else None
+            if found is None or found[0] != data:
+                raise
+            return found[1]  # it was written, and the answer was lost
+
+    def overwrite(self, name: str, data: bytes) -> Version:
+        """Write a small object, whatever is there."""
+        return self.put(name, data, "overwrite", answers=())
+
+    def delete_one(self, name: str) -> None:
+        """Delete an object; it is no error if it is not there."""
+        import obstore
+
+        with contextlib.suppress(MissingError):
+            self.call(name, obstore.delete, answers=MissingError)
+
 
 # Read an object by ranges, each with retries; large ones over several connections at once.
 #
@@ -93,6 +201,7 @@ class Ranges:
     def __init__(self, connection: Connection, name: str, etag: str | None = None) -> None:
         self._connection = connection
         self._name = name
+        self._url = f"{connection.address}/{name}"
         self._etag = etag
 
     def fetch(self, begin: int, end: int) -> memoryview:
@@ -100,10 +209,9 @@ class Ranges:
         if begin >= end:
             return memoryview(b"")
         buffer = mmap_buffer(end - begin)
-        starts = range(begin, end, _PART_BYTES)
         parts = [
             partial(self._fetch_part, start, min(start + _PART_BYTES, end), buffer[start - begin :])
-            for start in starts
+            for start in range(begin, end, _PART_BYTES)
         ]
         others = [in_background(part) for part in parts[1:]]
         parts[0]()
@@ -117,8 +225,7 @@ class Ranges:
             self._connection.call(self._name, get, answers=PreconditionError)
         except PreconditionError:
             raise ChangedError(
-                f"{self._connection.address.child(self._name)}: the object was replaced while it was being "
-                "read.",
+                f"{self._url}: the object was replaced while it was being read.",
                 "Restore the old one, or start over with what is there now: another --out, or --fresh.",
             ) from None
 
@@ -130,48 +237,103 @@ class Ranges:
         if self._etag:
             options["if_match"] = f'"{self._etag}"'
         answer = obstore.get(store, key, options=options)
-        url, size = self._connection.address.child(self._name), answer.meta["size"]
+        size = answer.meta["size"]
         if size < end:
             raise self._connection.refusal(
-                f"{url}: it has {size:,} bytes, and those up to {end:,} are needed.", "Check the object."
+                f"{self._url}: it has {size:,} bytes, and those up to {end:,} are needed.",
+                "Check the object.",
             )
         received = 0
         for chunk in answer.stream(_CHUNK_BYTES):
             if received + len(chunk) > end - begin:
-                raise TransientError(f"{url}: more than the {end - begin:,} bytes of the range")
+                raise TransientError(f"{self._url}: more than the {end - begin:,} bytes of the range")
             target[received : received + len(chunk)] = chunk
             received += len(chunk)
             self._connection.retrier.observer.add_fetched(len(chunk))
         if received != end - begin:
-            raise TransientError(f"{url}: {received:,} of {end - begin:,} bytes")
+            raise TransientError(f"{self._url}: {received:,} of {end - begin:,} bytes")
 
 
-# What is known about an object: its description in a listing, and the version that a write replaces.
+# Find out, before anything depends on it, how a store answers conditions of writes and requests for ranges.
+#
+# Programs that speak S3 differ in both, and none says so. A condition tells by two writes: one whose
+# condition holds must be done, one whose condition does not must be refused.
+
+# In the work folder, so that one that a killed run has left is known to be ours.
+PROBE_PREFIX = f"{WORK_FOLDER}/probe-"
+_IMPOSSIBLE = Version('"00000000000000000000000000000000"', None)
+_ANSWERS = (*DOES_NOT_HOLD, UnconditionalError)
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
-    """An object. `name` is relative to the address under which it was found."""
+class Conditions(Enum):
+    """How a store compares the ETag in the condition of a write."""
 
-    name: str
-    size_bytes: int
-    etag: str  # without quotes; empty if the store gives none
-    modified_seconds: float
+    QUOTED = "quoted"  # as it gives it, which is the rule
+    UNQUOTED = "unquoted"
+    NONE = "none"  # it does not, or wrongly
 
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """Which content an object has, for `Bucket.write`. Stores compare one of the two values, or both."""
-
-    etag: str | None
-    version: str | None
-
-    @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Version:
-        """Return the version in an answer of obstore."""
-        return cls(answer["e_tag"], answer["version"])
+    def replacing(self, version: Version) -> UpdateVersion:
+        """Return obstore's condition that an object still has this version; obstore wants no empty values."""
+        condition: UpdateVersion = {}
+        if version.etag is not None:
+            condition["e_tag"] = plain_etag(version.etag) if self is Conditions.UNQUOTED else version.etag
+        if version.version is not None:
+            condition["version"] = version.version
+        return condition
 
 
-def plain_etag(etag: str | None) -> str:
-    """Return an ETag without quotes: some stores have them in listings, and some only in answers."""
-    return etag.removeprefix("W/").strip('"') if etag else ""
+def probe_store(connection: Connection) -> Conditions:
+    """Write an object of our own a few times, read a part of it, and delete it. Return how the store compares
+    conditions. A refusal if it can't be read by ranges, which would come out after the first upload."""
+    name = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
+    created = _try_to_put(connection, name, "create")
+    try:
+        conditions = _find_conditions(connection, name, created)
+        _check_ranges(connection, name)
+    except connection.refusal:  # and not after an outage, which would be waited for once more
+        _delete_probe(connection, name)
+        raise
+    _delete_probe(connection, name)
+    return conditions
+
+
+def _find_conditions(connection: Connection, name: str, created: Version | None) -> Conditions:
+    if created is None or created.etag is None or _try_to_put(connection, name, "create") is not None:
+        return Conditions.NONE
+    for conditions in (Conditions.QUOTED, Conditions.UNQUOTED):
+        if _try_to_put(connection, name, conditions.replacing(_IMPOSSIBLE)) is not None:
+            return Conditions.NONE
+        if _try_to_put(connection, name, conditions.replacing(created)) is not None:
+            return conditions
+    return Conditions.NONE
+
+
+def _try_to_put(connection: Connection, name: str, mode: PutMode) -> Version | None:
+    """Write something new under a condition; None if the store refuses."""
+    try:
+        return connection.put(name, secrets.token_bytes(8), mode, _ANSWERS)
+    except _ANSWERS:
+        return None
+
+
+def _check_ranges(connection: Connection, name: str) -> None:
+    data = secrets.token_bytes(8)
+    version = connection.overwrite(name, data)
+    try:
+        is_right = Ranges(connection, name, plain_etag(version.etag)).fetch(2, 5) == data[2:5]
+    except ChangedError:  # the ETag is the one that it has just given
+        is_right = False
+    if not is_right:
+        raise connection.refusal(
+            f"{connection.address}: the store does not give the bytes of a range of an object.",
+            "Check the address and any proxy on the way, or use another server.",
+        )
+
+
+def _delete_probe(connection: Connection, name: str) -> None:
+    try:
+        connection.delete_one(name)
+    except connection.refusal as error:
+        # A bucket in which nothing may be deleted can be written all the same.
+        url = connection.address.child(name)
+        connection.retrier.observer.tell(Event("note", f"{url} is left over: {error}"))

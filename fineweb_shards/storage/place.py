@@ -20,6 +20,7 @@ from fineweb_shards.system.retry import Retrier
 
 STANDARD_INPUT = "-"
 LOCAL, HUB, HUB_ON_DISK, BUCKET = "local", "hub", "hub-on-disk", "bucket"
+TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP: they may pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +128,8 @@ def open_place(
 def read_error(file: InputFile, error: OSError) -> BadFileError:
     """Make the error for a file that can't be opened or read."""
     return BadFileError(f"{file.path}: {error.strerror or error}.")
+
+
+def plain_etag(etag: str | None) -> str:
+    """Return an ETag without quotes: some servers have them in listings, and some only in answers."""
+    return etag.removeprefix("W/").strip('"') if etag else ""

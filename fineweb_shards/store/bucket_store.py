@@ -21,9 +21,9 @@ from typing import Any, BinaryIO, ClassVar
 from fineweb_shards.errors import ChangedError, InputError, LockedError, OutputError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_conditions import PROBE_PREFIX
-from fineweb_shards.storage.bucket_requests import ObjectInfo, Version, plain_etag
+from fineweb_shards.storage.bucket_requests import PROBE_PREFIX, ObjectInfo, Version
 from fineweb_shards.storage.byte_source import open_in_order
+from fineweb_shards.storage.place import plain_etag
 from fineweb_shards.store.bucket_lock import BucketLock, is_bucket_locked
 from fineweb_shards.store.bucket_parts import (
     PARTS_FOLDER,

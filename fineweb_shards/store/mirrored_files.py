@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_conditions import PROBE_PREFIX
-from fineweb_shards.storage.bucket_requests import ObjectInfo, plain_etag
+from fineweb_shards.storage.bucket_requests import PROBE_PREFIX, ObjectInfo
+from fineweb_shards.storage.place import plain_etag
 from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, write_quickly
 from fineweb_shards.system.json_values import expect, get, parse_object
 from fineweb_shards.system.own_files import is_plain_file, read_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.storage.bucket_address import BucketAddress, check_path, is_bucket_url, is_url
+from fineweb_shards.storage.bucket_address import BucketAddress, check_path, is_url
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_an_address_is_taken_apart(url: str, scheme: str, bucket: str, prefix: s
     address = BucketAddress.parse(url)
     assert (address.scheme, address.bucket, address.prefix) == (scheme, bucket, prefix)
     assert BucketAddress.parse(str(address)) == address
-    assert is_bucket_url(url)
+    assert is_url(url)
 
 
 def test_names_are_relative_to_the_folder() -> None:
@@ -91,7 +91,6 @@ def test_a_path_is_no_address() -> None:
     assert not is_url("s3/bucket")
     assert not is_url("./s3://x")
     assert is_url("s4://x")
-    assert not is_bucket_url("s4://x")
 
 
 @pytest.mark.parametrize(

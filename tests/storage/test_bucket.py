@@ -21,10 +21,9 @@ from fineweb_shards.errors import ChangedError, InputError, OutputError, UsageEr
 from fineweb_shards.events import Observer
 from fineweb_shards.storage import bucket_requests as ranges
 from fineweb_shards.storage import byte_source
-from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.storage.bucket import Bucket, part_bytes_for, parts_at_once
 from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.storage.bucket_requests import ObjectInfo, Version
-from fineweb_shards.storage.bucket_uploads import part_bytes_for, parts_at_once
 from fineweb_shards.system.shell_commands import install_command
 from tests.support.bucket_server import KEY, SECRET
 

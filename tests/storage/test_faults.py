@@ -15,7 +15,7 @@ import obstore
 import pytest
 
 from fineweb_shards.errors import InputError, NetworkError, ShardError, UsageError
-from fineweb_shards.storage import bucket_uploads as upload_file
+from fineweb_shards.storage import bucket as bucket_module
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.system.background import in_background
@@ -250,8 +250,8 @@ def test_an_upload_that_does_not_go_on_is_told(
     bucket: Bucket, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a wait for the network, until it goes on; then all of it is there."""
-    monkeypatch.setattr(upload_file, "_SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(upload_file, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(bucket_module, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(bucket_module, "_LOOK_SECONDS", 0.05)
     path, listener = tmp_path / "file", Listener()
     path.write_bytes(bytes(9_000_000))
 

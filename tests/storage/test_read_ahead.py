@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.storage import decompression
-from fineweb_shards.storage.decompression import DamagedStreamError, FastGzipUnpacker, GzipUnpacker, Unpacker
-from fineweb_shards.storage.streams import ReadAhead
+from fineweb_shards.storage import streams
+from fineweb_shards.storage.streams import (
+    DamagedStreamError,
+    FastGzipUnpacker,
+    GzipUnpacker,
+    ReadAhead,
+    Unpacker,
+)
 from tests.support.documents import make_documents
 
 TEXT = "\n".join(make_documents(300, seed=81)).encode("utf-8", "replace")
@@ -97,7 +102,7 @@ def damaged(packed: bytes, chooser: random.Random) -> bytes:
 
 
 @pytest.mark.full
-@pytest.mark.skipif(decompression.isal_zlib is None, reason="there is no ISA-L for this machine")
+@pytest.mark.skipif(streams.isal_zlib is None, reason="there is no ISA-L for this machine")
 def test_both_libraries_read_the_same_text_of_any_file(tmp_path: Path) -> None:
     """Whole or damaged in any way: the same text, and the same error in the same place."""
     chooser = random.Random(82)

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fineweb_shards.storage import bucket as bucket_module
 from fineweb_shards.storage import bucket_credentials as stores
-from fineweb_shards.storage import bucket_uploads as upload_file
 
 KEY, SECRET, TOKEN = "AKIACANARYCANARY1234", "canarySECRETcanarySECRETcanary12", "canaryTOKENcanary"
 _SERVER = """
@@ -136,9 +136,9 @@ def forget_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have files of more than 4 KiB uploaded in parts, a few at once."""
-    monkeypatch.setattr(upload_file, "_SMALLEST_PART_BYTES", 4096)
-    monkeypatch.setattr(upload_file, "_MIB", 4096)
-    monkeypatch.setattr(upload_file, "UPLOAD_MEMORY_BYTES", 4 * 4096)
+    monkeypatch.setattr(bucket_module, "_SMALLEST_PART_BYTES", 4096)
+    monkeypatch.setattr(bucket_module, "_MIB", 4096)
+    monkeypatch.setattr(bucket_module, "UPLOAD_MEMORY_BYTES", 4 * 4096)
 
 
 @dataclass
