@@ -139,6 +139,6 @@ def _fetch(
 ) -> tuple[bytes, str]:
     check_addresses()
     quiet_clients()  # both must be called before the clients are imported
-    from fineweb_shards.storage.hub_download import fetch_model_file
+    from fineweb_shards.storage.hub import fetch_model_file
 
     return fetch_model_file(repository, revision, names, Retrier(config.max_outage, observer))

@@ -23,8 +23,8 @@ from fineweb_shards.formats.jsonl import is_array
 from fineweb_shards.formats.registry import FORMATS, split_suffixes
 from fineweb_shards.formats.text_check import SAMPLE_BYTES
 from fineweb_shards.sources.hub_files import ListedFile, Listing
+from fineweb_shards.storage.hub import RemoteFile
 from fineweb_shards.storage.hub_errors import hub_host, translated_errors
-from fineweb_shards.storage.hub_fetching import RemoteFile
 from fineweb_shards.storage.hub_session import Quota, open_session
 from fineweb_shards.storage.streams import DamagedStreamError, GzipUnpacker
 from fineweb_shards.system.retry import Retrier, TransientError

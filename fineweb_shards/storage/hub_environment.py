@@ -7,11 +7,9 @@ password of a proxy are never shown.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import urllib.request
 import warnings
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from fineweb_shards.errors import HubError
@@ -27,7 +25,9 @@ def check_addresses() -> None:
             f"HF_ENDPOINT={endpoint}: not the address of a hub.",
             "Write it with its scheme, such as https://huggingface.co, or unset it.",
         )
-    for name, value in _proxies():
+    for name, value in os.environ.items():
+        if name.upper() not in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") or not value:
+            continue
         if not _is_address(value if "://" in value else f"http://{value}", _PROXY_SCHEMES):
             raise HubError(
                 f"{name}={value.rpartition('@')[2]}: not the address of a proxy.",
@@ -59,12 +59,6 @@ def proxy_host_for(url: str) -> str | None:
     return None if proxy is None else urlsplit(proxy).netloc.rpartition("@")[2]
 
 
-def _proxies() -> list[tuple[str, str]]:
-    """Return name and value of every variable that names a proxy."""
-    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    return [(name, os.environ[name]) for name in os.environ if name.upper() in names and os.environ[name]]
-
-
 def _is_address(text: str, schemes: tuple[str, ...]) -> bool:
     try:
         parts = urlsplit(text)
@@ -85,26 +79,7 @@ def quiet_clients() -> None:
     warnings.filterwarnings("ignore", module=r"(huggingface_hub|datasets)\b")
 
 
-# The hash by which the hub knows a file: SHA-256 of a large one, git's own of a small one.
-
-_GIT_HASH_DIGITS = 40
-
-
-class Digest(Protocol):
-    """A hash that is being computed."""
-
-    def update(self, data: bytes | memoryview, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
 def is_git_hash(content_hash: str) -> bool:
-    """Return whether a hash is git's: then the hub keeps the file itself, and not in a large store."""
-    return len(content_hash) == _GIT_HASH_DIGITS
-
-
-def make_digest(content_hash: str, size_bytes: int) -> Digest:
-    """Return a digest of the same kind as `content_hash`, for a file of that size."""
-    if is_git_hash(content_hash):
-        return hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
-    return hashlib.sha256()
+    """Return whether the hash of a file is git's: then the hub keeps it itself, and not in a large store,
+    where files are known by their SHA-256."""
+    return len(content_hash) == 40

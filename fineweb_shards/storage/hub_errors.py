@@ -14,8 +14,8 @@ import ssl
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -30,69 +30,67 @@ from huggingface_hub.errors import (
 
 from fineweb_shards.errors import HubError, ShardError
 from fineweb_shards.storage.hub_environment import proxy_host_for
+from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import TransientError
 
-TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-_REASONS = {
-    "ReadTimeout": "the connection stays silent",
-    "ConnectTimeout": "no answer",
-    "ConnectError": "no connection",
-    "ReadError": "the connection broke",
-    "WriteError": "the connection broke",
-    "RemoteProtocolError": "the connection broke",
-    "ReadTimeoutError": "the connection stays silent",
-    "ConnectTimeoutError": "no answer",
-    "NewConnectionError": "no connection",
-    "ProtocolError": "the connection broke",
-    "IncompleteRead": "the connection broke",
-    "TooManyRedirects": "redirects that go in a circle",
-}
+_REASONS = (
+    dict.fromkeys(("ReadTimeout", "ReadTimeoutError"), "the connection stays silent")
+    | dict.fromkeys(("ConnectTimeout", "ConnectTimeoutError"), "no answer")
+    | dict.fromkeys(("ConnectError", "NewConnectionError"), "no connection")
+    | dict.fromkeys(("ReadError", "WriteError", "RemoteProtocolError"), "the connection broke")
+    | dict.fromkeys(("ProtocolError", "IncompleteRead"), "the connection broke")
+    | {"TooManyRedirects": "redirects that go in a circle"}
+)
 _NOT_THE_HUB = ("no answer", "no connection", "redirects that go in a circle")
 
 
-class translated_errors:  # noqa: N801 - used as a with statement, like a function
-    """A context manager that translates the clients' exceptions; `what` names what is requested."""
-
-    def __init__(self, what: str) -> None:
-        self._what = short_name(what)
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, (TransientError, ShardError)):
-            return
-        cause = error.__cause__
-        if isinstance(error, LocalEntryNotFoundError) and isinstance(cause, Exception):
-            error = cause  # a download reports any failed request as a file that is not in the cache
-        translated = self._translate(error)
-        if translated is not None:
-            raise translated from None
-
-    def _translate(self, error: BaseException) -> TransientError | HubError | None:
-        """Return the error to raise instead; None if it is a bug, which shows a traceback."""
-        if isinstance(error, OfflineModeIsEnabled):
-            return HubError(
-                f"{self._what}: HF_HUB_OFFLINE is set, and this is not on the disk.",
-                "Unset HF_HUB_OFFLINE, or use --input with local files.",
-            )
-        if isinstance(error, HfHubHTTPError):
-            if error.response.status_code in TRANSIENT_STATUSES:
-                return status_error(error.response)
-            return HubError(f"{self._what}: {_refusal(error, error.response.status_code)}.")
-        if isinstance(error, httpx2.RequestError):
-            return request_error(_url_of(error), error)
-        if isinstance(error, (ConnectionError, TimeoutError)):
-            return TransientError(f"{hub_host()}: {_reason(error)}")
-        if isinstance(error, FileMetadataError):
-            return TransientError(f"{hub_host()}: an answer without a file's size or hash")
-        if _is_broken_transfer(error):
-            return TransientError(f"{hub_host()}: the transfer broke off")
-        return None
+@contextmanager
+def translated_errors(what: str) -> Iterator[None]:
+    """Translate the clients' exceptions; `what` names what is requested. A bug keeps its traceback."""
+    try:
+        yield
+    except (TransientError, ShardError):
+        raise
+    except BaseException as error:
+        translated = _translate(error, short_name(what))
+        if translated is None:
+            raise
+        raise translated from None
 
 
-def status_error(response: httpx2.Response) -> TransientError:
-    """Make the error for an answer with a transient status."""
-    return status_error_of(str(response.request.url), response.status_code, response.headers)
+def _translate(error: BaseException, what: str) -> TransientError | HubError | None:
+    """Return the error to raise instead; None if it is a bug."""
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # a download reports any failed request as a file that is not in the cache
+    if isinstance(error, OfflineModeIsEnabled):
+        return HubError(
+            f"{what}: HF_HUB_OFFLINE is set, and this is not on the disk.",
+            "Unset HF_HUB_OFFLINE, or use --input with local files.",
+        )
+    if isinstance(error, HfHubHTTPError):
+        response = error.response
+        if response.status_code in TRANSIENT_STATUSES:
+            return status_error(str(response.request.url), response.status_code, response.headers)
+        return HubError(f"{what}: {_refusal(error, response.status_code)}.")
+    if isinstance(error, httpx2.RequestError):
+        try:
+            url = str(error.request.url)
+        except (
+            RuntimeError
+        ):  # huggingface_hub raises some of httpx's errors without saying what was requested
+            url = constants.ENDPOINT
+        return request_error(url, error)
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return TransientError(f"{hub_host()}: {_reason(error)}")
+    if isinstance(error, FileMetadataError):
+        return TransientError(f"{hub_host()}: an answer without a file's size or hash")
+    # huggingface_hub's error for a body that is too short, and any error of xet. That xet has raised a
+    # RuntimeError only the traceback tells: `datasets` raises one, too, for a dataset that needs a script.
+    is_short = type(error) is OSError and error.errno is None and "Consistency check" in str(error)
+    frames = traceback.extract_tb(error.__traceback__) if type(error) is RuntimeError else []
+    if is_short or type(error).__module__ == "hf_xet" or any("xet" in frame.name for frame in frames):
+        return TransientError(f"{hub_host()}: the transfer broke off")
+    return None
 
 
 def check_json(response: httpx2.Response) -> None:
@@ -106,12 +104,12 @@ def check_json(response: httpx2.Response) -> None:
         raise TransientError(reason, advice=_what_to_check(url)) from None
 
 
-def status_error_of(url: str, status: int, headers: Mapping[str, str]) -> TransientError:
-    """Make the error for an answer with a transient status, by its parts."""
+def status_error(url: str, status: int, headers: Mapping[str, str]) -> TransientError:
+    """Make the error for an answer with a transient status."""
     reason, advice = f"status {status}", ""
     if status == 429:
         kind = next((limit.kind for limit in read_limits(headers)), "resolvers")
-        reason, advice = describe_limit(kind, has_token=get_token() is not None)
+        reason, advice = "rate limit (429)", describe_limit(kind, has_token=get_token() is not None)
     return TransientError(f"{host_of(url)}: {reason}", requested_wait_seconds(headers, status), advice)
 
 
@@ -119,9 +117,7 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
     """Make the error for a request that got no answer, or only a part of one."""
     if isinstance(error, urllib3.exceptions.MaxRetryError) and isinstance(error.reason, Exception):
         return request_error(url, error.reason)
-    parts = urlsplit(url)
-    host = host_of(url)
-    proxy = proxy_host_for(url)
+    host, proxy = host_of(url), proxy_host_for(url)
     where = f"{host} (by the proxy {proxy})" if proxy else host
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -133,7 +129,7 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
         if isinstance(cause, socket.gaierror):
             return TransientError(f"{where}: no such host, or no network", advice=_what_to_check(url))
     if isinstance(error, httpx2.UnsupportedProtocol):
-        return HubError(f"{parts.scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
+        return HubError(f"{urlsplit(url).scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
     if isinstance(error, (httpx2.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
         return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
     if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error):
@@ -145,12 +141,9 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
 
 def _what_to_check(url: str) -> str:
     """Return what decides whether a host is reached, with the values of this machine."""
-    scheme = urlsplit(url).scheme.upper()
-    named = [f"{scheme}_PROXY ({proxy_host_for(url) or 'none is used'})"]
-    if is_hub(url):
-        endpoint = os.environ.get("HF_ENDPOINT", "")
-        named.append(f"HF_ENDPOINT ({host_of(endpoint) or 'not set'})")
-    return f"check the connection, {' and '.join(named)}"
+    proxy = f"{urlsplit(url).scheme.upper()}_PROXY ({proxy_host_for(url) or 'none is used'})"
+    endpoint = f" and HF_ENDPOINT ({host_of(os.environ.get('HF_ENDPOINT', '')) or 'not set'})"
+    return f"check the connection, {proxy}{endpoint if is_hub(url) else ''}"
 
 
 def is_hub(url: str) -> bool:
@@ -172,28 +165,6 @@ def hub_host() -> str:
 def short_name(url: str) -> str:
     """Return the path of an URL, without host, query and signature."""
     return re.sub(r"^https?://[^/]+/", "", url).split("?")[0]
-
-
-def _is_broken_transfer(error: BaseException) -> bool:
-    """Recognise huggingface_hub's error for a body that is too short, and any error of xet."""
-    short_body = type(error) is OSError and error.errno is None and "Consistency check" in str(error)
-    return short_body or type(error).__module__ == "hf_xet" or _was_raised_by_xet(error)
-
-
-def _was_raised_by_xet(error: BaseException) -> bool:
-    """Tell by the traceback whether xet raised a RuntimeError: `datasets` raises one, too, for a dataset that
-    needs a script, and that is not transient."""
-    if type(error) is not RuntimeError:
-        return False
-    return any("xet" in frame.name for frame in traceback.extract_tb(error.__traceback__))
-
-
-def _url_of(error: httpx2.RequestError) -> str:
-    """Return what was requested; huggingface_hub raises some of httpx's errors without saying that."""
-    try:
-        return str(error.request.url)
-    except RuntimeError:
-        return constants.ENDPOINT
 
 
 def _refusal(error: HfHubHTTPError, status: int) -> str:
@@ -264,20 +235,14 @@ def requested_wait_seconds(headers: Mapping[str, str], status: int) -> float:
     return min(seconds, LONGEST_REQUESTED_SECONDS)
 
 
-def address_quota(*, has_token: bool) -> int:
-    """Return how often one may ask in a window where a file is, without a token or with a free account's."""
-    return _QUOTAS["resolvers"][1 if has_token else 0]
-
-
-def describe_limit(kind: str, *, has_token: bool) -> tuple[str, str]:
-    """Return a text for a quota that is used up, and one that says what would raise it."""
+def describe_limit(kind: str, *, has_token: bool) -> str:
+    """Return a text that says what would raise a quota that is used up."""
     anonymous, free, pro = _QUOTAS.get(kind, _QUOTAS["resolvers"])
     if has_token:
-        return "rate limit (429)", f"a free account has {free:,} requests in 5 minutes, a PRO account {pro:,}"
+        return f"a free account has {free:,} requests in 5 minutes, a PRO account {pro:,}"
     return (
-        "rate limit (429)",
         f"without HF_TOKEN there are {anonymous:,} requests in 5 minutes, with one of a free account "
-        f"{free:,}, of a PRO account {pro:,}",
+        f"{free:,}, of a PRO account {pro:,}"
     )
 
 
@@ -286,12 +251,8 @@ def _retry_after(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
-        seconds = _seconds_until(text)
+        try:
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except (ValueError, OverflowError, OSError):  # no date, or one outside the range of the clock
+            return 0.0
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0
-
-
-def _seconds_until(date: str) -> float:
-    try:
-        return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
-    except (ValueError, OverflowError, OSError):  # no date, or one outside the range of the clock
-        return 0.0

@@ -25,7 +25,6 @@ from fineweb_shards.errors import HubError
 from fineweb_shards.storage.hub_environment import check_token, proxy_for
 from fineweb_shards.storage.hub_errors import (
     LONGEST_REQUESTED_SECONDS,
-    TRANSIENT_STATUSES,
     check_json,
     describe_limit,
     is_hub,
@@ -34,6 +33,7 @@ from fineweb_shards.storage.hub_errors import (
     requested_wait_seconds,
     status_error,
 )
+from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import Clock, Retrier, TransientError
 from fineweb_shards.system.shared_memory import SharedValue
 from fineweb_shards.system.shell_commands import install_command
@@ -73,7 +73,11 @@ class HubSession(httpx2.Client):
         self._quota = quota
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        if not _should_retry(request, streamed=bool(options.get("stream"))):
+        # Our retrier handles a request about files, but not the clients' telemetry. A body that can be read
+        # only once is left to the client, which can rewind it.
+        names = ("/resolve/", "/api/datasets/", "/api/models/")
+        about_files = options.get("stream") or any(name in request.url.path for name in names)
+        if not about_files or not isinstance(request.stream, httpx2.ByteStream):
             return super().send(request, **options)
         if self._hub_retrier is None:
             return self._send_once(request, options)
@@ -93,7 +97,7 @@ class HubSession(httpx2.Client):
             quota.learn(url, first.status_code, first.headers)
         if response.status_code in TRANSIENT_STATUSES:
             response.close()
-            raise status_error(response)
+            raise status_error(str(response.request.url), response.status_code, response.headers)
         if "/api/" in request.url.path and response.status_code == 200 and not options.get("stream"):
             check_json(response)
         return response
@@ -102,14 +106,6 @@ class HubSession(httpx2.Client):
 def _respect_offline_mode(request: httpx2.Request) -> None:
     if constants.is_offline_mode():
         raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
-
-
-def _should_retry(request: httpx2.Request, *, streamed: bool) -> bool:
-    """Tell whether our retrier handles a request: if it is about files, but not the clients' telemetry. A
-    body that can be read only once is left to the client, which can rewind it."""
-    path = request.url.path
-    about_files = streamed or any(part in path for part in ("/resolve/", "/api/datasets/", "/api/models/"))
-    return about_files and isinstance(request.stream, httpx2.ByteStream)
 
 
 # Keep the hub's quotas for all processes of a run together: wait before one is used up, not after a 429.
@@ -140,7 +136,7 @@ class Quota:
             state = _state_of(value, kind)
             wait = state["until"] - now
             if 0 < wait <= LONGEST_REQUESTED_SECONDS and state["left"] <= 0:
-                _, advice = describe_limit(kind, has_token=has_token)
+                advice = describe_limit(kind, has_token=has_token)
                 seconds = wait + random.uniform(0, min(_SPREAD_SECONDS, wait))
                 raise TransientError(f"{host}: the rate limit is used up", seconds, advice)
             if wait <= 0 and state["quota"]:  # a new window
@@ -173,8 +169,7 @@ def _kind_of(url: str) -> str:
 
 def _state_of(value: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return what is known about one quota, as a part of the shared value."""
-    unknown = {"left": 0, "until": 0.0, "quota": 0, "window": 0}
-    known = value.get(kind)
+    known, unknown = value.get(kind), {"left": 0, "until": 0.0, "quota": 0, "window": 0}
     if not isinstance(known, dict) or known.keys() != unknown.keys():
         known = value[kind] = unknown
     return known
@@ -212,7 +207,8 @@ def _connections(proxy: str | None) -> urllib3.PoolManager:
     trust = httpx2.create_ssl_context()
     if proxy is None:
         return urllib3.PoolManager(maxsize=_KEPT_CONNECTIONS, ssl_context=trust)
-    if urlsplit(proxy).scheme.startswith("socks"):
+    parts = urlsplit(proxy)
+    if parts.scheme.startswith("socks"):
         try:
             from urllib3.contrib.socks import SOCKSProxyManager
         except ImportError:
@@ -221,10 +217,6 @@ def _connections(proxy: str | None) -> urllib3.PoolManager:
                 f"Install it: {install_command('PySocks')}",
             ) from None
         return SOCKSProxyManager(proxy, maxsize=_KEPT_CONNECTIONS, ssl_context=trust)
-    password = unquote(urlsplit(proxy).netloc.rpartition("@")[0])
-    return urllib3.ProxyManager(
-        proxy,
-        maxsize=_KEPT_CONNECTIONS,
-        ssl_context=trust,
-        proxy_headers=make_headers(proxy_basic_auth=password) if password else None,
-    )
+    password = unquote(parts.netloc.rpartition("@")[0])
+    headers = make_headers(proxy_basic_auth=password) if password else None
+    return urllib3.ProxyManager(proxy, maxsize=_KEPT_CONNECTIONS, ssl_context=trust, proxy_headers=headers)

@@ -110,8 +110,8 @@ class Place(ABC):
 # Named, not imported: a run over local files never loads the hub's clients.
 PLACES = {
     LOCAL: "local.LocalPlace",
-    HUB: "hub_fetching.HubPlace",
-    HUB_ON_DISK: "hub_download.HubOnDiskPlace",
+    HUB: "hub.HubPlace",
+    HUB_ON_DISK: "hub.HubOnDiskPlace",
     BUCKET: "bucket.BucketPlace",
 }
 

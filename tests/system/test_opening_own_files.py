@@ -33,7 +33,7 @@ ELSEWHERE = {
     "system/shared_memory.py": {"truncate"},  # of a file that is open
     "system/standard_streams.py": {"open"},  # /dev/null
     "executors/ray/board.py": {"write_bytes"},  # in a new folder that nobody else can write to
-    "storage/hub_download.py": {"truncate"},  # of a file that is open
+    "storage/hub.py": {"truncate"},  # of a file that is open
     "storage/local.py": {"open"},  # a pipe of the input, to read from
     "store/folder_store.py": {"truncate"},  # of a file that is open
     "writing/growing_file.py": {"truncate"},  # the same

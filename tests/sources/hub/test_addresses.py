@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.storage.hub_fetching import Address, lifetime_seconds
+from fineweb_shards.storage.hub import Address, lifetime_seconds
 from fineweb_shards.storage.hub_session import Quota
 from fineweb_shards.system.retry import TransientError
 from tests.support.doubles import FakeClock

@@ -391,7 +391,7 @@ def test_a_file_replaced_while_it_is_read_is_noticed(
     from huggingface_hub import constants
 
     from fineweb_shards.errors import ChangedError
-    from fineweb_shards.storage.hub_fetching import RemoteFile
+    from fineweb_shards.storage.hub import RemoteFile
     from fineweb_shards.storage.hub_session import open_session
     from fineweb_shards.system.retry import Retrier
 

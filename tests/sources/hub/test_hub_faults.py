@@ -117,8 +117,8 @@ def test_a_window_is_no_wait() -> None:
 @pytest.mark.parametrize(("kind", "quota"), [("resolvers", "3,000"), ("api", "500"), ("unheard_of", "3,000")])
 def test_a_429_says_what_a_token_would_change(kind: str, quota: str) -> None:
     """With the figures of the quota that was used up."""
-    assert f"without HF_TOKEN there are {quota} requests in 5 min" in describe_limit(kind, has_token=False)[1]
-    assert "PRO" in describe_limit(kind, has_token=True)[1]
+    assert f"without HF_TOKEN there are {quota} requests in 5 min" in describe_limit(kind, has_token=False)
+    assert "PRO" in describe_limit(kind, has_token=True)
 
 
 def test_a_rate_limit_is_our_wait(repository: Repository) -> None:

@@ -1,17 +1,25 @@
-"""Files on the hub, fetched by ranges: where their bytes are, and whether they are those that were listed.
+"""Files on the hub: read by ranges, or downloaded; where their bytes are, and whether they are those listed.
 
 The hub answers `/resolve/` with an address at a CDN that is a permission in itself, for about an hour. It is
 asked once for a file, and from then on the CDN alone, until the address expires or is refused: the hub counts
 requests. The token is sent to the hub only. Every answer is checked: status, range, length, and that it is
 still the same file. Not `HfFileSystem`: it accepts a 200 for a Range (2 GB into memory), does not notice a
 changed ETag, retries for 23 s where a night needs an hour, and asks the hub for every range.
+
+What is read from the disk is downloaded a few files ahead of use, and deleted after use. A file comes in
+parts, several at once, and its hash is checked at the end. The parts are written in order, so that what is on
+the disk is always the beginning of the file: a download that was interrupted continues after it. Whatever a
+crash may have left there, the hash decides.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -21,31 +29,34 @@ from urllib.parse import parse_qs, urlsplit
 
 import urllib3
 import urllib3.exceptions
-from huggingface_hub import constants, get_hf_file_metadata, get_token, hf_hub_url
+from huggingface_hub import constants, get_hf_file_metadata, get_token, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from huggingface_hub.utils import build_hf_headers
 
 from fineweb_shards.errors import ChangedError, HubError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.byte_source import ByteSource, open_in_order
+from fineweb_shards.storage.hub_environment import is_git_hash
 from fineweb_shards.storage.hub_errors import (
-    TRANSIENT_STATUSES,
     host_of,
     is_hub,
     request_error,
     short_name,
-    status_error_of,
+    status_error,
     translated_errors,
 )
 from fineweb_shards.storage.hub_session import Quota, open_session, send_get
-from fineweb_shards.storage.place import HubRef, InputFile, Place
-from fineweb_shards.system.retry import Retrier, TransientError
+from fineweb_shards.storage.local import LocalPlace
+from fineweb_shards.storage.place import TRANSIENT_STATUSES, HubRef, InputFile, Place, plain_etag
+from fineweb_shards.system.background import in_background
+from fineweb_shards.system.durable import lock_file, output_error
+from fineweb_shards.system.own_files import is_plain_file, make_folder, open_own
+from fineweb_shards.system.retry import Disk, Retrier, TransientError
 from fineweb_shards.system.shared_memory import mmap_buffer
 
 # A connection that delivers a few bytes now and then never runs into a timeout: below this it is given up.
 _SLOWEST_BYTES_PER_SECOND = 4096
 _READ_BYTES = 256 * 1024
-
-
 # The address may lead to a host that is gone, or in a circle.
 _NO_ANSWER = (
     urllib3.exceptions.ConnectTimeoutError,
@@ -59,6 +70,10 @@ _LONGEST_MARGIN_SECONDS = 60.0
 # the CDN's refusal is what ends it.
 _UNKNOWN_LIFETIME_SECONDS = 1800.0
 _LONGEST_LIFETIME_SECONDS = 7 * 86400.0
+_PARTIAL_ENDING = ".part"
+_SMALLEST_PART_BYTES, _LARGEST_PART_BYTES = 2**18, 2**22
+_FEWEST_PARTS = 64  # of a large file, so that a download that is killed has something to continue with
+_PARTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +89,6 @@ class Address:
         left = lifetime_seconds(url, time.time())
         margin = min(_LONGEST_MARGIN_SECONDS, left * (1 - _SHARE_OF_LIFETIME))
         return cls(url, time.monotonic() + left - margin)
-
-    @property
-    def is_good(self) -> bool:
-        """Whether it is still to be used."""
-        return time.monotonic() < self.good_until
 
 
 def lifetime_seconds(url: str, now: float) -> float:
@@ -115,8 +125,8 @@ class RemoteFile:
         quota: Quota | None = None,
         book: AddressBook | None = None,
     ) -> None:
-        self.size_bytes = size_bytes
         self._url = url  # on the hub
+        self._size_bytes = size_bytes
         self._hash = content_hash  # by the listing; the hub's ETag
         self._retrier = retrier
         self._quota = quota
@@ -141,34 +151,25 @@ class RemoteFile:
         """Return the bytes of a range, with retries."""
         return self._retrier.call(partial(self._fetch_once, start, stop))
 
-    def _find(self) -> Address:
-        known = self._known()
-        if known is None:
-            with self._asking:
-                known = self._known()  # another thread may have asked meanwhile
-                if known is None:
-                    known = self._book[self._url] = self._resolve()
-        return known
-
     def _known(self) -> Address | None:
         known = self._book.get(self._url)
-        return known if known is not None and known.is_good else None
+        return known if known is not None and time.monotonic() < known.good_until else None
 
-    def _resolve(self) -> Address:
-        """Ask the hub where the bytes are now; ChangedError if it says twice that it has another file."""
-        for _ in range(2):
-            with translated_errors(self._url):
-                found = get_hf_file_metadata(self._url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
-            if found.etag == self._hash:
-                return Address.received(found.location)
+    def _find(self) -> Address:
+        """Return where the bytes are now; ChangedError if the hub says twice that it has another file."""
+        if known := self._known():
+            return known
+        with self._asking:
+            if known := self._known():  # another thread may have asked meanwhile
+                return known
+            for _ in range(2):
+                with translated_errors(self._url):
+                    found = get_hf_file_metadata(self._url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+                if found.etag == self._hash:
+                    address = self._book[self._url] = Address.received(found.location)
+                    return address
         name = short_name(self._url)
         raise ChangedError(f"{name}: the file on the hub was {self._hash} and is {found.etag}.")
-
-    def _forget(self, address: Address) -> None:
-        with self._lock:
-            self._refused = address.url
-            if self._book.get(self._url) is address:  # else another thread has a new one already
-                del self._book[self._url]
 
     def _fetch_once(self, start: int, stop: int) -> memoryview:
         address = self._find()
@@ -176,7 +177,10 @@ class RemoteFile:
             with translated_errors(self._url):
                 return self._get(address.url, start, stop)
         except _BadAddressError:
-            self._forget(address)
+            with self._lock:
+                self._refused = address.url
+                if self._book.get(self._url) is address:  # else another thread has a new one already
+                    del self._book[self._url]
             raise
 
     def _get(self, url: str, start: int, stop: int) -> memoryview:
@@ -185,20 +189,21 @@ class RemoteFile:
             "Range": f"bytes={start}-{stop - 1}",
             "Accept-Encoding": "identity",
         }
-        if on_hub and self._quota is not None:
-            self._quota.take(url, has_token=get_token() is not None)
-        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        quota = self._quota if on_hub else None
+        if quota is not None:
+            quota.take(url, has_token=get_token() is not None)
         try:
-            response = send_get(url, headers, timeout, follow_redirects=not on_hub)
-        except _NO_ANSWER as error:
-            raise _bad_address(request_error(url, error)) from None
+            response = send_get(url, headers, constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=not on_hub)
         except urllib3.exceptions.LocationValueError:  # no address at all
             raise _BadAddressError(f"{host_of(url)}: an address that can't be used") from None
         except urllib3.exceptions.HTTPError as error:
-            raise request_error(url, error) from None
+            failure = request_error(url, error)
+            if isinstance(error, _NO_ANSWER) and isinstance(failure, TransientError):
+                failure = _BadAddressError(failure.reason, failure.retry_after_seconds, failure.advice)
+            raise failure from None
         try:
-            if on_hub and self._quota is not None:
-                self._quota.learn(url, response.status, response.headers)
+            if quota is not None:
+                quota.learn(url, response.status, response.headers)
             self._check(url, response.status, response.headers, start, stop)
             return self._read(url, response, stop - start)
         except urllib3.exceptions.HTTPError as error:
@@ -211,13 +216,13 @@ class RemoteFile:
         """Raise an error for an answer that is not the range that was asked for, of the right file."""
         host, name = host_of(url), short_name(self._url)
         if status in TRANSIENT_STATUSES:
-            raise status_error_of(url, status, headers)
+            raise status_error(url, status, headers)
         # Perhaps the signature has expired, or this is not the right host; the hub will say if it is more.
-        if status != 206 or headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{self.size_bytes}":
+        if status != 206 or headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{self._size_bytes}":
             raise _BadAddressError(f"{host}: status {status} for a range of {name}")
         # A CDN has ETags of its own, so they are compared with each other; the hub's was compared with the
         # listing when it was asked for this address.
-        etag = _strip(headers.get("ETag"))
+        etag = plain_etag(headers.get("ETag"))
         known = self._hash if is_hub(url) else self._etags.setdefault(url, etag)
         if etag != known:
             self._etags.pop(url, None)
@@ -238,17 +243,6 @@ class RemoteFile:
         if received != size:
             raise TransientError(f"{host_of(url)}: {received:,} of {size:,} bytes")
         return buffer
-
-
-def _bad_address(error: TransientError | HubError) -> TransientError | HubError:
-    """Return a failure to connect as one of the address: it may lead to a host that is gone."""
-    if isinstance(error, HubError):
-        return error
-    return _BadAddressError(error.reason, error.retry_after_seconds, error.advice)
-
-
-def _strip(etag: str | None) -> str:
-    return etag.removeprefix("W/").strip('"') if etag else ""
 
 
 class HubPlace(Place):
@@ -298,3 +292,144 @@ class HubPlace(Place):
 
     def address_of(self, file: InputFile) -> str | None:
         return self.find(file).address
+
+
+class HubOnDiskPlace(LocalPlace):
+    """Files of the hub that are fetched whole, one after the other, in the order in which they are expected;
+    then they are files on this machine."""
+
+    def __init__(
+        self, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
+    ) -> None:
+        super().__init__(hub, max_outage_seconds, observer)
+        self._remote = HubPlace(hub, max_outage_seconds, observer)
+        self._begun: dict[str, Future[None]] = {}
+        self._turn = threading.Lock()  # one at a time, so that the first is there soonest
+        self._released: set[str] = set()
+
+    def open(self, file: InputFile, address: str | None = None) -> ByteSource:
+        self._wait_for(file)
+        return super().open(file)
+
+    def stream(self, file: InputFile) -> BinaryIO:
+        self._wait_for(file)
+        return super().stream(file)
+
+    def expect(self, files: Sequence[InputFile]) -> None:
+        """Begin to fetch files, if that has not begun."""
+        before: Future[None] | None = None
+        for file in files:
+            if file.path not in self._begun:
+                self._begun[file.path] = in_background(partial(self._download, file, before))
+            before = self._begun[file.path]
+
+    def has(self, file: InputFile) -> bool:
+        begun = self._begun.get(file.path)
+        return begun is not None and begun.done() and begun.exception() is None
+
+    def release(self, files: Sequence[InputFile]) -> None:
+        """Delete files that will not be read again, unless they are to be kept."""
+        if self.hub is None or self.hub.keep_downloads:
+            return
+        for path in {file.path for file in files} - self._released:
+            self._released.add(path)
+            Path(path).unlink(missing_ok=True)
+            Path(path + _PARTIAL_ENDING).unlink(missing_ok=True)
+
+    def _wait_for(self, file: InputFile) -> None:
+        """Wait until a file is on the disk, and raise what went wrong."""
+        self.expect([file])
+        self._begun[file.path].result()
+
+    def _download(self, file: InputFile, before: Future[None] | None) -> None:
+        """Bring a file to its path, unless it is there. A full disk is waited for."""
+        if before is not None:
+            before.exception()  # waits for its turn
+        path = Path(file.path)
+        with self._turn:
+            if file.path in self._released:  # the run has ended before it came to this file
+                return
+            if is_plain_file(path) and path.stat().st_size == file.size_bytes:
+                return
+            disk = Disk(path.parent, self.max_outage_seconds, self.retrier.observer)
+            source = ByteSource(self._remote.find(file).fetch, file.size_bytes)
+            self.retrier.call(partial(_download_once, file, source, disk))
+
+
+def _download_once(file: InputFile, source: ByteSource, disk: Disk) -> None:
+    path, size = Path(file.path), file.size_bytes
+    partial_path = path.with_name(path.name + _PARTIAL_ENDING)
+    if is_git_hash(file.content_hash):  # it comes from the hub itself, which counts requests: in one part
+        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        part_bytes = max(1, size)
+    else:
+        digest = hashlib.sha256()
+        part_bytes = min(max(size // _FEWEST_PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
+    try:
+        make_folder(partial_path.parent)
+        with open_own(partial_path, "r+b", create=True, buffering=0) as output:
+            lock_file(output)
+            if is_plain_file(path):  # another process has just finished it
+                return
+            output.truncate(min(output.seek(0, os.SEEK_END), size))
+            output.seek(0)
+            done = 0
+            while data := output.read(_LARGEST_PART_BYTES):  # what is on the disk already
+                digest.update(data)
+                done += len(data)
+            for part in _parts(source, done, size, part_bytes):
+                disk.attempt(partial(_write, output, part, done, partial_path))
+                digest.update(part)
+                done += len(part)
+            if digest.hexdigest() != file.content_hash:
+                output.truncate(0)
+                raise TransientError(f"{file.name}: other content than the hub lists")
+            os.fsync(output.fileno())
+            os.replace(partial_path, path)
+    except OSError as error:
+        raise output_error(partial_path, error) from None
+
+
+def _parts(source: ByteSource, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
+    """Yield the bytes from `start` to `stop` in order, in parts that are fetched several at once."""
+    for begin in range(start, stop, part_bytes):
+        source.forget_before(begin)
+        for ahead in range(begin, min(stop, begin + _PARTS_AT_ONCE * part_bytes), part_bytes):
+            source.prefetch(ahead, min(ahead + part_bytes, stop))
+        yield source.read_range(begin, min(begin + part_bytes, stop))
+
+
+def _write(output: BinaryIO, data: memoryview, position: int, path: Path) -> None:
+    """Write a part at its place; DiskFullError if there is no space. It can be repeated."""
+    try:
+        output.seek(position)
+        while data:
+            data = data[output.write(data) :]
+    except OSError as error:
+        raise output_error(path, error) from None
+
+
+def fetch_model_file(
+    repository: str, revision: str, names: Sequence[str], retrier: Retrier
+) -> tuple[bytes, str]:
+    """Return the first file that a model has of `names`, and the commit that it is from."""
+    open_session(retrier)
+    for name in names:
+
+        def fetch(name: str = name) -> Path | None:
+            with translated_errors(f"model {repository}"):
+                try:
+                    return Path(hf_hub_download(repository, name, revision=revision or None))
+                except LocalEntryNotFoundError:  # an outage: a kind of EntryNotFoundError, too
+                    raise
+                except EntryNotFoundError:
+                    return None
+
+        path = retrier.call(fetch)
+        if path is not None:
+            commit = str(path).removesuffix(name).rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+            return path.read_bytes(), commit
+    raise HubError(
+        f"model {repository}: it has no tokenizer that is known here.",
+        f"Looked for: {', '.join(names)}. Download another file of it, and name that with --tokenizer.",
+    )
