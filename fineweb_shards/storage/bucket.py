@@ -21,18 +21,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from fineweb_shards.errors import InputError, ShardError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.bucket_address import BucketAddress
-from fineweb_shards.storage.bucket_errors import ConflictError, MissingError, is_without_reason
+from fineweb_shards.storage.bucket_errors import ConflictError, MissingError, Refusal
 from fineweb_shards.storage.bucket_requests import (
     DOES_NOT_HOLD,
     Conditions,
     Connection,
     ObjectInfo,
-    Ranges,
     Version,
     probe_store,
 )
 from fineweb_shards.storage.byte_source import ByteSource, open_in_order
-from fineweb_shards.storage.place import HubRef, InputFile, Place, plain_etag
+from fineweb_shards.storage.place import InputFile, Place, plain_etag
 from fineweb_shards.system.background import in_background, map_in_background
 from fineweb_shards.system.own_files import open_own
 from fineweb_shards.system.retry import Retrier
@@ -61,19 +60,14 @@ class Bucket(Connection):
     ) -> None:
         super().__init__(BucketAddress.parse(url), Retrier(max_outage_seconds, observer), refusal)
         if importlib.util.find_spec("obstore") is None:
-            raise UsageError(
-                f"{self.address}: object stores need the package obstore.",
-                f"Install it: {install_command('obstore')}",
-            )
+            hint = f"Install it: {install_command('obstore')}"
+            raise UsageError(f"{self.address}: object stores need the package obstore.", hint)
         self._max_outage_seconds = max_outage_seconds
         self._conditions = conditions  # None: not known yet
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = {"refusal": self.refusal, "conditions": self._conditions}
-        return partial(Bucket, **settings), (str(self.address), self._max_outage_seconds)
-
-    def __repr__(self) -> str:
-        return f"Bucket({str(self.address)!r})"
+        make = partial(Bucket, refusal=self.refusal, conditions=self._conditions)
+        return make, (str(self.address), self._max_outage_seconds)
 
     def reopened(self, observer: Observer | None) -> Bucket:
         """Return the same with another observer."""
@@ -113,10 +107,8 @@ class Bucket(Connection):
                 # A store that ignores where to begin would list the same for ever, or twice after an
                 # interruption. Brent's way to find a cycle of any length: landmarks at powers of two.
                 if last == landmark:
-                    raise self.refusal(
-                        f"{self.address}: the store lists an object twice ({last}).",
-                        "It seems to ignore start-after or continuation-token. Use another server.",
-                    )
+                    hint = "It seems to ignore start-after or continuation-token. Use another server."
+                    raise self.refusal(f"{self.address}: the store lists an object twice ({last}).", hint)
                 listed += 1
                 if listed & (listed - 1) == 0:
                     landmark = last
@@ -132,23 +124,19 @@ class Bucket(Connection):
     def head(self, name: str) -> ObjectInfo | None:
         """Return what is known of an object; None if there is none."""
         try:
-            return self._describe(self.call(name, _head, answers=MissingError))
+            return self._describe(self.call(name, _head, answers=(MissingError,)))
         except MissingError:
             return None
 
     def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes:
         """Return the bytes of a range, all of them. ChangedError if the object has another `etag` by now."""
-        return bytes(Ranges(self, name, etag).fetch(begin, end))
-
-    def ranges(self, info: ObjectInfo) -> Ranges:
-        """Return an object as something that is read by ranges, all of this version of it."""
-        return Ranges(self, info.name, info.etag)
+        return bytes(self.fetch(name, etag, begin, end))
 
     def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
         """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is
         what is known of it, if so; all reads are of that version of it, or raise ChangedError."""
         info = info or self._describe(self.call(name, _head))
-        return open_in_order(self.ranges(info).fetch, info.size_bytes)
+        return open_in_order(partial(self.fetch, info.name, info.etag), info.size_bytes)
 
     def probe(self) -> Conditions:
         """Find out once what the store makes of conditions, by writing a small object and deleting it; a
@@ -249,14 +237,14 @@ class Bucket(Connection):
 
         file.seek(0)
         source = UploadFile(file, size_bytes)
-        part_bytes = part_bytes_for(size_bytes)
+        part_bytes, parts_at_once = plan_parts(size_bytes)
         upload = partial(
             obstore.put,
             store,
             key,
             cast(BinaryIO, source),  # of which obstore only reads, seeks and tells
             chunk_size=part_bytes,
-            max_concurrency=parts_at_once(part_bytes),
+            max_concurrency=parts_at_once,
         )
         uploaded = in_background(upload)
         observer, is_told = self.retrier.observer, False
@@ -293,7 +281,8 @@ def _head(store: ObjectStore, key: str) -> ObjectMeta:
     try:
         return obstore.head(store, key)
     except obstore.exceptions.BaseError as error:
-        if not is_without_reason(error):
+        found = Refusal.of(error)
+        if found.status not in (400, 403) or found.code:
             raise
         return obstore.get(store, key).meta  # the answer to a GET has a body, which says why
 
@@ -308,15 +297,12 @@ _SILENT_SECONDS = 30.0  # without a part that was taken: shown as a wait
 _LOOK_SECONDS = 1.0
 
 
-def part_bytes_for(size_bytes: int) -> int:
-    """Return the size of the parts: whole MiB, and as small as 10,000 parts allow."""
+def plan_parts(size_bytes: int) -> tuple[int, int]:
+    """Return the size of the parts, whole MiB and as small as 10,000 parts allow; and how many are on their
+    way at once, while one more is being read."""
     needed = -(-size_bytes // _MOST_PARTS)
-    return max(_SMALLEST_PART_BYTES, -(-needed // _MIB) * _MIB)
-
-
-def parts_at_once(part_bytes: int) -> int:
-    """Return how many parts are on their way at once."""
-    return max(1, UPLOAD_MEMORY_BYTES // part_bytes - 1)  # one more is being read
+    part_bytes = max(_SMALLEST_PART_BYTES, -(-needed // _MIB) * _MIB)
+    return part_bytes, max(1, UPLOAD_MEMORY_BYTES // part_bytes - 1)
 
 
 class UploadFile:
@@ -327,6 +313,7 @@ class UploadFile:
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._file = file
         self._size_bytes = size_bytes
+        self.seek, self.tell = file.seek, file.tell
         self.last_read = time.monotonic()
         self.failure: BaseException | None = None
 
@@ -343,12 +330,6 @@ class UploadFile:
             raise
         return data
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
 
 # The objects of the input: every range is of the object that was listed, by its ETag.
 
@@ -362,19 +343,14 @@ def content_hash(info: ObjectInfo) -> str:
 
 
 class BucketPlace(Place):
-    """Objects in buckets, with one client for each bucket. Nothing is kept of an object."""
+    """Objects in buckets. Nothing is kept of an object."""
 
     is_remote = True
 
-    def __init__(
-        self, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
-    ) -> None:
-        super().__init__(hub, max_outage_seconds, observer)
-        self._buckets: dict[str, Bucket] = {}
-
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
         bucket, info = self._find(file)
-        return ByteSource(bucket.ranges(info).fetch, info.size_bytes, self.retrier.observer)
+        fetch = partial(bucket.fetch, info.name, info.etag)
+        return ByteSource(fetch, info.size_bytes, self.retrier.observer)
 
     def stream(self, file: InputFile) -> BinaryIO:
         bucket, info = self._find(file)
@@ -384,9 +360,6 @@ class BucketPlace(Place):
         """Return an object's bucket, and what the listing said of it."""
         scheme, _, rest = file.path.partition("://")
         name, _, key = rest.partition("/")
-        url = f"{scheme}://{name}"
-        bucket = self._buckets.get(url)
-        if bucket is None:
-            bucket = self._buckets[url] = Bucket(url, self.max_outage_seconds, self.retrier.observer)
         etag = "" if file.content_hash.startswith(_BY_DATE) else file.content_hash
+        bucket = Bucket(f"{scheme}://{name}", self.max_outage_seconds, self.retrier.observer)
         return bucket, ObjectInfo(key, file.size_bytes, etag, 0.0)

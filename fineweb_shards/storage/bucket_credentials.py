@@ -10,7 +10,7 @@ import configparser
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,11 +138,8 @@ def _aws_options() -> dict[str, Any]:
     """Read a profile, if the environment has no keys. What is in the environment comes first."""
     name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     profile = _read_profile(name)
-    options: dict[str, Any] = {}
-    if not any(map(os.environ.get, ("AWS_REGION", "AWS_DEFAULT_REGION"))) and "region" in profile:
-        options["region"] = profile["region"]
-    if not any(map(os.environ.get, _AWS_ENDPOINTS)) and "endpoint_url" in profile:
-        options["endpoint"] = profile["endpoint_url"]
+    options = _unless_set(("AWS_REGION", "AWS_DEFAULT_REGION"), "region", profile.get("region"))
+    options |= _unless_set(_AWS_ENDPOINTS, "endpoint", profile.get("endpoint_url"))
     if os.environ.get(_KEY):
         _require_beside(_KEY, _SECRET)
     elif "aws_access_key_id" in profile and "role_arn" not in profile:
@@ -199,17 +196,17 @@ def _ask_boto3(name: str) -> Any:
     try:
         return Boto3CredentialProvider(boto3.Session(profile_name=name), ttl=_ASK_BOTO3_EVERY)
     except (BotoCoreError, ValueError):
-        raise UsageError(
-            f"The AWS profile {name} gives no credentials.",
-            f"Try: aws sts get-caller-identity --profile {name}",
-        ) from None
+        hint = f"Try: aws sts get-caller-identity --profile {name}"
+        raise UsageError(f"The AWS profile {name} gives no credentials.", hint) from None
 
 
 def _azure_options() -> dict[str, Any]:
     """Return the account by the names that the Azure tools have for its variables."""
-    options = {}
-    if not os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") and os.environ.get("AZURE_STORAGE_ACCOUNT"):
-        options["account_name"] = os.environ["AZURE_STORAGE_ACCOUNT"]
-    if not os.environ.get("AZURE_STORAGE_ACCOUNT_KEY") and os.environ.get("AZURE_STORAGE_KEY"):
-        options["account_key"] = os.environ["AZURE_STORAGE_KEY"]
-    return options
+    account, key = os.environ.get("AZURE_STORAGE_ACCOUNT"), os.environ.get("AZURE_STORAGE_KEY")
+    options = _unless_set(("AZURE_STORAGE_ACCOUNT_NAME",), "account_name", account)
+    return options | _unless_set(("AZURE_STORAGE_ACCOUNT_KEY",), "account_key", key)
+
+
+def _unless_set(variables: Sequence[str], option: str, value: str | None) -> dict[str, Any]:
+    """Return an option, unless there is no value for it, or the environment has one, which obstore finds."""
+    return {option: value} if value and not any(map(os.environ.get, variables)) else {}

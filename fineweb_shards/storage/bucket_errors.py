@@ -103,12 +103,6 @@ class Refusal:
         return f" ({words})" if words else ""
 
 
-def is_without_reason(error: Exception) -> bool:
-    """Tell whether a store refuses and does not say why, as in answers to HEAD."""
-    found = Refusal.of(error)
-    return found.status in (400, 403) and not found.code
-
-
 def translate(error: Exception, address: BucketAddress, name: str, kind: type[ShardError]) -> Exception:
     """Return what to raise instead of an exception of obstore; `kind` is the class for a final refusal."""
     found = Refusal.of(error)
@@ -150,10 +144,8 @@ def _about_credentials(found: Refusal, address: BucketAddress, kind: type[ShardE
     settings = SETTINGS[address.scheme]
     if found.host.startswith(_METADATA_HOSTS):
         public = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}[address.scheme]
-        return kind(
-            f"{address}: no credentials were found.",
-            f"{settings} A public bucket is read with {public}_SKIP_SIGNATURE=true.",
-        )
+        hint = f"{settings} A public bucket is read with {public}_SKIP_SIGNATURE=true."
+        return kind(f"{address}: no credentials were found.", hint)
     if found.code in _EXPIRED_CODES and os.environ.get(_FIXED[address.scheme]):
         hint = "Renew them, and run the same command again."
         return kind(f"{address}: the credentials have expired.", hint)
@@ -172,22 +164,16 @@ def _final(found: Refusal, address: BucketAddress, url: str, kind: type[ShardErr
     settings = SETTINGS[address.scheme]
     place = f"{address.scheme}://{address.bucket}"
     if found.code in _NO_BUCKET_CODES:
-        return kind(
-            f"{place}: there is no such bucket{' at ' + found.host if found.host else ''}.",
-            f"Check the name, or make the bucket first. {settings}",
-        )
+        hint = f"Check the name, or make the bucket first. {settings}"
+        return kind(f"{place}: there is no such bucket{' at ' + found.host if found.host else ''}.", hint)
     if found.code in _REGION_CODES or found.status == 301:
         return kind(f"{place}: the bucket is in another region.", "Set AWS_REGION to the bucket's region.")
     if found.status == 403:
-        return kind(
-            f"{url}: access is denied{found.shown}.",
-            "These credentials need the right to list and read, and for --out also to write and delete.",
-        )
+        hint = "These credentials need the right to list and read, and for --out also to write and delete."
+        return kind(f"{url}: access is denied{found.shown}.", hint)
     if found.broken == _CERTIFICATE:
-        return kind(
-            f"{found.host}: its certificate can't be trusted.",
-            "Check the clock and the endpoint; name certificates of your own with SSL_CERT_FILE.",
-        )
+        hint = "Check the clock and the endpoint; name certificates of your own with SSL_CERT_FILE."
+        return kind(f"{found.host}: its certificate can't be trusted.", hint)
     if found.kind == "InvalidPathError":
         problem = "an object below has a name that no folder could hold (//, . or ..)"
         return kind(f"{url}: {problem}.", "Rename it.")

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+# A store gives one connection 50 to 100 MB/s, and many give less: large ranges come over several at once.
+_PART_BYTES = 16 * 2**20
+_CHUNK_BYTES = 2**20
+Answers = tuple[type[AnswerError], ...]
 DOES_NOT_HOLD = (PreconditionError, MissingError)  # the answers to a write whose condition does not hold
 
 
@@ -87,7 +91,7 @@ class Connection:
         name: str,
         action: Callable[[ObjectStore, str], Result],
         *,
-        answers: type[AnswerError] | tuple[type[AnswerError], ...] = (),
+        answers: Answers = (),
         for_upload: bool = False,
     ) -> Result:
         """Return what `action` returns for the store and an object's full name in it. Refusals that are
@@ -141,17 +145,56 @@ class Connection:
             return data, Version.of(answer.meta)
 
         try:
-            return self.call(name, get, answers=MissingError)
+            return self.call(name, get, answers=(MissingError,))
         except MissingError:
             return None
 
-    def put(
-        self,
-        name: str,
-        data: bytes,
-        mode: PutMode,
-        answers: tuple[type[AnswerError], ...] = DOES_NOT_HOLD,
-    ) -> Version:
+    def fetch(self, name: str, etag: str | None, begin: int, end: int) -> memoryview:
+        """Return the bytes of a range, all of them. With an `etag`, it is of the object with that ETag, or
+        ChangedError is raised."""
+        if begin >= end:
+            return memoryview(b"")
+        buffer = mmap_buffer(end - begin)
+        part = partial(self._fetch_part, name, etag)
+        starts = range(begin, end, _PART_BYTES)
+        parts = [partial(part, at, min(at + _PART_BYTES, end), buffer[at - begin :]) for at in starts]
+        others = [in_background(part) for part in parts[1:]]
+        parts[0]()
+        for other in others:
+            other.result()
+        return buffer
+
+    def _fetch_part(self, name: str, etag: str | None, begin: int, end: int, target: memoryview) -> None:
+        import obstore
+
+        url, size = self.address.child(name), end - begin
+        options: GetOptions = {"range": (begin, end)}
+        if etag:
+            options["if_match"] = f'"{etag}"'
+
+        def get(store: ObjectStore, key: str) -> None:
+            answer = obstore.get(store, key, options=options)
+            if (found := answer.meta["size"]) < end:
+                raise self.refusal(
+                    f"{url}: it has {found:,} bytes, and those up to {end:,} are needed.", "Check the object."
+                )
+            received = 0
+            for chunk in answer.stream(_CHUNK_BYTES):
+                if received + len(chunk) > size:
+                    raise TransientError(f"{url}: more than the {size:,} bytes of the range")
+                target[received : received + len(chunk)] = chunk
+                received += len(chunk)
+                self.retrier.observer.add_fetched(len(chunk))
+            if received != size:
+                raise TransientError(f"{url}: {received:,} of {size:,} bytes")
+
+        try:
+            self.call(name, get, answers=(PreconditionError,))
+        except PreconditionError:
+            hint = "Restore the old one, or start over with what is there now: another --out, or --fresh."
+            raise ChangedError(f"{url}: the object was replaced while it was being read.", hint) from None
+
+    def put(self, name: str, data: bytes, mode: PutMode, answers: Answers = DOES_NOT_HOLD) -> Version:
         """Write a small object, in one request, under a condition; one of `answers` if the store refuses.
 
         If an answer is lost, the next try meets what the first one has written; so two writers must not write
@@ -183,75 +226,7 @@ class Connection:
         import obstore
 
         with contextlib.suppress(MissingError):
-            self.call(name, obstore.delete, answers=MissingError)
-
-
-# Read an object by ranges, each with retries; large ones over several connections at once.
-#
-# A store gives one connection 50 to 100 MB/s, and many give less.
-
-_PART_BYTES = 16 * 2**20
-_CHUNK_BYTES = 2**20
-
-
-class Ranges:
-    """An object that is read by ranges. Threads may share it. With an `etag`, every range is of the object
-    with that ETag, or ChangedError is raised."""
-
-    def __init__(self, connection: Connection, name: str, etag: str | None = None) -> None:
-        self._connection = connection
-        self._name = name
-        self._url = f"{connection.address}/{name}"
-        self._etag = etag
-
-    def fetch(self, begin: int, end: int) -> memoryview:
-        """Return the bytes of a range, all of them."""
-        if begin >= end:
-            return memoryview(b"")
-        buffer = mmap_buffer(end - begin)
-        parts = [
-            partial(self._fetch_part, start, min(start + _PART_BYTES, end), buffer[start - begin :])
-            for start in range(begin, end, _PART_BYTES)
-        ]
-        others = [in_background(part) for part in parts[1:]]
-        parts[0]()
-        for other in others:
-            other.result()
-        return buffer
-
-    def _fetch_part(self, begin: int, end: int, target: memoryview) -> None:
-        try:
-            get = partial(self._get, begin, end, target)
-            self._connection.call(self._name, get, answers=PreconditionError)
-        except PreconditionError:
-            raise ChangedError(
-                f"{self._url}: the object was replaced while it was being read.",
-                "Restore the old one, or start over with what is there now: another --out, or --fresh.",
-            ) from None
-
-    def _get(self, begin: int, end: int, target: memoryview, store: ObjectStore, key: str) -> None:
-        """Read one answer into `target`."""
-        import obstore
-
-        options: GetOptions = {"range": (begin, end)}
-        if self._etag:
-            options["if_match"] = f'"{self._etag}"'
-        answer = obstore.get(store, key, options=options)
-        size = answer.meta["size"]
-        if size < end:
-            raise self._connection.refusal(
-                f"{self._url}: it has {size:,} bytes, and those up to {end:,} are needed.",
-                "Check the object.",
-            )
-        received = 0
-        for chunk in answer.stream(_CHUNK_BYTES):
-            if received + len(chunk) > end - begin:
-                raise TransientError(f"{self._url}: more than the {end - begin:,} bytes of the range")
-            target[received : received + len(chunk)] = chunk
-            received += len(chunk)
-            self._connection.retrier.observer.add_fetched(len(chunk))
-        if received != end - begin:
-            raise TransientError(f"{self._url}: {received:,} of {end - begin:,} bytes")
+            self.call(name, obstore.delete, answers=(MissingError,))
 
 
 # Find out, before anything depends on it, how a store answers conditions of writes and requests for ranges.
@@ -262,7 +237,7 @@ class Ranges:
 # In the work folder, so that one that a killed run has left is known to be ours.
 PROBE_PREFIX = f"{WORK_FOLDER}/probe-"
 _IMPOSSIBLE = Version('"00000000000000000000000000000000"', None)
-_ANSWERS = (*DOES_NOT_HOLD, UnconditionalError)
+_ANSWERS = (PreconditionError, MissingError, UnconditionalError)
 
 
 class Conditions(Enum):
@@ -320,7 +295,7 @@ def _check_ranges(connection: Connection, name: str) -> None:
     data = secrets.token_bytes(8)
     version = connection.overwrite(name, data)
     try:
-        is_right = Ranges(connection, name, plain_etag(version.etag)).fetch(2, 5) == data[2:5]
+        is_right = connection.fetch(name, plain_etag(version.etag), 2, 5) == data[2:5]
     except ChangedError:  # the ETag is the one that it has just given
         is_right = False
     if not is_right:

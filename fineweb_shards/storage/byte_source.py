@@ -42,9 +42,6 @@ class SeekableFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         position = offset + (0, self._position, self.size_bytes)[whence]
         if position < 0:
@@ -90,7 +87,11 @@ class ByteSource(SeekableFile):
         """Return the bytes of a range, without a copy of those that were fetched ahead."""
         for (first, last), future in list(self._ahead.items()):
             if first <= start and stop <= last:
-                return self._wait_for(future)[start - first : stop - first]
+                if not future.done():
+                    begin = time.monotonic()
+                    future.exception()  # waits; `result` raises it
+                    self._observer.add_fetch_wait(time.monotonic() - begin)
+                return future.result()[start - first : stop - first]
         return self._fetch(start, stop)
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -101,13 +102,6 @@ class ByteSource(SeekableFile):
     def for_arrow(self) -> Any:
         """Return what pyarrow reads the file by."""
         return self
-
-    def _wait_for(self, future: Future[memoryview]) -> memoryview:
-        if not future.done():
-            begin = time.monotonic()
-            future.exception()  # waits; `result` raises it
-            self._observer.add_fetch_wait(time.monotonic() - begin)
-        return future.result()
 
     # As a file
 
@@ -125,7 +119,16 @@ class ByteSource(SeekableFile):
         stop = min(self.size_bytes, start + len(buffer), (number + 1) * _BLOCK_BYTES)
         if stop <= start:
             return 0
-        self._fetch_blocks(number)
+        # Have the block fetched and, if the file is read in order, those after it; drop all others.
+        in_order = number in (self._last_block, self._last_block + 1)
+        self._last_block = number
+        wanted = range(number, number + 1 + self._blocks_ahead)
+        for first, last in list(self._ahead):
+            if first // _BLOCK_BYTES not in wanted:
+                del self._ahead[first, last]
+        for begin in [block * _BLOCK_BYTES for block in (wanted if in_order else wanted[:1])]:
+            if begin < self.size_bytes:
+                self.prefetch(begin, min(begin + _BLOCK_BYTES, self.size_bytes))
         buffer[: stop - start] = self.read_range(start, stop)
         self._position = stop
         return stop - start
@@ -135,19 +138,6 @@ class ByteSource(SeekableFile):
         while length := self.readinto(memoryview(buffer)):
             parts.append(bytes(buffer[:length]))
         return b"".join(parts)
-
-    def _fetch_blocks(self, number: int) -> None:
-        """Have a block fetched and, if the file is read in order, those after it; drop all others."""
-        in_order = number in (self._last_block, self._last_block + 1)
-        self._last_block = number
-        wanted = range(number, number + 1 + self._blocks_ahead)
-        for start, stop in list(self._ahead):
-            if start // _BLOCK_BYTES not in wanted:
-                del self._ahead[start, stop]
-        for block in wanted if in_order else wanted[:1]:
-            start, stop = block * _BLOCK_BYTES, min((block + 1) * _BLOCK_BYTES, self.size_bytes)
-            if start < stop:
-                self.prefetch(start, stop)
 
     def close(self) -> None:
         self._ahead.clear()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,14 +23,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO
 from urllib.parse import parse_qs, urlsplit
 
 import urllib3
-import urllib3.exceptions
 from huggingface_hub import constants, get_hf_file_metadata, get_token, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from huggingface_hub.utils import build_hf_headers
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    LocationValueError,
+    MaxRetryError,
+    NewConnectionError,
+)
 
 from fineweb_shards.errors import ChangedError, HubError
 from fineweb_shards.events import Observer
@@ -58,14 +64,7 @@ from fineweb_shards.system.shared_memory import mmap_buffer
 _SLOWEST_BYTES_PER_SECOND = 4096
 _READ_BYTES = 256 * 1024
 # The address may lead to a host that is gone, or in a circle.
-_NO_ANSWER = (
-    urllib3.exceptions.ConnectTimeoutError,
-    urllib3.exceptions.NewConnectionError,
-    urllib3.exceptions.MaxRetryError,
-)
-# A little earlier, because requests that are under way must still be answered.
-_SHARE_OF_LIFETIME = 0.9
-_LONGEST_MARGIN_SECONDS = 60.0
+_NO_ANSWER = (ConnectTimeoutError, NewConnectionError, MaxRetryError)
 # For an address that does not tell, or tells nonsense, as it seems to if this machine's clock is wrong: then
 # the CDN's refusal is what ends it.
 _UNKNOWN_LIFETIME_SECONDS = 1800.0
@@ -87,8 +86,8 @@ class Address:
     def received(cls, url: str) -> Address:
         """Return the address that has just been received."""
         left = lifetime_seconds(url, time.time())
-        margin = min(_LONGEST_MARGIN_SECONDS, left * (1 - _SHARE_OF_LIFETIME))
-        return cls(url, time.monotonic() + left - margin)
+        # A little earlier, because requests that are under way must still be answered.
+        return cls(url, time.monotonic() + left - min(60.0, 0.1 * left))
 
 
 def lifetime_seconds(url: str, now: float) -> float:
@@ -113,46 +112,38 @@ class _BadAddressError(TransientError):
     """The address is of no use: the hub has to be asked for another one."""
 
 
+@dataclass(eq=False, repr=False)
 class RemoteFile:
     """A file of a dataset at one commit. Threads may share it."""
 
-    def __init__(
-        self,
-        url: str,
-        size_bytes: int,
-        content_hash: str,
-        retrier: Retrier,
-        quota: Quota | None = None,
-        book: AddressBook | None = None,
-    ) -> None:
-        self._url = url  # on the hub
-        self._size_bytes = size_bytes
-        self._hash = content_hash  # by the listing; the hub's ETag
-        self._retrier = retrier
-        self._quota = quota
-        self._book: AddressBook = {} if book is None else book
-        self._refused = ""  # the last address that was of no use; others may still pass it on
-        self._etags: dict[str, str] = {}  # of the answers from each address
-        self._asking = threading.Lock()  # held while the hub is asked, for as long as an outage
-        self._lock = threading.Lock()  # held for a moment
+    url: str  # on the hub
+    size_bytes: int
+    content_hash: str  # by the listing; the hub's ETag
+    retrier: Retrier
+    quota: Quota | None = None
+    book: AddressBook = field(default_factory=dict)
+    _refused: str = ""  # the last address that was of no use; others may still pass it on
+    _etags: dict[str, str] = field(default_factory=dict)  # of the answers from each address
+    _asking: Lock = field(default_factory=Lock)  # held while the hub is asked, for as long as an outage
+    _lock: Lock = field(default_factory=Lock)  # held for a moment
 
     @property
     def address(self) -> str:
         """Where the bytes are; the hub is asked if that is not known, or not for much longer."""
-        return self._retrier.call(self._find).url
+        return self.retrier.call(self._find).url
 
     def learn(self, url: str) -> None:
         """Take an address that another process has asked for."""
         with self._lock:
             if self._known() is None and url != self._refused:
-                self._book[self._url] = Address.received(url)
+                self.book[self.url] = Address.received(url)
 
     def fetch(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range, with retries."""
-        return self._retrier.call(partial(self._fetch_once, start, stop))
+        return self.retrier.call(partial(self._fetch_once, start, stop))
 
     def _known(self) -> Address | None:
-        known = self._book.get(self._url)
+        known = self.book.get(self.url)
         return known if known is not None and time.monotonic() < known.good_until else None
 
     def _find(self) -> Address:
@@ -163,24 +154,24 @@ class RemoteFile:
             if known := self._known():  # another thread may have asked meanwhile
                 return known
             for _ in range(2):
-                with translated_errors(self._url):
-                    found = get_hf_file_metadata(self._url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
-                if found.etag == self._hash:
-                    address = self._book[self._url] = Address.received(found.location)
+                with translated_errors(self.url):
+                    found = get_hf_file_metadata(self.url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+                if found.etag == self.content_hash:
+                    address = self.book[self.url] = Address.received(found.location)
                     return address
-        name = short_name(self._url)
-        raise ChangedError(f"{name}: the file on the hub was {self._hash} and is {found.etag}.")
+        name = short_name(self.url)
+        raise ChangedError(f"{name}: the file on the hub was {self.content_hash} and is {found.etag}.")
 
     def _fetch_once(self, start: int, stop: int) -> memoryview:
         address = self._find()
         try:
-            with translated_errors(self._url):
+            with translated_errors(self.url):
                 return self._get(address.url, start, stop)
         except _BadAddressError:
             with self._lock:
                 self._refused = address.url
-                if self._book.get(self._url) is address:  # else another thread has a new one already
-                    del self._book[self._url]
+                if self.book.get(self.url) is address:  # else another thread has a new one already
+                    del self.book[self.url]
             raise
 
     def _get(self, url: str, start: int, stop: int) -> memoryview:
@@ -189,14 +180,14 @@ class RemoteFile:
             "Range": f"bytes={start}-{stop - 1}",
             "Accept-Encoding": "identity",
         }
-        quota = self._quota if on_hub else None
+        quota = self.quota if on_hub else None
         if quota is not None:
             quota.take(url, has_token=get_token() is not None)
         try:
             response = send_get(url, headers, constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=not on_hub)
-        except urllib3.exceptions.LocationValueError:  # no address at all
+        except LocationValueError:  # no address at all
             raise _BadAddressError(f"{host_of(url)}: an address that can't be used") from None
-        except urllib3.exceptions.HTTPError as error:
+        except HTTPError as error:
             failure = request_error(url, error)
             if isinstance(error, _NO_ANSWER) and isinstance(failure, TransientError):
                 failure = _BadAddressError(failure.reason, failure.retry_after_seconds, failure.advice)
@@ -206,7 +197,7 @@ class RemoteFile:
                 quota.learn(url, response.status, response.headers)
             self._check(url, response.status, response.headers, start, stop)
             return self._read(url, response, stop - start)
-        except urllib3.exceptions.HTTPError as error:
+        except HTTPError as error:
             raise request_error(url, error) from None
         finally:
             # Back to the pool if all of it was read. Otherwise the rest may be anything, even 2 GB.
@@ -214,16 +205,16 @@ class RemoteFile:
 
     def _check(self, url: str, status: int, headers: Mapping[str, str], start: int, stop: int) -> None:
         """Raise an error for an answer that is not the range that was asked for, of the right file."""
-        host, name = host_of(url), short_name(self._url)
+        host, name = host_of(url), short_name(self.url)
         if status in TRANSIENT_STATUSES:
             raise status_error(url, status, headers)
         # Perhaps the signature has expired, or this is not the right host; the hub will say if it is more.
-        if status != 206 or headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{self._size_bytes}":
+        if status != 206 or headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{self.size_bytes}":
             raise _BadAddressError(f"{host}: status {status} for a range of {name}")
         # A CDN has ETags of its own, so they are compared with each other; the hub's was compared with the
         # listing when it was asked for this address.
         etag = plain_etag(headers.get("ETag"))
-        known = self._hash if is_hub(url) else self._etags.setdefault(url, etag)
+        known = self.content_hash if is_hub(url) else self._etags.setdefault(url, etag)
         if etag != known:
             self._etags.pop(url, None)
             raise _BadAddressError(f"{host}: an answer with another ETag for {name}")
@@ -236,7 +227,7 @@ class RemoteFile:
                 break
             buffer[received : received + len(data)] = data
             received += len(data)
-            self._retrier.observer.add_fetched(len(data))
+            self.retrier.observer.add_fetched(len(data))
             seconds = time.monotonic() - begin
             if seconds > constants.HF_HUB_DOWNLOAD_TIMEOUT and received < _SLOWEST_BYTES_PER_SECOND * seconds:
                 raise TransientError(f"{host_of(url)}: only {received:,} bytes in {seconds:.0f} s")
@@ -251,24 +242,22 @@ class HubPlace(Place):
     is_remote = True
 
     def __init__(
-        self,
-        hub: HubRef | None = None,
-        max_outage_seconds: int = 0,
-        observer: Observer | None = None,
-        book: AddressBook | None = None,
+        self, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
     ) -> None:
         super().__init__(hub, max_outage_seconds, observer)
         assert hub is not None, "files on the hub belong to a dataset"
         self._dataset = hub
         self._quota = Quota(Path(hub.work_folder), self.retrier.clock)
         self._files: dict[str, RemoteFile] = {}
-        self._book: AddressBook = {} if book is None else book
-        self._lock = threading.Lock()
+        self._book: AddressBook = {}
+        self._lock = Lock()
         open_session(self.retrier, self._quota)
 
     def reopened(self, observer: Observer | None) -> HubPlace:
         """Return the same with no file open, but with the addresses that are known."""
-        return HubPlace(self.hub, self.max_outage_seconds, observer or self.retrier.observer, self._book)
+        place = HubPlace(self.hub, self.max_outage_seconds, observer or self.retrier.observer)
+        place._book = self._book
+        return place
 
     def find(self, file: InputFile) -> RemoteFile:
         """Return a file, which is asked for its bytes."""
@@ -304,7 +293,7 @@ class HubOnDiskPlace(LocalPlace):
         super().__init__(hub, max_outage_seconds, observer)
         self._remote = HubPlace(hub, max_outage_seconds, observer)
         self._begun: dict[str, Future[None]] = {}
-        self._turn = threading.Lock()  # one at a time, so that the first is there soonest
+        self._turn = Lock()  # one at a time, so that the first is there soonest
         self._released: set[str] = set()
 
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
@@ -429,7 +418,5 @@ def fetch_model_file(
         if path is not None:
             commit = str(path).removesuffix(name).rstrip("/\\").replace("\\", "/").rpartition("/")[2]
             return path.read_bytes(), commit
-    raise HubError(
-        f"model {repository}: it has no tokenizer that is known here.",
-        f"Looked for: {', '.join(names)}. Download another file of it, and name that with --tokenizer.",
-    )
+    hint = f"Looked for: {', '.join(names)}. Download another file of it, and name that with --tokenizer."
+    raise HubError(f"model {repository}: it has no tokenizer that is known here.", hint)

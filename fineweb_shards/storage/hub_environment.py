@@ -21,27 +21,21 @@ def check_addresses() -> None:
     """Raise HubError for a variable that can't be the address of a hub or of a proxy."""
     endpoint = os.environ.get("HF_ENDPOINT", "")
     if endpoint and not _is_address(endpoint, ("http", "https")):
-        raise HubError(
-            f"HF_ENDPOINT={endpoint}: not the address of a hub.",
-            "Write it with its scheme, such as https://huggingface.co, or unset it.",
-        )
+        hint = "Write it with its scheme, such as https://huggingface.co, or unset it."
+        raise HubError(f"HF_ENDPOINT={endpoint}: not the address of a hub.", hint)
     for name, value in os.environ.items():
         if name.upper() not in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") or not value:
             continue
         if not _is_address(value if "://" in value else f"http://{value}", _PROXY_SCHEMES):
-            raise HubError(
-                f"{name}={value.rpartition('@')[2]}: not the address of a proxy.",
-                f"Write it as http://host:port, or unset {name}.",
-            )
+            hint = f"Write it as http://host:port, or unset {name}."
+            raise HubError(f"{name}={value.rpartition('@')[2]}: not the address of a proxy.", hint)
 
 
 def check_token(token: str | None) -> None:
     """Raise HubError for a text that can't be a token: no request could be sent with it."""
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-        raise HubError(
-            "HF_TOKEN holds characters that no token has.",
-            "Copy it again from https://huggingface.co/settings/tokens; it begins with hf_.",
-        )
+        hint = "Copy it again from https://huggingface.co/settings/tokens; it begins with hf_."
+        raise HubError("HF_TOKEN holds characters that no token has.", hint)
 
 
 def proxy_for(url: str) -> str | None:
@@ -51,12 +45,6 @@ def proxy_for(url: str) -> str | None:
     if not found or urllib.request.proxy_bypass(parts.hostname or ""):
         return None
     return found if "://" in found else f"http://{found}"
-
-
-def proxy_host_for(url: str) -> str | None:
-    """Return host and port of the proxy for a request; None if it uses none."""
-    proxy = proxy_for(url)
-    return None if proxy is None else urlsplit(proxy).netloc.rpartition("@")[2]
 
 
 def _is_address(text: str, schemes: tuple[str, ...]) -> bool:

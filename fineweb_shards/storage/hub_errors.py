@@ -29,7 +29,7 @@ from huggingface_hub.errors import (
 )
 
 from fineweb_shards.errors import HubError, ShardError
-from fineweb_shards.storage.hub_environment import proxy_host_for
+from fineweb_shards.storage.hub_environment import proxy_for
 from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import TransientError
 
@@ -63,10 +63,8 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # a download reports any failed request as a file that is not in the cache
     if isinstance(error, OfflineModeIsEnabled):
-        return HubError(
-            f"{what}: HF_HUB_OFFLINE is set, and this is not on the disk.",
-            "Unset HF_HUB_OFFLINE, or use --input with local files.",
-        )
+        hint = "Unset HF_HUB_OFFLINE, or use --input with local files."
+        return HubError(f"{what}: HF_HUB_OFFLINE is set, and this is not on the disk.", hint)
     if isinstance(error, HfHubHTTPError):
         response = error.response
         if response.status_code in TRANSIENT_STATUSES:
@@ -75,9 +73,7 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
     if isinstance(error, httpx2.RequestError):
         try:
             url = str(error.request.url)
-        except (
-            RuntimeError
-        ):  # huggingface_hub raises some of httpx's errors without saying what was requested
+        except RuntimeError:  # huggingface_hub raises some of httpx's errors without their request
             url = constants.ENDPOINT
         return request_error(url, error)
     if isinstance(error, (ConnectionError, TimeoutError)):
@@ -117,7 +113,7 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
     """Make the error for a request that got no answer, or only a part of one."""
     if isinstance(error, urllib3.exceptions.MaxRetryError) and isinstance(error.reason, Exception):
         return request_error(url, error.reason)
-    host, proxy = host_of(url), proxy_host_for(url)
+    host, proxy = host_of(url), host_of(proxy_for(url) or "")
     where = f"{host} (by the proxy {proxy})" if proxy else host
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -141,7 +137,7 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
 
 def _what_to_check(url: str) -> str:
     """Return what decides whether a host is reached, with the values of this machine."""
-    proxy = f"{urlsplit(url).scheme.upper()}_PROXY ({proxy_host_for(url) or 'none is used'})"
+    proxy = f"{urlsplit(url).scheme.upper()}_PROXY ({host_of(proxy_for(url) or '') or 'none is used'})"
     endpoint = f" and HF_ENDPOINT ({host_of(os.environ.get('HF_ENDPOINT', '')) or 'not set'})"
     return f"check the connection, {proxy}{endpoint if is_hub(url) else ''}"
 
@@ -159,7 +155,7 @@ def host_of(url: str) -> str:
 
 def hub_host() -> str:
     """Return the hub's host, for messages about errors that don't name one."""
-    return re.sub(r"^https?://", "", constants.ENDPOINT).split("/")[0]
+    return host_of(constants.ENDPOINT)
 
 
 def short_name(url: str) -> str:

@@ -48,31 +48,25 @@ def open_session(
     """Make all further requests of this process use our session. Without a retrier a failure is raised at
     once, for requests that must not be sent twice."""
     check_token(get_token())
-    set_client_factory(partial(_make_session, retrier, quota, answer_seconds))
-
-
-def _make_session(retrier: Retrier | None, quota: Quota | None, answer_seconds: float) -> HubSession:
-    try:
-        return HubSession(retrier, quota, answer_seconds)
-    except (ValueError, ImportError, httpx2.InvalidURL) as error:  # from an unusable proxy
-        raise HubError(
-            f"The proxy in the environment can't be used: {error}",
-            "Check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.",
-        ) from None
+    set_client_factory(partial(HubSession, retrier, quota, answer_seconds))
 
 
 class HubSession(httpx2.Client):
     """A session like huggingface_hub's own, but with our timeouts and retries."""
 
     def __init__(self, retrier: Retrier | None, quota: Quota | None, answer_seconds: float) -> None:
-        timeout = httpx2.Timeout(answer_seconds, connect=min(answer_seconds, _CONNECT_SECONDS))
-        super().__init__(
-            event_hooks={"request": [_respect_offline_mode]}, follow_redirects=True, timeout=timeout
-        )
         self._hub_retrier = retrier
         self._quota = quota
+        timeout = httpx2.Timeout(answer_seconds, connect=min(answer_seconds, _CONNECT_SECONDS))
+        try:
+            super().__init__(follow_redirects=True, timeout=timeout)
+        except (ValueError, ImportError, httpx2.InvalidURL) as error:  # from an unusable proxy
+            hint = "Check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY."
+            raise HubError(f"The proxy in the environment can't be used: {error}", hint) from None
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        if constants.is_offline_mode():
+            raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
         # Our retrier handles a request about files, but not the clients' telemetry. A body that can be read
         # only once is left to the client, which can rewind it.
         names = ("/resolve/", "/api/datasets/", "/api/models/")
@@ -101,11 +95,6 @@ class HubSession(httpx2.Client):
         if "/api/" in request.url.path and response.status_code == 200 and not options.get("stream"):
             check_json(response)
         return response
-
-
-def _respect_offline_mode(request: httpx2.Request) -> None:
-    if constants.is_offline_mode():
-        raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
 
 
 # Keep the hub's quotas for all processes of a run together: wait before one is used up, not after a 429.

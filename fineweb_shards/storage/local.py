@@ -44,7 +44,7 @@ class LocalSource(ByteSource):
             self._handle = open(file.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise read_error(file, error) from error
-        super().__init__(self._read, file.size_bytes)
+        super().__init__(lambda start, stop: memoryview(self.read_at(start, stop - start)), file.size_bytes)
 
     @property
     def size_bytes(self) -> int:
@@ -66,9 +66,6 @@ class LocalSource(ByteSource):
             raise read_error(self._file, error) from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _read(self, start: int, stop: int) -> memoryview:
-        return memoryview(self.read_at(start, stop - start))
-
     def for_arrow(self) -> Any:
         import pyarrow as pa
 
@@ -87,7 +84,21 @@ class Pipe:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._descriptor = _open(path)
+        self._descriptor = 0
+        if path != STANDARD_INPUT:
+            try:
+                self._descriptor = os.open(path, os.O_RDONLY)  # blocks until another process writes to it
+            except OSError as error:
+                raise InputError(f"--input {path}: {error.strerror}.", "Check its permissions.") from error
+        elif sys.stdin is None:  # Python was started with standard input closed
+            hint = "Send it something: … | fineweb-shards build --input - …"
+            raise InputError("--input -: standard input is closed.", hint)
+        # Let it hold a whole block: with its usual 64 kB the two sides would wait for each other all the
+        # time.
+        with contextlib.suppress(ImportError, AttributeError, OSError):  # not Linux, not allowed, or no pipe
+            import fcntl
+
+            fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, _HELD_BYTES)
         self._ended = False
         self.head = b""
         while len(self.head) < _HEAD_BYTES and (data := self._read(_HEAD_BYTES - len(self.head))):
@@ -118,26 +129,3 @@ class Pipe:
 def open_pipe(path: str) -> Pipe:
     """Return this process's only pipe of that name: a second one would miss what was already read."""
     return Pipe(path)
-
-
-def _open(path: str) -> int:
-    if path != STANDARD_INPUT:
-        try:
-            return _enlarge(os.open(path, os.O_RDONLY))  # blocks until another process writes to it
-        except OSError as error:
-            raise InputError(f"--input {path}: {error.strerror}.", "Check its permissions.") from error
-    if sys.stdin is None:  # Python was started with standard input closed
-        raise InputError(
-            "--input -: standard input is closed.", "Send it something: … | fineweb-shards build --input - …"
-        )
-    return _enlarge(0)
-
-
-def _enlarge(descriptor: int) -> int:
-    """Let a pipe hold a whole block: with its usual 64 kB the two sides would wait for each other all the
-    time."""
-    with contextlib.suppress(ImportError, AttributeError, OSError):  # not Linux, not allowed, or no pipe
-        import fcntl
-
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _HELD_BYTES)
-    return descriptor

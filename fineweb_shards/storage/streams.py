@@ -19,7 +19,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, TypeAlias
 
 import pyarrow as pa
 
@@ -94,9 +94,8 @@ def expansion_of(file: InputFile, place: Place) -> float:
     if file.compression is None or file.size_bytes == 0:
         return 1.0
     with contextlib.closing(place.stream(file)) as packed:
-        stream: Unpacker | pa.NativeFile = (
-            GzipUnpacker(packed) if file.compression == "gzip" else pa.CompressedInputStream(packed, "zstd")
-        )
+        is_gzip = file.compression == "gzip"
+        stream: Any = GzipUnpacker(packed) if is_gzip else pa.CompressedInputStream(packed, "zstd")
         try:
             text_bytes = 0
             while text_bytes < _EXPANSION_BYTES and (text := stream.read(READ_BYTES)):
@@ -121,15 +120,9 @@ class TrailingGarbageError(DamagedStreamError):
     """The compressed data is whole, but other bytes follow it."""
 
 
-class Unpacker(Protocol):
-    """Reads the text of a compressed file."""
-
-    def read(self, size: int) -> bytes:
-        """Return about `size` bytes, none at the end; DamagedStreamError after all that is readable."""
-
-    def close(self) -> None: ...
-
-
+# Each has `read(size)`, which returns about `size` bytes of text, none at the end, and raises
+# DamagedStreamError after all that is readable; and `close()`.
+Unpacker: TypeAlias = "FastGzipUnpacker | GzipUnpacker | ZstdUnpacker"
 # Opens a compressed file, again each time it is called; may raise OSError.
 OpenPacked = Callable[[], BinaryIO]
 
@@ -147,74 +140,53 @@ class FastGzipUnpacker:
 
     def __init__(self, open_packed: OpenPacked) -> None:
         self._open_packed = open_packed
-        self._packed = open_packed()
-        self._pending = b""
-        self._member = isal_zlib.decompressobj(_GZIP_WINDOW)
+        self._unpacker = GzipUnpacker(open_packed(), isal_zlib)
+        self._is_careful = False
         self._position = 0  # in the text
-        self._careful: GzipUnpacker | None = None
 
     def read(self, size: int) -> bytes:
-        if self._careful is None:
-            try:
-                text = self._inflate(size)
-            except isal_zlib.error:
-                text = None
-            if text is not None:
-                self._position += len(text)
-                return text
-            self._careful = GzipUnpacker(self._open_packed())
-            _skip(self._careful, self._position, size)
-        return self._careful.read(size)
+        try:
+            text = self._unpacker.read(size)
+        except DamagedStreamError:
+            if self._is_careful:
+                raise
+            self._is_careful = True
+            self.close()
+            self._unpacker = GzipUnpacker(self._open_packed())
+            _skip(self._unpacker, self._position, size)
+            text = self._unpacker.read(size)
+        self._position += len(text)
+        return text
 
     def close(self) -> None:
-        self._packed.close()
-        if self._careful is not None:
-            self._careful.close()
-
-    def _inflate(self, size: int) -> bytes | None:
-        """Return some text, none at the end of the file; None if the file is not as it should be."""
-        while True:
-            if self._member.eof:  # the next member comes after zeros, if there is one
-                packed = self._member.unused_data
-                while not (rest := packed.lstrip(b"\0")) and (packed := self._packed.read(_PACKED_BYTES)):
-                    pass
-                self._pending = rest
-                if not rest:
-                    return b""
-                self._member = isal_zlib.decompressobj(_GZIP_WINDOW)
-            self._pending = self._pending or self._packed.read(_PACKED_BYTES)
-            if not self._pending:
-                return None
-            text: bytes = self._member.decompress(self._pending, size)
-            self._pending = self._member.unconsumed_tail
-            if text:
-                return text
+        self._unpacker.close()
 
 
 class GzipUnpacker:
-    """Reads the members of a gzip file one after another. Zeros after a member are padding, as in gzip(1)."""
+    """Reads the members of a gzip file one after another. Zeros after a member are padding, as in gzip(1).
+    Only zlib returns the text before an error."""
 
-    def __init__(self, packed: BinaryIO) -> None:
+    def __init__(self, packed: BinaryIO, library: Any = zlib) -> None:
         self._packed = packed
+        self._library = library
         self._pending = b""  # read, not yet decompressed
-        self._member: zlib._Decompress | None = None
+        self._member: Any = None
         self._members = 0
         self._failure: DamagedStreamError | None = None
 
     def read(self, size: int) -> bytes:
         while self._failure is None:
-            self._member = self._member or self._find_member()
-            if self._member is None:
+            if self._member is None and not self._find_member():
                 return b""
-            if text := self._inflate(self._member, size):
+            if text := self._inflate(size):
                 return text
         raise self._failure
 
     def close(self) -> None:
         self._packed.close()
 
-    def _find_member(self) -> zlib._Decompress | None:
-        """Begin the next member; None if there is none."""
+    def _find_member(self) -> bool:
+        """Begin the next member; False if there is none."""
         while True:
             if self._members:
                 self._pending = self._pending.lstrip(b"\0")
@@ -222,26 +194,28 @@ class GzipUnpacker:
                 break
             self._pending += more
         if not self._pending and self._members:
-            return None
+            return False
         if not self._pending:
             raise NotCompressedError(_EMPTY)
         if not self._pending.startswith(_GZIP_MAGIC):
             if self._members:
                 raise TrailingGarbageError("are bytes that are no gzip")
             raise NotCompressedError("is no gzip file")
+        self._member = self._library.decompressobj(_GZIP_WINDOW)
         self._members += 1
-        return zlib.decompressobj(_GZIP_WINDOW)
+        return True
 
-    def _inflate(self, member: zlib._Decompress, size: int) -> bytes:
+    def _inflate(self, size: int) -> bytes:
         """Return some text of the current member; none if it has ended, or if more input is needed first."""
+        member, is_zlib = self._member, self._library is zlib
         self._pending = self._pending or self._packed.read(_PACKED_BYTES)
         at_end = not self._pending
-        before = member.copy()
+        before = member.copy() if is_zlib else None
         try:
-            text = member.decompress(self._pending, size)
-        except zlib.error as error:
+            text: bytes = member.decompress(self._pending, size)
+        except self._library.error as error:
             self._failure = DamagedStreamError(_reason(error))
-            return _inflate_bytewise(before, self._pending)
+            return _inflate_bytewise(before, self._pending) if is_zlib else b""
         self._pending = member.unconsumed_tail
         if member.eof:
             self._pending, self._member = member.unused_data, None
@@ -250,15 +224,14 @@ class GzipUnpacker:
         return text
 
 
-def _inflate_bytewise(member: zlib._Decompress, packed: bytes) -> bytes:
+def _inflate_bytewise(member: Any, packed: bytes) -> bytes:
     """Return the text before an error, by decompressing byte by byte."""
     text = bytearray()
-    try:
+    with contextlib.suppress(zlib.error):
         for i in range(len(packed)):
             text += member.decompress(packed[i : i + 1])
-    except zlib.error:
-        return bytes(text)
-    raise AssertionError("what failed in one piece must fail byte by byte")
+        raise AssertionError("what failed in one piece must fail byte by byte")
+    return bytes(text)
 
 
 class ZstdUnpacker:

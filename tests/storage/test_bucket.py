@@ -21,7 +21,7 @@ from fineweb_shards.errors import ChangedError, InputError, OutputError, UsageEr
 from fineweb_shards.events import Observer
 from fineweb_shards.storage import bucket_requests as ranges
 from fineweb_shards.storage import byte_source
-from fineweb_shards.storage.bucket import Bucket, part_bytes_for, parts_at_once
+from fineweb_shards.storage.bucket import Bucket, plan_parts
 from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.storage.bucket_requests import ObjectInfo, Version
 from fineweb_shards.system.shell_commands import install_command
@@ -254,10 +254,10 @@ def test_a_file_that_becomes_shorter_is_not_published(
 def test_parts_fit_a_file_of_any_size() -> None:
     """10,000 parts suffice for 5 TB, and a shard's parts take at most 64 MiB of memory."""
     for size in (0, 200_000_000, 10**11, 5 * 2**40):
-        part = part_bytes_for(size)
+        part, at_once = plan_parts(size)
         assert part * 10_000 >= size
         assert part >= 5 * 2**20
-        assert (parts_at_once(part) + 1) * part <= max(64 * 2**20, 2 * part)
+        assert (at_once + 1) * part <= max(64 * 2**20, 2 * part)
 
 
 def test_abandoned_uploads_are_given_up(bucket: Bucket, bucket_url: str) -> None:
