@@ -230,9 +230,8 @@ class Bucket(Connection):
         return aborted
 
     def _send(self, file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:
-        """Upload a file from its beginning. If it makes no progress for long, the observer hears of it:
-        obstore would tell of a silent server only after minutes, because a part may take as long to be
-        sent."""
+        """Upload a file. If it makes no progress for long, the observer hears of it: obstore would tell of a
+        silent server only after minutes, because a part may take as long to be sent."""
         import obstore
 
         file.seek(0)
@@ -242,7 +241,7 @@ class Bucket(Connection):
             obstore.put,
             store,
             key,
-            cast(BinaryIO, source),  # of which obstore only reads, seeks and tells
+            cast(BinaryIO, source),  # obstore only calls read, seek and tell
             chunk_size=part_bytes,
             max_concurrency=parts_at_once,
         )

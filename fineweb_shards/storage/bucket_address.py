@@ -90,8 +90,7 @@ class BucketAddress:
 
 
 def split_glob(url: str) -> tuple[BucketAddress, tuple[str, ...]]:
-    """Divide an address into the folder before the first part that is a pattern, and the parts from there on,
-    which may be none."""
+    """Divide an address into the folder before the first part that is a pattern, and the parts from there."""
     found = _URL.match(url)
     rest = url[found.end() :] if found else ""
     bucket, *parts = rest.split("/")
@@ -120,8 +119,7 @@ def _check_name(url: str, name: str) -> None:
 
 
 def copy_command(address: BucketAddress) -> tuple[str, str]:
-    """Return the command of the store's own program that copies a folder of a bucket into the current
-    folder, and the name of the copy."""
+    """Return a command of the store's own program that copies a folder here, and the name of the copy."""
     name = str(address).rpartition("/")[2]
     source, target = shlex.quote(str(address)), shlex.quote(name)
     if address.scheme == "s3":

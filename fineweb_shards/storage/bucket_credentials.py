@@ -100,9 +100,8 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
     try:
         store: ObjectStore = kinds[address.scheme](address.bucket, **options)
     except (BaseError, ValueError):  # its message may quote what is in the environment
-        raise UsageError(
-            f"{address}: the settings in the environment can't be used.", SETTINGS[address.scheme]
-        ) from None
+        problem = "the settings in the environment can't be used"
+        raise UsageError(f"{address}: {problem}.", SETTINGS[address.scheme]) from None
     return store
 
 

@@ -150,8 +150,7 @@ class Connection:
             return None
 
     def fetch(self, name: str, etag: str | None, begin: int, end: int) -> memoryview:
-        """Return the bytes of a range, all of them. With an `etag`, it is of the object with that ETag, or
-        ChangedError is raised."""
+        """Return the bytes of a range, all of them; ChangedError if the object has not this `etag`."""
         if begin >= end:
             return memoryview(b"")
         buffer = mmap_buffer(end - begin)

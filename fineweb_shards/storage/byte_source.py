@@ -145,7 +145,6 @@ class ByteSource(SeekableFile):
 
 
 def open_in_order(fetch: Fetch, size_bytes: int) -> BinaryIO:
-    """Return a file that is read front to back, or searched, with blocks fetched ahead while it is read in
-    order. It holds 20 MiB."""
+    """Return a file that can be searched; while it is read in order, 20 MiB are fetched ahead."""
     # It reads by `readinto` alone.
     return io.BufferedReader(ByteSource(fetch, size_bytes, blocks_ahead=_BLOCKS_AHEAD), _BUFFER_BYTES)  # type: ignore[type-var]

@@ -284,8 +284,7 @@ class HubPlace(Place):
 
 
 class HubOnDiskPlace(LocalPlace):
-    """Files of the hub that are fetched whole, one after the other, in the order in which they are expected;
-    then they are files on this machine."""
+    """Files of the hub that are fetched whole, in the order in which they are expected, onto this machine."""
 
     def __init__(
         self, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None

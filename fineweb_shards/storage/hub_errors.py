@@ -69,7 +69,7 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
         response = error.response
         if response.status_code in TRANSIENT_STATUSES:
             return status_error(str(response.request.url), response.status_code, response.headers)
-        return HubError(f"{what}: {_refusal(error, response.status_code)}.")
+        return HubError(f"{what}: {_describe_refusal(type(error).__name__, response.status_code)}.")
     if isinstance(error, httpx2.RequestError):
         try:
             url = str(error.request.url)
@@ -87,17 +87,6 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
     if is_short or type(error).__module__ == "hf_xet" or any("xet" in frame.name for frame in frames):
         return TransientError(f"{hub_host()}: the transfer broke off")
     return None
-
-
-def check_json(response: httpx2.Response) -> None:
-    """Raise TransientError for an answer of the API that is no JSON: a proxy, or a network that wants a login
-    first, may have sent it."""
-    url = str(response.request.url)
-    try:
-        response.json()
-    except (ValueError, RecursionError):
-        reason = f"{host_of(url)}: an answer that is no JSON, so not the hub's"
-        raise TransientError(reason, advice=_what_to_check(url)) from None
 
 
 def status_error(url: str, status: int, headers: Mapping[str, str]) -> TransientError:
@@ -123,7 +112,7 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
                 "them with SSL_CERT_FILE.",
             )
         if isinstance(cause, socket.gaierror):
-            return TransientError(f"{where}: no such host, or no network", advice=_what_to_check(url))
+            return TransientError(f"{where}: no such host, or no network", advice=what_to_check(url))
     if isinstance(error, httpx2.UnsupportedProtocol):
         return HubError(f"{urlsplit(url).scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
     if isinstance(error, (httpx2.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
@@ -131,11 +120,11 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
     if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error):
         return HubError(f"{where}: the request can't be sent.", "Check HF_TOKEN: it holds odd characters.")
     reason = _reason(error)
-    advice = _what_to_check(url) if reason in _NOT_THE_HUB or proxy else ""
+    advice = what_to_check(url) if reason in _NOT_THE_HUB or proxy else ""
     return TransientError(f"{where}: {reason}", advice=advice)
 
 
-def _what_to_check(url: str) -> str:
+def what_to_check(url: str) -> str:
     """Return what decides whether a host is reached, with the values of this machine."""
     proxy = f"{urlsplit(url).scheme.upper()}_PROXY ({host_of(proxy_for(url) or '') or 'none is used'})"
     endpoint = f" and HF_ENDPOINT ({host_of(os.environ.get('HF_ENDPOINT', '')) or 'not set'})"
@@ -163,13 +152,13 @@ def short_name(url: str) -> str:
     return re.sub(r"^https?://[^/]+/", "", url).split("?")[0]
 
 
-def _refusal(error: HfHubHTTPError, status: int) -> str:
-    words = {401: "the hub asks for a token (401)", 403: "access is refused (403)", 404: "not found (404)"}
-    if type(error).__name__ == "GatedRepoError":
+def _describe_refusal(kind: str, status: int) -> str:
+    if kind == "GatedRepoError":
         return f"the dataset is gated ({status}): accept its terms on its page, and set HF_TOKEN"
-    if type(error).__name__ == "RepositoryNotFoundError":
+    if kind == "RepositoryNotFoundError":
         return f"no such dataset, or a private one without the right token ({status})"
-    return words.get(status, f"the hub answers {status}")
+    words = {401: "the hub asks for a token", 403: "access is refused", 404: "not found"}
+    return f"{words[status]} ({status})" if status in words else f"the hub answers {status}"
 
 
 def _reason(error: BaseException) -> str:

@@ -25,13 +25,14 @@ from fineweb_shards.errors import HubError
 from fineweb_shards.storage.hub_environment import check_token, proxy_for
 from fineweb_shards.storage.hub_errors import (
     LONGEST_REQUESTED_SECONDS,
-    check_json,
     describe_limit,
+    host_of,
     is_hub,
     read_limits,
     request_error,
     requested_wait_seconds,
     status_error,
+    what_to_check,
 )
 from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import Clock, Retrier, TransientError
@@ -89,11 +90,16 @@ class HubSession(httpx2.Client):
         if quota is not None:  # by the hub's own answer, not by that of a CDN to which it redirects
             first = (*response.history, response)[0]
             quota.learn(url, first.status_code, first.headers)
+        answered_by = str(response.request.url)
         if response.status_code in TRANSIENT_STATUSES:
             response.close()
-            raise status_error(str(response.request.url), response.status_code, response.headers)
+            raise status_error(answered_by, response.status_code, response.headers)
         if "/api/" in request.url.path and response.status_code == 200 and not options.get("stream"):
-            check_json(response)
+            try:
+                response.json()
+            except (ValueError, RecursionError):  # of a proxy, or of a network that wants a login first
+                reason = f"{host_of(answered_by)}: an answer that is no JSON, so not the hub's"
+                raise TransientError(reason, advice=what_to_check(answered_by)) from None
         return response
 
 

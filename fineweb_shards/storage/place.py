@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import BinaryIO, ClassVar
 
 from fineweb_shards.errors import BadFileError
@@ -120,8 +120,7 @@ def open_place(
     name: str, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
 ) -> Place:
     """Return the place of that name, for this process."""
-    module, _, kind = PLACES[name].partition(".")
-    found: type[Place] = getattr(import_module(f"{__package__}.{module}"), kind)
+    found: type[Place] = resolve_name(f"{__package__}.{PLACES[name]}")
     return found(hub, max_outage_seconds, observer)
 
 

@@ -207,31 +207,29 @@ class GzipUnpacker:
 
     def _inflate(self, size: int) -> bytes:
         """Return some text of the current member; none if it has ended, or if more input is needed first."""
-        member, is_zlib = self._member, self._library is zlib
+        member = self._member
         self._pending = self._pending or self._packed.read(_PACKED_BYTES)
         at_end = not self._pending
-        before = member.copy() if is_zlib else None
+        before = member.copy() if self._library is zlib else None
         try:
             text: bytes = member.decompress(self._pending, size)
         except self._library.error as error:
             self._failure = DamagedStreamError(_reason(error))
-            return _inflate_bytewise(before, self._pending) if is_zlib else b""
+            if before is None:
+                return b""
+            # The text before the error is found by decompressing byte by byte.
+            readable = bytearray()
+            with contextlib.suppress(zlib.error):
+                for i in range(len(self._pending)):
+                    readable += before.decompress(self._pending[i : i + 1])
+                raise AssertionError("what failed in one piece must fail byte by byte") from None
+            return bytes(readable)
         self._pending = member.unconsumed_tail
         if member.eof:
             self._pending, self._member = member.unused_data, None
         elif at_end and not text:
             self._failure = DamagedStreamError("the file ends in the middle of its compressed data")
         return text
-
-
-def _inflate_bytewise(member: Any, packed: bytes) -> bytes:
-    """Return the text before an error, by decompressing byte by byte."""
-    text = bytearray()
-    with contextlib.suppress(zlib.error):
-        for i in range(len(packed)):
-            text += member.decompress(packed[i : i + 1])
-        raise AssertionError("what failed in one piece must fail byte by byte")
-    return bytes(text)
 
 
 class ZstdUnpacker:
@@ -250,7 +248,16 @@ class ZstdUnpacker:
             text: bytes = self._stream.read(size)
         except (OSError, pa.ArrowException) as error:
             self._failure = DamagedStreamError(_reason(error))
-            text = self._read_bytewise(size)
+            # Return the text before the error, by reading the file again, byte by byte at the end. There may
+            # be no error this time, if the disk had a transient fault.
+            self._stream.close()
+            self._stream = pa.CompressedInputStream(self._open_packed(), "zstd")
+            readable = bytearray()
+            with contextlib.suppress(OSError, pa.ArrowException):
+                _skip(self._stream, self._position, size)
+                while len(readable) < size and (part := self._stream.read(1)):
+                    readable += part
+            text = bytes(readable)
         else:
             if not text and not self._position:
                 with contextlib.closing(self._open_packed()) as packed:
@@ -262,18 +269,6 @@ class ZstdUnpacker:
 
     def close(self) -> None:
         self._stream.close()
-
-    def _read_bytewise(self, size: int) -> bytes:
-        """Return the text before an error, by reading the file again, byte by byte at the end. There may
-        be no error this time, if the disk had a transient fault."""
-        self._stream.close()
-        self._stream = pa.CompressedInputStream(self._open_packed(), "zstd")
-        text = bytearray()
-        with contextlib.suppress(OSError, pa.ArrowException):
-            _skip(self._stream, self._position, size)
-            while len(text) < size and (part := self._stream.read(1)):
-                text += part
-        return bytes(text)
 
 
 def _skip(stream: Unpacker, text_bytes: int, size: int) -> None:
