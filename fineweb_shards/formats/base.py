@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Self
+
+import numpy as np
+import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.registry import FORMATS
 from fineweb_shards.formats.where import Where
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HubRef, InputFile, Place
+from fineweb_shards.texts import Texts
 from fineweb_shards.types import Batch, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -133,6 +137,23 @@ def decode_text(data: bytes) -> tuple[str, int]:
     except UnicodeDecodeError:
         text = data.decode("utf-8", "replace")
         return text, text.count("\ufffd") - data.count("\ufffd".encode())
+
+
+def decode_texts(pieces: Iterable[bytes]) -> tuple[Texts, int]:
+    """Hold pieces of bytes as texts; return them, and the number of characters that replace invalid bytes."""
+    decoded = [decode_text(piece) for piece in pieces]
+    return Texts.from_strings(text for text, _ in decoded), sum(replaced for _, replaced in decoded)
+
+
+def is_utf8(data: bytes | memoryview) -> bool:
+    """Tell whether bytes are valid UTF-8. Makes no copy of them, unlike `decode`."""
+    boundaries = np.array([0, len(data)], np.int64)
+    text = pa.LargeStringArray.from_buffers(1, pa.py_buffer(boundaries), pa.py_buffer(data))
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def utf8_bytes(text: str) -> int:

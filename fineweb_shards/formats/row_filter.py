@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fineweb_shards.formats.rows import Selection, is_text
+from fineweb_shards.formats.rows import Selection, is_text, plain_type
 from fineweb_shards.formats.where import (
     IN_WORDS,
     AllOf,
@@ -44,11 +44,6 @@ _TESTS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "starts with": ("starts_with", str.startswith),
 }
 _PARTS_OF_TEXT = ("contains", "starts with")
-
-
-def load_filter(where: Where | None) -> RowFilter | None:
-    """Return the filter for a condition; None if there is no condition."""
-    return None if where is None else RowFilter(where)
 
 
 class RowFilter:
@@ -94,15 +89,16 @@ class RowFilter:
 
     def find_wrong_type(self, name: str, kind: Any) -> str | None:
         """Return a phrase about a parquet column of this type if the condition can't be applied to it."""
-        kind, wanted = _plain_type(kind), dict(self.where.kinds)[name]
+        kind, wanted = plain_type(kind), dict(self.where.kinds)[name]
         if pa.types.is_null(kind):
             return None
         if pa.types.is_nested(kind):
             return f"holds {kind}, which --where can't look into"
         if wanted == "text" and _is_moment(kind):
             return _find_wrong_moment(self.where.condition, name, kind)
-        right = {"number": _is_number, "text": is_text, "truth": pa.types.is_boolean, "any": lambda _: True}
-        return None if right[wanted](kind) else f"holds {kind}; --where compares it with {IN_WORDS[wanted]}"
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        fits = {"number": is_number, "text": is_text(kind), "truth": pa.types.is_boolean(kind), "any": True}
+        return None if fits[wanted] else f"holds {kind}; --where compares it with {IN_WORDS[wanted]}"
 
 
 def _count(met: Any, *, skipped: int = 0) -> Counts:
@@ -110,19 +106,6 @@ def _count(met: Any, *, skipped: int = 0) -> Counts:
     return Counts(
         skipped_documents=skipped, filtered_documents=met.false_count, unknown_documents=met.null_count
     )
-
-
-def _plain_type(kind: Any) -> Any:
-    """Return the type that `unwrap` makes of a column."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _plain_type(kind.storage_type)
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-        return _plain_type(kind.value_type)
-    return kind
-
-
-def _is_number(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _is_moment(kind: Any) -> bool:

@@ -159,12 +159,15 @@ def test_a_run_over_such_a_text_is_resumed_anywhere(
         assert runs.outputs_in(tmp_path / "out") == whole
 
 
-class BytesView:
+class BytesView(ranges.ByteView):
     """A file that is in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self.size_bytes = len(data)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._data)
 
     def read_at(self, offset: int, size: int) -> bytes:
         assert offset >= 0
