@@ -23,6 +23,8 @@ from fineweb_shards.system.retry import TransientError
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Batch
 
+_DAMAGE = (ValueError, TypeError, LookupError, pa.ArrowException)  # what damaged content raises
+
 
 class HubRowsFormat(JsonLinesFormat):
     """Rows of a dataset that is not parquet, streamed by `datasets`."""
@@ -78,8 +80,12 @@ class HubRowsFormat(JsonLinesFormat):
             except TransientError:
                 rows = None  # open the stream again, at the next row
                 raise
+            except MemoryError:
+                raise  # also pyarrow's subclass of it, which is an ArrowException
             except Exception as error:
-                if not _is_damage(error):
+                # `datasets`' exception is known by its name, without an import.
+                by_datasets = any(kind.__name__ == "DatasetBuildError" for kind in type(error).__mro__)
+                if not by_datasets and not isinstance(error, _DAMAGE):
                     raise
                 dataset = f"dataset {self.settings.hub.dataset}" if self.settings.hub else "the dataset"
                 message = f"{dataset}: row {position:,} can't be read: {first_line(error)}."
@@ -124,11 +130,3 @@ def _batch(file: InputFile, first: int, lines: list[str]) -> Batch:
 def _as_json(value: Any) -> Any:
     """Convert a value that JSON lacks: bytes to text, as in parquet; anything else to its type's name."""
     return decode_text(value)[0] if isinstance(value, bytes) else {type(value).__name__: None}
-
-
-def _is_damage(error: Exception) -> bool:
-    """Tell whether the content is damaged. Finds `datasets`' exception by its name, not by an import."""
-    if isinstance(error, MemoryError):  # pyarrow's subclass of it is an ArrowException, too
-        return False
-    by_datasets = any(kind.__name__ == "DatasetBuildError" for kind in type(error).__mro__)
-    return by_datasets or isinstance(error, (ValueError, TypeError, LookupError, pa.ArrowException))

@@ -279,7 +279,6 @@ class ParquetFormat(Format):
                 raise
 
     def _leave_out_row(self, file: InputFile, sentence: str) -> str:
-        """Return what to report about a bad row, or raise an error that says so."""
         hint = "Name the right --tokenizer, or leave out such rows: --on-bad-file skip."
         return self.leave_out(BadFileError(f"{file.path}: {sentence}.", hint))
 

@@ -8,7 +8,7 @@ file, takes several gigabytes of memory. pyarrow has no limit for that, and does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -65,11 +65,12 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
                 f"{file.path}: column {wanted!r} holds {kind}, not {what}.", settings.column_hint()
             )
         stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+        # Texts by name and path: a column `a.b` and the field `b` of a struct `a` have the same path. The
+        # items of lists by counting: lists `a` and `a.list` may both have items of `a.list.element`.
+        index = next((i for i, one in enumerate(stored) if one.name == one.path == wanted), len(stored))
         if is_list:
-            index = _find_items(schema, stored, wanted)
-        else:  # by name and path: a column `a.b` and the field `b` of a struct `a` have the same path
-            index = next((i for i, one in enumerate(stored) if one.name == one.path == wanted), None)
-        if index is None:
+            index = sum(_count_stored(field.type) for field in list(schema)[: schema.names.index(wanted)])
+        if index >= len(stored) or not f"{stored[index].path}.".startswith(f"{wanted}."):
             raise pa.ArrowInvalid(f"it has no data for the column {wanted!r}")
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         rows = tuple(int(group.num_rows) for group in groups)
@@ -81,13 +82,17 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
             raise pa.ArrowInvalid(f"it counts {metadata.num_rows:,} rows, its row groups {sum(rows):,}")
         counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY and not is_list
         count_columns, note = _find_count_columns(file, schema, wanted) if counted else ((), None)
-        needed = [wanted]
+        needed = {wanted: None}
         if settings.where is not None:
-            _check_where_columns(file, schema, RowFilter(settings.where))
-            needed += settings.where.columns
+            row_filter = RowFilter(settings.where)
+            needed |= dict.fromkeys(settings.where.columns)
+            for name in settings.where.columns:
+                hint = suggest(name, schema.names, "Check the names in --where.")
+                if problem := row_filter.find_wrong_type(name, _type_of(file, schema, name, hint)):
+                    hint = "Correct --where: numbers without quotes, texts in quotes; see docs/input.md."
+                    raise BadFileError(f"{file.path}: column {name!r} {problem}.", hint)
     first_rows = tuple(accumulate(rows, initial=0))
-    unique = tuple(dict.fromkeys(needed))
-    return Footer(unique, count_columns, rows, sizes, first_rows, note, stored[index].path)
+    return Footer(tuple(needed), count_columns, rows, sizes, first_rows, note, stored[index].path)
 
 
 @contextmanager
@@ -99,14 +104,6 @@ def translated_pyarrow_errors(what: str) -> Iterator[None]:
         raise  # also pyarrow's subclass of it: the file is not damaged, and no row may be left out
     except _PYARROW_ERRORS as error:
         raise BadFileError(f"{what}: {first_line(error)}.") from error
-
-
-def _find_items(schema: pa.Schema, stored: Sequence[Any], column: str) -> int | None:
-    """Return which of the file's columns holds the items of these lists; None if none does."""
-    # By counting: lists `a` and `a.list` may both have items of the path `a.list.element`.
-    index = sum(_count_stored(field.type) for field in list(schema)[: schema.names.index(column)])
-    fits = index < len(stored) and f"{stored[index].path}.".startswith(f"{column}.")
-    return index if fits else None
 
 
 def _count_stored(kind: Any) -> int:
@@ -128,16 +125,6 @@ def _type_of(file: InputFile, schema: pa.Schema, wanted: str, hint: str) -> Any:
             hint = f"A field inside {outer!r} can't be read: write it to a column of its own. {hint}"
         raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(schema.names)}.", hint)
     return schema.field(wanted).type
-
-
-def _check_where_columns(file: InputFile, schema: pa.Schema, row_filter: RowFilter) -> None:
-    """Refuse a column of --where that is not there or holds other values."""
-    for name in row_filter.where.columns:
-        hint = suggest(name, schema.names, "Check the names in --where.")
-        problem = row_filter.find_wrong_type(name, _type_of(file, schema, name, hint))
-        if problem is not None:
-            hint = "Correct --where: numbers without quotes, texts in quotes; see docs/input.md."
-            raise BadFileError(f"{file.path}: column {name!r} {problem}.", hint)
 
 
 def _find_count_columns(
@@ -289,75 +276,72 @@ def read_pages(read_at: Callable[[int, int], bytes], offset: int, end: int) -> I
     is damaged is found when it is read. `read_at` takes an offset and a size."""
     while offset < end:
         for size in (_FIRST_BYTES, _HEADER_BYTES):
+            header = _Header(read_at(offset, min(size, end - offset)))
             try:
-                page, header_bytes = _parse_header(read_at(offset, min(size, end - offset)))
+                page = header.read_page()
                 break
             except (IndexError, ValueError):
                 continue
         else:
             return
         yield page
-        offset += header_bytes + page.packed_bytes
-
-
-def _parse_header(data: bytes) -> tuple[Page, int]:
-    """Return a page and the length of its header. IndexError if there are too few bytes, ValueError if they
-    are none of a header."""
-    header = _Header(data)
-    values = dict(header.read_fields())
-    kind, unpacked, packed = values.get(1), values.get(2), values.get(3)
-    if kind is None or unpacked is None or packed is None or min(kind, unpacked, packed) < 0:
-        raise ValueError("no page header")
-    counts = (values.get(number) for number in _KINDS_OF_HEADERS)
-    return Page(kind, unpacked, packed, next(filter(None, counts), 0)), header.position
+        offset += header.position + page.packed_bytes
 
 
 class _Header:
-    """Thrift's compact protocol, as much of it as page headers have."""
+    """Thrift's compact protocol, as much of it as page headers have. IndexError if there are too few bytes,
+    ValueError if they are none of a header."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.position = 0
 
-    def read_fields(self) -> Iterator[tuple[int, int | None]]:
-        """Yield the fields of a struct: number and value, which is None if it is not a whole number; of a
-        struct in it, that of its first field."""
+    def read_page(self) -> Page:
+        values = self._read_fields()
+        kind, unpacked, packed = values.get(1), values.get(2), values.get(3)
+        if kind is None or unpacked is None or packed is None or min(kind, unpacked, packed) < 0:
+            raise ValueError("no page header")
+        counts = (values.get(number) for number in _KINDS_OF_HEADERS)
+        return Page(kind, unpacked, packed, next(filter(None, counts), 0))
+
+    def _read_fields(self) -> dict[int, int | None]:
+        """Return the fields of a struct by their numbers, None for one that is not a whole number; of a
+        struct in it, the value of its first field."""
         number = 0
-        while (first := self._byte()) != _STOP:
+        fields: dict[int, int | None] = {}
+        while (first := self._take()) != _STOP:
             number = number + (first >> 4) if first >> 4 else self._integer()
-            yield number, self._read_value(first & 15)
+            fields[number] = self._read_value(first & 15)
+        return fields
 
     def _read_value(self, kind: int) -> int | None:
         if kind in _INTEGERS:
             return self._integer()
-        if kind == _BINARY:
-            self._skip(self._varint())
-        elif kind == _STRUCT:
-            return dict(self.read_fields()).get(1)
-        elif kind in (_LIST, _SET):
-            first = self._byte()
+        if kind == _STRUCT:
+            return self._read_fields().get(1)
+        if kind in (_LIST, _SET):
+            first = self._take()
             count = first >> 4 if first >> 4 != 15 else self._varint()
             for _ in range(min(count, len(self._data))):
                 self._read_value(_BYTE if first & 15 in (_TRUE, _FALSE) else first & 15)
         elif kind in (_BYTE, _DOUBLE):
-            self._skip(1 if kind == _BYTE else 8)
+            self._take(1 if kind == _BYTE else 8)
+        elif kind == _BINARY:
+            self._take(self._varint())
         elif kind not in (_TRUE, _FALSE):
             raise ValueError("no page header")
         return None
 
-    def _byte(self) -> int:
-        value = self._data[self.position]
-        self.position += 1
-        return value
-
-    def _skip(self, size: int) -> None:
+    def _take(self, size: int = 1) -> int:
+        """Return the next byte, and go `size` bytes further."""
         self.position += size
         if self.position > len(self._data):
             raise IndexError(self.position)
+        return self._data[self.position - size] if size else 0
 
     def _varint(self) -> int:
         value = shift = 0
-        while (byte := self._byte()) > 127:
+        while (byte := self._take()) > 127:
             value, shift = value | (byte & 127) << shift, shift + 7
         return value | byte << shift
 

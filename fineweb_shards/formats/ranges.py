@@ -61,12 +61,9 @@ class ByteView(ABC):
 
 
 class RangeView(ByteView):
-    """A file that can be read anywhere.
-
-    To find where documents end, the parent looks at a little window at the end of every batch, at multiples
-    of `batch_bytes`. These are fetched ahead, the more of them the more were read; the beginning, which is
-    looked at several times, is kept.
-    """
+    """A file that can be read anywhere. To find where documents end, the parent looks at a little window at
+    the end of every batch, at multiples of `batch_bytes`. These are fetched ahead, the more of them the more
+    were read; the beginning, which is looked at several times, is kept."""
 
     def __init__(self, source: ByteSource, batch_bytes: int) -> None:
         self._source = source
@@ -184,40 +181,6 @@ def next_target(start: int, batch_bytes: int, distance: int = 0) -> int:
     return ((start + distance) // batch_bytes + 1) * batch_bytes
 
 
-def find_ranges(
-    view: ByteView,
-    separator: Separator,
-    start: int,
-    starts_mid_document: bool,
-    batch_bytes: int,
-    rule: CutRule | None,
-) -> Iterator[Range]:
-    """Yield ranges of about `batch_bytes` from `start` to the end of the text.
-
-    If there is neither a separator nor a place to cut for too long, the last such place ends a document, and
-    the rest of it is a range by itself, which can't be encoded: `is_uncut`. Where that happens depends on the
-    text alone, and not on the batch size.
-    """
-    if rule != "gpt2":
-        batch_bytes = min(batch_bytes, LONGEST_UNCUT_BYTES)  # so that no range passes over what is too long
-    seam = False
-    while view.read_at(start, 1):
-        found = _find_end(view, separator, start, starts_mid_document, batch_bytes, rule)
-        if found.uncut is None:
-            end = found.position
-            yield Range(start, end, starts_mid_document, found.is_cut, seam, found.seam)
-        else:
-            if starts_mid_document or found.uncut > start:
-                yield Range(start, found.uncut, starts_mid_document)
-            searched = found.position
-            while (after := _end_in_window(view, separator, searched, _FAR_WINDOW_BYTES)) is None:
-                searched += _FAR_WINDOW_BYTES
-                view.forget(searched - separator.lookback)
-            end = after
-            yield Range(found.uncut, end, is_uncut=True)
-        start, starts_mid_document, seam = end, found.is_cut, found.seam
-
-
 class _End(NamedTuple):
     """The end of a range: that of a document, or a cut in one, or no end up to `position`."""
 
@@ -227,82 +190,104 @@ class _End(NamedTuple):
     uncut: int | None = None  # from here on the document is too long to be encoded whole, and can't be cut
 
 
-def _end_in_window(view: ByteView, separator: Separator, offset: int, window_bytes: int) -> int | None:
-    """Return the first end of a document, or of the file, in a window from `offset` on; None if none is."""
-    lookback = separator.lookback
-    window = view.read_at(offset - lookback, lookback + window_bytes)
-    boundary = separator.find_boundary(window)
-    if boundary is not None:
-        return offset - lookback + boundary
-    return view.size_bytes if len(window) < lookback + window_bytes else None
+@dataclass(frozen=True, slots=True)
+class RangeFinder:
+    """Divides a text into ranges of about `batch_bytes`; `rule` says where a long document may be cut."""
 
+    separator: Separator
+    batch_bytes: int
+    rule: CutRule | None
 
-def _find_end(
-    view: ByteView,
-    separator: Separator,
-    start: int,
-    starts_mid_document: bool,
-    batch_bytes: int,
-    rule: CutRule | None,
-) -> _End:
-    """Return the end of a range from `start`: at a document's end or, if that is far away, at a cut."""
-    target = next_target(start, batch_bytes, max(separator.lookback, CONTEXT_BYTES))
-    cut_bytes = min(batch_bytes, _WINDOW_BYTES)
-    offset = target
-    # Look at least as far as a separator that begins before a cut can extend.
-    while offset < target + max(batch_bytes, cut_bytes + separator.lookback):
-        if (end := _end_in_window(view, separator, offset, _WINDOW_BYTES)) is not None:
-            return _End(end)
-        offset += _WINDOW_BYTES
-    if isinstance(separator, Literal) and separator.overlaps_itself:
-        # In a sequence such as `-----` split at `--`, the first occurrence decides where the others are.
-        boundary = separator.last_boundary(view.read_at(start, offset - start))
-        if boundary is not None and boundary >= target - start:
-            return _End(start + boundary)
-    # The document is long. No separator follows `target`, so a cut after it can't divide one.
-    window = view.read_at(target - CONTEXT_BYTES, cut_bytes + 2 * CONTEXT_BYTES)
-    cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + cut_bytes, rule)
-    if cut is not None:
-        return _End(target - CONTEXT_BYTES + cut.position, True, cut.seam)
-    assert rule != "gpt2", "there is always a place to cut in a kilobyte"
-    before = view.read_at(start, target - start + CONTEXT_BYTES)
-    last_cut = find_cut(before, 0, target - start, rule)
-    last_document = int(separator.split(before, starts_mid_document).starts[-1])
-    uncut = start + max(last_document, last_cut.position if last_cut else 0)
-    return _find_far_end(view, separator, target, uncut, rule)
+    def find_ranges(self, view: ByteView, start: int, starts_mid_document: bool) -> Iterator[Range]:
+        """Yield ranges from `start` to the end of the text.
 
+        If there is neither a separator nor a place to cut for too long, the last such place ends a document,
+        and the rest of it is a range by itself, which can't be encoded: `is_uncut`. Where that happens
+        depends on the text alone, and not on the batch size.
+        """
+        seam = False
+        while view.read_at(start, 1):
+            found = self._find_end(view, start, starts_mid_document)
+            if found.uncut is None:
+                end = found.position
+                yield Range(start, end, starts_mid_document, found.is_cut, seam, found.seam)
+            else:
+                if starts_mid_document or found.uncut > start:
+                    yield Range(start, found.uncut, starts_mid_document)
+                searched = found.position
+                while (after := self._end_in_window(view, searched, _FAR_WINDOW_BYTES)) is None:
+                    searched += _FAR_WINDOW_BYTES
+                    view.forget(searched - self.separator.lookback)
+                end = after
+                yield Range(found.uncut, end, is_uncut=True)
+            start, starts_mid_document, seam = end, found.is_cut, found.seam
 
-def _find_far_end(
-    view: ByteView, separator: Separator, target: int, uncut: int, rule: CutRule | None
-) -> _End:
-    """Look after `target` for the end of a document, or a place to cut it, for as long as it may be uncut.
-
-    It is uncut since `uncut`.
-    """
-    lookback = separator.lookback
-    margin = lookback + CONTEXT_BYTES  # of a cut to the end of a window, so that it divides no separator
-    offset, limit = target, uncut + FARTHEST_BYTES
-    back, low = max(lookback, CONTEXT_BYTES), target
-    while offset < limit:
-        size = min(_FAR_WINDOW_BYTES, limit - offset)
-        begin = offset - back
-        window = view.read_at(begin, back + size)
-        boundary = separator.find_boundary(window[back - lookback :])
+    def _end_in_window(self, view: ByteView, offset: int, window_bytes: int) -> int | None:
+        """Return the first end of a document, or of the file, in a window from `offset` on."""
+        lookback = self.separator.lookback
+        window = view.read_at(offset - lookback, lookback + window_bytes)
+        boundary = self.separator.find_boundary(window)
         if boundary is not None:
-            return _End(offset - lookback + boundary)
-        if len(window) < back + size:
-            return _End(view.size_bytes)
-        cut = find_cut(window, low - begin, len(window) - margin, rule)
+            return offset - lookback + boundary
+        return view.size_bytes if len(window) < lookback + window_bytes else None
+
+    def _find_end(self, view: ByteView, start: int, starts_mid_document: bool) -> _End:
+        """Return the end of a range from `start`: at a document's end or, if that is far away, at a cut."""
+        separator, batch_bytes, rule = self.separator, self.batch_bytes, self.rule
+        if rule != "gpt2":
+            batch_bytes = min(batch_bytes, LONGEST_UNCUT_BYTES)  # no range passes over what is too long
+        target = next_target(start, batch_bytes, max(separator.lookback, CONTEXT_BYTES))
+        cut_bytes = min(batch_bytes, _WINDOW_BYTES)
+        offset = target
+        # Look at least as far as a separator that begins before a cut can extend.
+        while offset < target + max(batch_bytes, cut_bytes + separator.lookback):
+            if (end := self._end_in_window(view, offset, _WINDOW_BYTES)) is not None:
+                return _End(end)
+            offset += _WINDOW_BYTES
+        if isinstance(separator, Literal) and separator.overlaps_itself:
+            # In a sequence such as `-----` split at `--`, the first occurrence decides where the others are.
+            boundary = separator.last_boundary(view.read_at(start, offset - start))
+            if boundary is not None and boundary >= target - start:
+                return _End(start + boundary)
+        # The document is long. No separator follows `target`, so a cut after it can't divide one.
+        window = view.read_at(target - CONTEXT_BYTES, cut_bytes + 2 * CONTEXT_BYTES)
+        cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + cut_bytes, rule)
         if cut is not None:
-            return _End(begin + cut.position, True)
-        offset += size
-        back, low = margin + CONTEXT_BYTES, offset - margin
-    return _End(limit, uncut=uncut)
+            return _End(target - CONTEXT_BYTES + cut.position, True, cut.seam)
+        assert rule != "gpt2", "there is always a place to cut in a kilobyte"
+        before = view.read_at(start, target - start + CONTEXT_BYTES)
+        last_cut = find_cut(before, 0, target - start, rule)
+        last_document = int(separator.split(before, starts_mid_document).starts[-1])
+        return self._find_far_end(
+            view, target, start + max(last_document, last_cut.position if last_cut else 0)
+        )
+
+    def _find_far_end(self, view: ByteView, target: int, uncut: int) -> _End:
+        """Look after `target` for the end of a document, or a place to cut it, for as long as it may be
+        uncut, which it is since `uncut`."""
+        lookback = self.separator.lookback
+        margin = lookback + CONTEXT_BYTES  # of a cut to the end of a window, so that it divides no separator
+        offset, limit = target, uncut + FARTHEST_BYTES
+        back, low = max(lookback, CONTEXT_BYTES), target
+        while offset < limit:
+            size = min(_FAR_WINDOW_BYTES, limit - offset)
+            begin = offset - back
+            window = view.read_at(begin, back + size)
+            boundary = self.separator.find_boundary(window[back - lookback :])
+            if boundary is not None:
+                return _End(offset - lookback + boundary)
+            if len(window) < back + size:
+                return _End(view.size_bytes)
+            cut = find_cut(window, low - begin, len(window) - margin, self.rule)
+            if cut is not None:
+                return _End(begin + cut.position, True)
+            offset += size
+            back, low = margin + CONTEXT_BYTES, offset - margin
+        return _End(limit, uncut=uncut)
 
 
-# Split text files into documents at separators, which can be found from any offset in the file.
-#
-# CRLF is read as LF: a line end in a separator also matches CRLF, and a CR in one matches a lone CR only.
+# Separators can be found from any offset in a file. CRLF is read as LF: a line end in a separator also
+# matches CRLF, and a CR in one matches a lone CR only.
 
 _LF, _CR = b"\n\r"
 
@@ -325,10 +310,8 @@ class Separator:
         return None
 
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
-        """Return where the documents are in a range that starts at a boundary, or in the middle of one.
-
-        There is always one more than there are separators.
-        """
+        """Return where the documents are in a range that starts at a boundary, or in the middle of one. There
+        is always one more than there are separators."""
         return _between((), 0, len(data))
 
 
@@ -380,11 +363,8 @@ class Literal(Separator):
         self.overlaps_itself = any(text.startswith(text[i:]) for i in range(1, len(text)))
 
     def find_boundary(self, window: bytes) -> int | None:
-        """Return the boundary after the first occurrence that no other one overlaps from the left.
-
-        Where `-----` is split at `--` depends on where the search begins. An occurrence that none overlaps
-        from the left is found from every start.
-        """
+        # Where `-----` is split at `--` depends on where the search begins. An occurrence that no other one
+        # overlaps from the left is found from every start.
         reach = 0  # the end of the occurrences so far
         match = self._pattern.search(window)
         while match:

@@ -26,10 +26,9 @@ from fineweb_shards.formats.ranges import (
     FARTHEST_BYTES,
     ByteView,
     Range,
+    RangeFinder,
     RangeView,
-    Separator,
     StreamView,
-    find_ranges,
     make_separator,
 )
 from fineweb_shards.formats.row_filter import RowFilter
@@ -40,7 +39,6 @@ from fineweb_shards.storage.streams import ReadAhead, open_stream
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import TextBuffer, Texts
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
-from fineweb_shards.vocabulary import CutRule
 
 
 class TextFormat(Format):
@@ -84,12 +82,11 @@ class TextFormat(Format):
             go_to(file, view, position)
             has_mark = position == 0 and view.read_at(0, len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
             start = len(codecs.BOM_UTF8) if has_mark else position
-            separator, batch_bytes = make_separator(name), self.settings.batch_bytes
             rule = self.settings.vocabulary.cut_rule
-            found = find_ranges(view, separator, start, starts_mid_document, batch_bytes, rule)
+            finder = RangeFinder(make_separator(name), self.settings.batch_bytes, rule)
+            found = finder.find_ranges(view, start, starts_mid_document)
             ranges = (self._report_uncut(file, part) if part.is_uncut else part for part in found)
-            lookahead = DamageLookahead(file, self.place, separator, batch_bytes, rule)
-            with contextlib.closing(lookahead):
+            with contextlib.closing(DamageLookahead(file, self.place, finder)) as lookahead:
                 yield from batches_of(file, view, ranges, name, lookahead)
 
     def _report_uncut(self, file: InputFile, part: Range) -> Range:
@@ -180,9 +177,7 @@ class DamageLookahead:
 
     file: InputFile
     place: Place
-    separator: Separator
-    batch_bytes: int
-    rule: CutRule | None
+    finder: RangeFinder
     _view: StreamView | None = None
     _whole_until: int = 0
 
@@ -198,7 +193,7 @@ class DamageLookahead:
         view = self._view = self._view or StreamView(self.file, open_stream(self.file, self.place))
         view.skip_to(offset)
         start = end = offset
-        for part in find_ranges(view, self.separator, offset, True, self.batch_bytes, self.rule):
+        for part in self.finder.find_ranges(view, offset, True):
             start, end = part.start, part.end
             if not part.ends_mid_document:
                 break
@@ -206,7 +201,7 @@ class DamageLookahead:
         if not view.is_cut_off_at(end):
             self._whole_until = end
             return None
-        documents = self.separator.split(view.read_at(start, end - start), True)
+        documents = self.finder.separator.split(view.read_at(start, end - start), True)
         return None if len(documents.starts) > 1 else view
 
 

@@ -178,11 +178,8 @@ class BytesView(ranges.ByteView):
 
 
 def ranges_of(text: str, separator: str, batch_bytes: int = 1024) -> list[ranges.Range]:
-    return list(
-        ranges.find_ranges(
-            BytesView(text.encode()), make_separator(separator), 0, False, batch_bytes, "words"
-        )
-    )
+    finder = ranges.RangeFinder(make_separator(separator), batch_bytes, "words")
+    return list(finder.find_ranges(BytesView(text.encode()), 0, False))
 
 
 def test_no_separator_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
