@@ -57,8 +57,7 @@ class ReadSettings:
 
 
 class Format(ABC):
-    """Reads documents from one kind of file in one place. Exists in the parent and, by pickling, in every
-    worker."""
+    """Reads one kind of file in one place. Exists in the parent and, by pickling, in every worker."""
 
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         self.settings = settings
@@ -77,8 +76,7 @@ class Format(ABC):
         """Yield batches that refer to the file's documents from `position` on, in order."""
 
     def sample_batches(self, file: InputFile, position: int, limit_bytes: int) -> Iterator[Batch]:
-        """Yield batches like `batches`, from which about `limit_bytes` will be read: where bytes have to be
-        fetched, they are no larger than that needs."""
+        """Yield batches, over the network no larger than it takes to read about `limit_bytes` of them."""
         return self.batches(file, position, False)
 
     @abstractmethod
@@ -116,8 +114,8 @@ class Format(ABC):
         return None
 
     def prefetch(self, file: InputFile, batch: Batch) -> None:
-        """Begin to fetch the bytes of a batch that will be read soon, and don't wait for them. Runs in a
-        worker, in the thread that receives orders."""
+        """Begin to fetch a batch that will be read soon. Runs in a worker, in the thread that receives
+        orders."""
 
     def fetch_again(self, file: InputFile, batch: Batch) -> None:
         """Drop what was fetched of a batch that has been read, and fetch it again for the next reading."""

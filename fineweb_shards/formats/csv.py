@@ -229,8 +229,7 @@ class TsvFormat(CsvFormat):
 
 
 def _separation_hint(file: InputFile, header: str, wanted: str) -> str | None:
-    """Return what to do about a header in which another character than expected divides the columns; None if
-    none does."""
+    """Return what to do about a header in which another character divides the columns; None if none does."""
     named = {",": "Commas", "\t": "Tabs", ";": "Semicolons", "|": "Bars (|)"}
     divided = (one for one in named if wanted in (name.strip('" ') for name in header.split(one)))
     found = next(divided, None)

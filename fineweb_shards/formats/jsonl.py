@@ -50,8 +50,6 @@ _DECODER = json.JSONDecoder(parse_int=_parse_integer)  # one for all lines, beca
 
 
 class _Row(NamedTuple):
-    """What is needed of a line."""
-
     document: bytes | Ids | None  # UTF-8 or, with --tokens-column, ids; None if it is null
     id: str | None
     replaced: int  # characters
@@ -172,11 +170,9 @@ class JsonLinesFormat(TextFormat):
 
     def _parse_line(self, file: InputFile, line: bytes, offset: int) -> _Row:
         """Return what is needed of a line; BadFileError if it has no document (with --where, only once it is
-        known that the line is kept), or if --where can't use it.
-
-        orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it
-        knows neither NaN nor half a character), and about every line without a document.
-        """
+        known that the line is kept), or if --where can't use it."""
+        # orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it
+        # knows neither NaN nor half a character), and about every line without a document.
         try:
             row = orjson.loads(line)
             document, name = self._to_document(row[self.settings.column]), row.get("id")
@@ -199,7 +195,6 @@ class JsonLinesFormat(TextFormat):
         return tuple(row.get(name) for name in self.row_filter.where.columns)
 
     def _parse_slowly(self, file: InputFile, line: bytes, offset: int) -> _Row:
-        """Do the same with Python's parser."""
         place = f"{file.path}: the line at byte {offset:,}"
         source, replaced = decode_text(line)
         try:

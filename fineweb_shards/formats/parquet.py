@@ -131,13 +131,11 @@ class ParquetFormat(Format):
                 self._begin_opening(file)
 
     def footer(self, file: InputFile) -> Footer:
-        """Return the checked footer of a file, which stays open until another one is opened and nobody needs
-        it."""
+        """Return the checked footer of a file, which stays open until another one is opened."""
         return self._begin_opening(file).result().footer
 
     def _begin_opening(self, file: InputFile, address: str | None = None) -> Future[ParquetSource]:
-        """Open a file, if it is not open, and close those that nobody needs. Over the network that happens in
-        the background."""
+        """Open a file, over the network in the background, and close those that nobody needs."""
         with self._lock:
             if file.path not in self._opened:
                 needed = {self._reading, *self._expected, *(path for path, _ in self._fetches)}
@@ -229,24 +227,17 @@ class ParquetFormat(Format):
                         yield chunk
                         chunk, size_bytes = TextChunk(NO_TEXTS, None, None), 0
             except BadFileError as error:
-                if not self.settings.skip_bad:
-                    raise
-                chunk = replace(
-                    chunk,
-                    counts=chunk.counts + Counts(bad_parts=1),
-                    problems=(*chunk.problems, f"left out: {error.message}"),
-                )
+                problems = (*chunk.problems, self.leave_out(error))
+                chunk = replace(chunk, counts=chunk.counts + Counts(bad_parts=1), problems=problems)
         ends = batch.rows is None or batch.rows[1] == footer.group_rows[batch.position]
         yield replace(chunk, end=Cursor(batch.file, batch.end) if ends else None)
 
     def _read_group(
         self, opened: ParquetSource, group: int, rows: tuple[int, int] | None
     ) -> Iterator[TextChunk]:
-        """Yield the documents of a row group, or of some of its rows, a slice at a time.
-
-        A row group can only be read from its start. So the reader is kept for the next batch of the same row
-        group: every worker reads a large row group only once, whichever rows it gets.
-        """
+        """Yield the documents of a row group, or of some of its rows, a slice at a time. A row group can only
+        be read from its start. So the reader is kept for the next batch of the same one: every worker reads a
+        large row group only once, whichever rows it gets."""
         footer, file, vocabulary = opened.footer, opened.file, self.settings.vocabulary
         first, end = rows or (0, footer.group_rows[group])
         place = f"{file.path}: row group {group}"
@@ -291,9 +282,8 @@ class ParquetFormat(Format):
         schema = opened.parsed.schema_arrow
         if self.settings.vocabulary != TOKEN_COUNT_VOCABULARY or self.settings.tokens_column is not None:
             return None
-        if self.settings.text_column != "text" or schema.names.count("token_count") != 1:
-            return None
-        if not pa.types.is_integer(schema.field("token_count").type):
+        is_counted = self.settings.text_column == "text" and schema.names.count("token_count") == 1
+        if not is_counted or not pa.types.is_integer(schema.field("token_count").type):
             return None
         columns = list(dict.fromkeys(("token_count", *opened.footer.needed_columns[1:])))
         if self.row_filter and not _are_small(opened, self.row_filter.where.columns):
@@ -335,11 +325,9 @@ def _are_small(opened: ParquetSource, columns: Sequence[str]) -> bool:
 
 @dataclass
 class _RowReader:
-    """Reads one row group from front to back.
-
-    Where a damaged row group ends must depend on nothing but the file. So whole slices are decoded, whatever
-    rows are asked for, and if columns that are not needed can't be read, the others are read without them.
-    """
+    """Reads one row group from front to back. Where a damaged one ends must depend on nothing but the file.
+    So whole slices are decoded, whatever rows are asked for, and if columns that are not needed can't be
+    read, the others are read without them."""
 
     place: str
     _file: Any  # pyarrow's ParquetFile
@@ -392,9 +380,7 @@ class _RowReader:
 
 
 def _slice_rows(rows: int, size_bytes: int, most_rows: int = _SLICE_ROWS) -> int:
-    """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer.
-
-    It must not depend on a setting that may change, because where a damaged row group ends depends on it.
-    """
+    """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer. It
+    must not depend on a setting that may change, because where a damaged row group ends depends on it."""
     average = size_bytes // max(1, rows) + 1
     return min(max(_SLICE_BYTES // average, 1), most_rows)

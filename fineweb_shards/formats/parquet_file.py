@@ -52,9 +52,8 @@ class Footer:
 
 
 def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
-    """Return the footer of a ParquetFile; BadFileError if its values contradict each other, or if what
-    `settings` name is not one column of texts, or of lists of ids. Dots in it don't select fields of a
-    struct."""
+    """Return the footer of a ParquetFile; BadFileError if its values contradict each other, or if what the
+    settings name is not one column of texts, or of ids. Dots in it don't select fields of a struct."""
     wanted, is_list = settings.column, settings.tokens_column is not None
     with translated_pyarrow_errors(f"{file.path}: the footer is damaged"):
         schema, metadata = opened.schema_arrow, opened.metadata
@@ -242,7 +241,7 @@ def _parse(file: InputFile, content: ByteSource, buffer_bytes: int, metadata: An
 
 
 def _extents(group: Any) -> dict[str, tuple[int, int]]:
-    """Return the byte range of each column of a row group in the file."""
+    """Return the byte range of each column of a row group."""
     chunks = [group.column(i) for i in range(group.num_columns)]
     starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
     return {

@@ -199,12 +199,10 @@ class RangeFinder:
     rule: CutRule | None
 
     def find_ranges(self, view: ByteView, start: int, starts_mid_document: bool) -> Iterator[Range]:
-        """Yield ranges from `start` to the end of the text.
-
-        If there is neither a separator nor a place to cut for too long, the last such place ends a document,
-        and the rest of it is a range by itself, which can't be encoded: `is_uncut`. Where that happens
-        depends on the text alone, and not on the batch size.
-        """
+        """Yield ranges from `start` to the end of the text. If there is neither a separator nor a place to
+        cut for too long, the last such place ends a document, and the rest of it is a range by itself, which
+        can't be encoded: `is_uncut`. Where that happens depends on the text alone, and not on the batch
+        size."""
         seam = False
         while view.read_at(start, 1):
             found = self._find_end(view, start, starts_mid_document)

@@ -67,10 +67,8 @@ def holds_ids(kind: Any) -> bool:
 
 def unwrap(column: Any) -> Any:
     """Convert a column of any type that `is_text` accepts to string, binary, large string or large binary.
-
-    Inner types first: pyarrow can neither decode a dictionary of views nor cast an extension type of
-    them (the bytes come out wrong); a view itself it can only cast.
-    """
+    Inner types first: pyarrow can neither decode a dictionary of views nor cast an extension type of them
+    (the bytes come out wrong); a view itself it can only cast."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return unwrap(column.storage)
@@ -127,11 +125,9 @@ def split_rows(
     selection: Selection | None = None,
 ) -> Iterator[TextChunk]:
     """Yield the texts of unwrapped rows as chunks without cursors: one for all, or several for huge cells.
-
-    The text is the first column; `first_row` is the number of the slice's first row in the file; `rule`
-    says where a cell may be cut. The `count_columns` are used if they are there; without a `selection`
-    all rows are wanted.
-    """
+    The text is the first column; `first_row` is the number of the slice's first row in the file; `rule` says
+    where a cell may be cut. The `count_columns` are used if they are there; without `selection` all are
+    wanted."""
     column = rows.column(0)
     if selection is None and column.null_count:
         selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))
@@ -189,10 +185,8 @@ def _to_texts(column: Any, cells: TextBuffer) -> tuple[Texts, int]:
 
 
 def _split_cell(cell: Any, row: int, rule: CutRule | None) -> Iterator[TextChunk]:
-    """Yield one cell as chunks of about `_LONG_CELL_BYTES`, cut where tokens can be joined again.
-
-    A cell that is too long to be encoded stays in one piece, so that all of it is left out, not a part.
-    """
+    """Yield one cell as chunks of about `_LONG_CELL_BYTES`, cut where tokens can be joined again. A cell that
+    is too long to be encoded stays in one piece, so that all of it is left out, not a part."""
     data = memoryview(cell.as_buffer())
     cuts = [Cut(0), *find_cuts(data, _LONG_CELL_BYTES, rule), Cut(len(data))]
     longest_bytes = max(end.position - start.position for start, end in pairwise(cuts))
@@ -332,10 +326,8 @@ def split_token_rows(
     selection: Selection | None = None,
 ) -> Iterator[TextChunk]:
     """Yield the documents of unwrapped rows as chunks without cursors: one for all, or several for long rows.
-
-    The ids are in the first column; `first_row` is the number of the slice's first row in the file. Of a bad
-    row `leave_out` gets a sentence, and raises an error or returns what to report.
-    """
+    The arguments are those of `split_rows`, with ids in the first column. Of a bad row `leave_out` gets a
+    sentence, and raises an error or returns what to report."""
     column = rows.column(0)
     if selection is None and column.null_count:
         selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))

@@ -90,7 +90,6 @@ class TextFormat(Format):
                 yield from batches_of(file, view, ranges, name, lookahead)
 
     def _report_uncut(self, file: InputFile, part: Range) -> Range:
-        """Return a range that can't be encoded with the message that it is left out."""
         error = BadFileError(
             f"{file.path}: a document continues for over {FARTHEST_BYTES:,} bytes from byte {part.start:,} "
             f"on without a place where {self.settings.vocabulary.name} allows to cut it.",
@@ -186,8 +185,8 @@ class DamageLookahead:
             self._view.close()
 
     def find_damage(self, offset: int) -> StreamView | None:
-        """Check the document that continues at `offset`; if damage cuts it off, return the view that has read
-        up to the damage, else None."""
+        """Return the view that has read up to the damage that cuts off the document at `offset`, else
+        None."""
         if self.file.compression is None or offset < self._whole_until:
             return None  # only compressed files have such damage
         view = self._view = self._view or StreamView(self.file, open_stream(self.file, self.place))

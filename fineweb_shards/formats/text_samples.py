@@ -108,8 +108,7 @@ def guess_encoding(samples: Sequence[bytes]) -> str | None:
 
 
 def _find_wide_encoding(head: bytes, *, marked_only: bool) -> str | None:
-    """Recognise UTF-16 and UTF-32 by their marks or, unless `marked_only`, by common characters; None if the
-    text is neither."""
+    """Recognise UTF-16 and UTF-32 by their marks or, unless `marked_only`, by common characters."""
     for mark, name in _WIDE_MARKS.items():
         if head.startswith(mark):
             return name
