@@ -525,7 +525,7 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
         "reading/inspection.py",
         "reading/statistics.py",
         "reading/token_stream.py",
-        "formats/token_rows.py",  # of --tokens-column
+        "formats/rows.py",  # of --tokens-column
         "store/shard_files.py",  # of finished segments
         "store/sidecars.py",
         "tokenizers/encoder.py",  # where there must be none

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Self
+
+import numpy as np
+import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.registry import FORMATS
 from fineweb_shards.formats.where import Where
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HubRef, InputFile, Place
+from fineweb_shards.texts import Texts
 from fineweb_shards.types import Batch, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -53,8 +57,7 @@ class ReadSettings:
 
 
 class Format(ABC):
-    """Reads documents from one kind of file in one place. Exists in the parent and, by pickling, in every
-    worker."""
+    """Reads one kind of file in one place. Exists in the parent and, by pickling, in every worker."""
 
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         self.settings = settings
@@ -73,8 +76,7 @@ class Format(ABC):
         """Yield batches that refer to the file's documents from `position` on, in order."""
 
     def sample_batches(self, file: InputFile, position: int, limit_bytes: int) -> Iterator[Batch]:
-        """Yield batches like `batches`, from which about `limit_bytes` will be read: where bytes have to be
-        fetched, they are no larger than that needs."""
+        """Yield batches, over the network no larger than it takes to read about `limit_bytes` of them."""
         return self.batches(file, position, False)
 
     @abstractmethod
@@ -112,8 +114,8 @@ class Format(ABC):
         return None
 
     def prefetch(self, file: InputFile, batch: Batch) -> None:
-        """Begin to fetch the bytes of a batch that will be read soon, and don't wait for them. Runs in a
-        worker, in the thread that receives orders."""
+        """Begin to fetch a batch that will be read soon. Runs in a worker, in the thread that receives
+        orders."""
 
     def fetch_again(self, file: InputFile, batch: Batch) -> None:
         """Drop what was fetched of a batch that has been read, and fetch it again for the next reading."""
@@ -133,6 +135,23 @@ def decode_text(data: bytes) -> tuple[str, int]:
     except UnicodeDecodeError:
         text = data.decode("utf-8", "replace")
         return text, text.count("\ufffd") - data.count("\ufffd".encode())
+
+
+def decode_texts(pieces: Iterable[bytes]) -> tuple[Texts, int]:
+    """Hold pieces of bytes as texts; return them, and the number of characters that replace invalid bytes."""
+    decoded = [decode_text(piece) for piece in pieces]
+    return Texts.from_strings(text for text, _ in decoded), sum(replaced for _, replaced in decoded)
+
+
+def is_utf8(data: bytes | memoryview) -> bool:
+    """Tell whether bytes are valid UTF-8. Makes no copy of them, unlike `decode`."""
+    boundaries = np.array([0, len(data)], np.int64)
+    text = pa.LargeStringArray.from_buffers(1, pa.py_buffer(boundaries), pa.py_buffer(data))
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def utf8_bytes(text: str) -> int:

@@ -1,39 +1,46 @@
 """Read CSV and TSV: batches are byte ranges that end at record ends; the first record names the columns.
 
-The parent counts quotes to find where records end (`quotes.py`), so it reads the whole file once; the
-workers split their ranges. Quotes are those of RFC 4180, in TSV as well. Where a quote breaks the rule,
-nobody knows where the record ends: with `--on-bad-file skip` everything from its beginning to the end of the
-line with that quote is left out, and a record begins after it. That depends on the file alone.
+Quotes are those of RFC 4180, in TSV as well: a `"` may only stand at both ends of a field and, doubled,
+inside such a field. Then a byte is quoted exactly if the number of `"` before it is odd, and NumPy finds
+records at a gigabyte a second, without a step for each character. So the parent, which has to know where
+records end, reads the whole file once and counts quotes; the workers split their ranges.
+
+`find_stray_quote` finds the first `"` that stands elsewhere: after it counting would be wrong, and nobody
+knows where the record ends. With `--on-bad-file skip` everything from its beginning to the end of the line
+with that quote is left out, and a record begins after it. That depends on the file alone.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.formats.base import ReadSettings, decode_text
-from fineweb_shards.formats.jsonl import skip_line
-from fineweb_shards.formats.quotes import BLOCK_BYTES, Block, Records, slices_of_records, split_records
-from fineweb_shards.formats.ranges import Range, next_target
-from fineweb_shards.formats.row_filter import load_filter
+from fineweb_shards.formats.base import decode_text, decode_texts, is_utf8
+from fineweb_shards.formats.jsonl import LONG_HINT, skip_line
+from fineweb_shards.formats.ranges import ByteView, Range, next_target
 from fineweb_shards.formats.rows import append_chunk
 from fineweb_shards.formats.text import TextFormat, batches_of, go_to
-from fineweb_shards.formats.text_check import SAMPLE_BYTES, check_is_text, decode_texts, is_utf8
-from fineweb_shards.formats.views import ByteView, StreamView
+from fineweb_shards.formats.text_samples import SAMPLE_BYTES, check_is_text
 from fineweb_shards.formats.where import IN_WORDS, Kind
-from fineweb_shards.storage.place import InputFile, Place
+from fineweb_shards.storage.place import InputFile
 from fineweb_shards.texts import NO_TEXTS, Texts
-from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
+from fineweb_shards.types import Batch, Counts, Cursor, Origin, Positions, TextChunk
 
 # As for JSON lines. A quote that is never closed must not gather gigabytes.
 MAX_RECORD_BYTES = 64 * 2**20
-_BOM = b"\xef\xbb\xbf"
+BLOCK_BYTES = 2**20
+_QUOTE, _LINE_END, _RETURN = b'"\n\r'
+_STRAY_HINT = (
+    'Write such fields as RFC 4180 says ("a ""quoted"" word"), or leave out such records: --on-bad-file skip.'
+)
 _UNREADABLE = object()  # stands for a field that is no value of the kind that it should be
 
 
@@ -42,13 +49,8 @@ class CsvFormat(TextFormat):
 
     delimiter = b","
 
-    def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
-        super().__init__(settings, place)
-        self.row_filter = load_filter(settings.where)
-
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
-        view = self.open_view(file)
-        try:
+        with contextlib.closing(self.open_view(file)) as view:
             head = view.read_at(0, SAMPLE_BYTES)
             check_is_text(file, head)
             columns, header_bytes = self._read_header(file, head)
@@ -56,12 +58,11 @@ class CsvFormat(TextFormat):
             ranges = self._ranges(file, view, position or header_bytes)
             for batch in batches_of(file, view, ranges, ""):
                 yield replace(batch, columns=columns)
-        finally:
-            view.close()
 
     def _read_header(self, file: InputFile, head: bytes) -> tuple[tuple[str, ...], int]:
-        """Return the names of the columns, and where the records begin; no names if the file is empty."""
-        body = head.removeprefix(_BOM).lstrip(b"\r\n")
+        """Return the names of the columns, and where the records begin; no names if the file is empty.
+        BadFileError if they don't name the column with the text, and those of --where, once."""
+        body = head.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
         start = len(head) - len(body)
         if not body and len(head) < SAMPLE_BYTES:
             return (), start
@@ -76,26 +77,20 @@ class CsvFormat(TextFormat):
         records = split_records(Block.of(body[:end]), self.delimiter)
         cells = [records.take(np.ones(1, np.bool_), field)[0] for field in range(int(records.fields[0]))]
         names = tuple(decode_text(cell)[0] for cell in cells)
-        self._check_columns(file, names)
-        return names, start + end
-
-    def _check_columns(self, file: InputFile, names: tuple[str, ...]) -> None:
-        """Refuse a header that does not name the column with the text, and those of --where, once."""
         hint = "Name the column with the text: --text-column. The first line must hold the names."
-        self._check_column(file, names, self.settings.text_column, hint)
-        for wanted in self.settings.where.columns if self.settings.where else ():
-            self._check_column(file, names, wanted, "Check the names in --where.")
-
-    def _check_column(self, file: InputFile, names: tuple[str, ...], wanted: str, hint: str) -> None:
-        count = names.count(wanted)
-        if count == 1:
-            return
-        found = f"{count} columns are called {wanted!r}" if count else f"there is no column {wanted!r}"
-        if len(names) == 1:  # perhaps because they are separated by something else
-            hint = _separation_hint(file, names[0], wanted) or (
-                f"Columns are separated by commas (--format csv) or tabs (--format tsv). {hint}"
-            )
-        raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(names)[:200]}.", hint)
+        wanted = [(self.settings.text_column, hint)]
+        if self.settings.where:
+            wanted += [(name, "Check the names in --where.") for name in self.settings.where.columns]
+        for name, hint in wanted:
+            if (count := names.count(name)) == 1:
+                continue
+            found = f"{count} columns are called {name!r}" if count else f"there is no column {name!r}"
+            if len(names) == 1:  # perhaps because they are separated by something else
+                hint = _separation_hint(file, names[0], name) or (
+                    f"Columns are separated by commas (--format csv) or tabs (--format tsv). {hint}"
+                )
+            raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(names)[:200]}.", hint)
+        return names, start + end
 
     def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Range]:
         """Yield ranges of whole records, about `batch_bytes` each; what is no record is one by itself."""
@@ -124,14 +119,26 @@ class CsvFormat(TextFormat):
                 start = record
             if stray is not None:
                 offset, quoted = skip_line(view, offset - len(data) + stray), False
-                if not _is_cut_off(view, offset):
-                    yield Range(record, offset, problem=self.leave_out(_stray(file, record)))
+                if not view.is_cut_off_at(offset):
+                    what = 'has a " neither around a field nor doubled inside one'
+                    error = _bad_record(file, record, what, _STRAY_HINT)
+                    yield Range(record, offset, problem=self.leave_out(error))
                 start = record = offset
             else:
                 self.leave_out(_too_long(file, record))  # stop now, or find out where it ends
-                if isinstance(view, StreamView):
-                    view.forget(offset - 1)
-        yield from self._last_ranges(file, view, start, record, offset, quoted)
+                view.forget(offset - 1)
+        # The last record may have no line end. Where damage to a compressed file ends it is reported there.
+        problem = None
+        if quoted:
+            problem = _bad_record(file, record, 'has a " that is not closed')
+        elif offset - record > MAX_RECORD_BYTES:
+            problem = _too_long(file, record)
+        is_cut_off = view.is_cut_off_at(offset)
+        whole = record if problem or is_cut_off else offset
+        if whole > start:
+            yield Range(start, whole)
+        if problem and not is_cut_off:
+            yield Range(record, offset, problem=self.leave_out(problem))
 
     def _record_ends(self, block: Block, offset: int, limit: int) -> Iterator[int]:
         """Yield, in order, the ends of the first and the last record that end in a block, before its place
@@ -146,21 +153,6 @@ class CsvFormat(TextFormat):
             assert end is not None, "a record ends after it"
             yield offset + end
         yield offset + last
-
-    def _last_ranges(
-        self, file: InputFile, view: ByteView, start: int, record: int, end: int, quoted: bool
-    ) -> Iterator[Range]:
-        """Yield what is left at the end of the file, where the last record may have no line end."""
-        problem = None
-        if quoted:
-            problem = BadFileError(f'{file.path}: the record at byte {record:,} has a " that is not closed.')
-        elif end - record > MAX_RECORD_BYTES:
-            problem = _too_long(file, record)
-        whole = record if problem or _is_cut_off(view, end) else end
-        if whole > start:
-            yield Range(start, whole)
-        if problem and not _is_cut_off(view, end):
-            yield Range(record, end, problem=self.leave_out(problem))
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         chunk = TextChunk(NO_TEXTS, Cursor(batch.file, batch.position), Cursor(batch.file, batch.end))
@@ -182,10 +174,14 @@ class CsvFormat(TextFormat):
         problems: list[str] = []
         failure, end = None, None
         for number in np.flatnonzero(~sound).tolist():
-            error = _bad_record(file, records, number, offset, len(columns), wrong.get(number))
+            fields, place = int(records.fields[number]), offset + int(records.starts[number])
+            what = f"has {fields:,} field{'s'[: fields != 1]}, the header {len(columns):,}"
+            if records.has_lone_return[number]:
+                what = "has a CR without LF in a field without quotes"
+            error = _bad_record(file, place, wrong.get(number, what))
             if not self.settings.skip_bad:
                 sound[number:] = False
-                failure, end = error, Cursor(file.index, offset + int(records.starts[number]))
+                failure, end = error, Cursor(file.index, place)
                 break
             problems.append(self.leave_out(error))
         left_out = Counts()
@@ -233,8 +229,7 @@ class TsvFormat(CsvFormat):
 
 
 def _separation_hint(file: InputFile, header: str, wanted: str) -> str | None:
-    """Return what to do about a header in which another character than expected divides the columns; None if
-    none does."""
+    """Return what to do about a header in which another character divides the columns; None if none does."""
     named = {",": "Commas", "\t": "Tabs", ";": "Semicolons", "|": "Bars (|)"}
     divided = (one for one in named if wanted in (name.strip('" ') for name in header.split(one)))
     found = next(divided, None)
@@ -247,11 +242,6 @@ def _separation_hint(file: InputFile, header: str, wanted: str) -> str | None:
         f"first, with pandas for example: read_csv({file.path!r}, sep={found!r}, dtype=str, "
         "keep_default_na=False).to_csv('converted.csv', index=False)"
     )
-
-
-def _is_cut_off(view: ByteView, offset: int) -> bool:
-    """Tell whether damage to a compressed file ends its text at `offset`; that is reported by itself."""
-    return isinstance(view, StreamView) and view.is_cut_off_at(offset)
 
 
 def _parse_field(cell: bytes, kind: Kind) -> Any:
@@ -272,29 +262,141 @@ def _parse_field(cell: bytes, kind: Kind) -> Any:
     return text
 
 
-def _bad_record(
-    file: InputFile, records: Records, number: int, offset: int, columns: int, wrong: str | None
-) -> BadFileError:
-    place = f"{file.path}: the record at byte {offset + int(records.starts[number]):,}"
-    if wrong is not None:
-        return BadFileError(f"{place} {wrong}.")
-    if records.has_lone_return[number]:
-        return BadFileError(f"{place} has a CR without LF in a field without quotes.")
-    fields = int(records.fields[number])
-    return BadFileError(f"{place} has {fields:,} field{'s'[: fields != 1]}, the header {columns:,}.")
-
-
-def _stray(file: InputFile, record: int) -> BadFileError:
-    return BadFileError(
-        f'{file.path}: the record at byte {record:,} has a " neither around a field nor doubled inside one.',
-        'Write such fields as RFC 4180 says ("a ""quoted"" word"), or leave out such records: '
-        "--on-bad-file skip.",
-    )
+def _bad_record(file: InputFile, place: int, what: str, hint: str | None = None) -> BadFileError:
+    return BadFileError(f"{file.path}: the record at byte {place:,} {what}.", hint)
 
 
 def _too_long(file: InputFile, record: int) -> BadFileError:
-    return BadFileError(
-        f"{file.path}: the record at byte {record:,} is longer than {MAX_RECORD_BYTES:,} bytes.",
-        "If a quote is missing, repair it. Put documents of that length into text files (--separator none), "
-        "or leave out such records: --on-bad-file skip.",
+    hint = f"If a quote is missing, repair it. {LONG_HINT.format('records')}"
+    return _bad_record(file, record, f"is longer than {MAX_RECORD_BYTES:,} bytes", hint)
+
+
+# Where records and fields end
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some bytes of a file, and where their quotes are."""
+
+    data: bytes
+    quotes: Positions
+    starts_quoted: bool
+
+    @classmethod
+    def of(cls, data: bytes, starts_quoted: bool = False) -> Block:
+        return cls(data, np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE), starts_quoted)
+
+    @property
+    def ends_quoted(self) -> bool:
+        return (len(self.quotes) + self.starts_quoted) % 2 == 1
+
+    def first_end(self, offset: int, limit: int) -> int | None:
+        """Return the position after the first line end from `offset` to `limit` that ends a record."""
+        place = self.data.find(b"\n", offset, limit)
+        while place >= 0:
+            before = int(np.searchsorted(self.quotes, place))
+            if (before + self.starts_quoted) % 2 == 0:
+                return place + 1
+            if before == len(self.quotes):
+                return None
+            place = self.data.find(b"\n", int(self.quotes[before]), limit)
+        return None
+
+    def last_end(self, limit: int) -> int | None:
+        """Return the position after the last line end before `limit` that ends a record."""
+        place = self.data.rfind(b"\n", 0, limit)
+        while place >= 0:
+            before = int(np.searchsorted(self.quotes, place))
+            if (before + self.starts_quoted) % 2 == 0:
+                return place + 1
+            if before == 0:
+                return None
+            place = self.data.rfind(b"\n", 0, int(self.quotes[before - 1]))
+        return None
+
+    def find_stray_quote(self, before: bytes, after: bytes, delimiter: bytes) -> int | None:
+        """Return the place of the first quote that is neither at an end of a field nor doubled. `before` and
+        `after` are the bytes around the block: a line end at the beginning and the end of the file."""
+        framed = np.frombuffer(before + self.data + after, np.uint8)
+        opening = (np.arange(len(self.quotes)) + self.starts_quoted) % 2 == 0
+        sound = np.where(
+            opening,
+            np.isin(framed[self.quotes], (delimiter[0], _LINE_END, _QUOTE)),
+            np.isin(framed[self.quotes + 2], (delimiter[0], _LINE_END, _RETURN, _QUOTE)),
+        )
+        return None if sound.all() else int(self.quotes[np.argmin(sound)])
+
+    def find_outside(self, *wanted: int) -> Positions:
+        """Return the places of some bytes that are not quoted. A piece at a time, because a long text in
+        quotes may have many of them."""
+        data = np.frombuffer(self.data, np.uint8)
+        found = [np.empty(0, np.int64)]
+        for offset in range(0, len(data), BLOCK_BYTES):
+            piece = data[offset : offset + BLOCK_BYTES]
+            places = np.flatnonzero(reduce(np.logical_or, [piece == byte for byte in wanted])) + offset
+            found.append(places[(np.searchsorted(self.quotes, places) + self.starts_quoted) % 2 == 0])
+        return np.concatenate(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Whole records, and where their fields are. Empty lines are no records."""
+
+    block: Block
+    starts: Positions  # of each record
+    fields: Positions  # the number of fields of each
+    has_lone_return: NDArray[np.bool_]  # outside quotes, where programs disagree on whether it ends a record
+    ends: Positions  # of all fields, one after the other
+    first: Positions  # the number of each record's first field
+
+    def take(self, records: NDArray[np.bool_], field: int) -> list[bytes]:
+        """Return one field of some of the records, which must have it, without quotes."""
+        data, numbers = self.block.data, self.first[records] + field
+        starts = self.starts[records] if field == 0 else self.ends[numbers - 1] + 1
+        ends = _without_return(data, self.ends[numbers])
+        quotes = np.searchsorted(self.block.quotes, ends) - np.searchsorted(self.block.quotes, starts)
+        starts, ends, has_doubled = starts + (quotes > 0), ends - (quotes > 0), quotes > 2
+        places = zip(starts.tolist(), ends.tolist(), has_doubled.tolist(), strict=True)
+        return [data[i:j].replace(b'""', b'"') if doubled else data[i:j] for i, j, doubled in places]
+
+
+def split_records(block: Block, delimiter: bytes) -> Records:
+    """Find the records of a block that begins with one, and their fields."""
+    data = block.data
+    ends = block.find_outside(delimiter[0], _LINE_END)
+    if not data.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    ended = np.frombuffer(data + b"\n", np.uint8)
+    last = np.flatnonzero(ended[ends] == _LINE_END)  # the number of each record's last field
+    first = np.concatenate(([0], last[:-1] + 1))
+    starts = np.concatenate(([0], ends[last[:-1]] + 1))
+    record_ends = ends[last]
+    lone = block.find_outside(_RETURN) if b"\r" in data else np.empty(0, np.int64)
+    lone = lone[ended[lone + 1] != _LINE_END]
+    has_lone_return = np.zeros(len(last), np.bool_)
+    has_lone_return[np.searchsorted(record_ends, lone)] = True
+    wanted = starts < _without_return(data, record_ends)
+    return Records(
+        block, starts[wanted], (last - first + 1)[wanted], has_lone_return[wanted], ends, first[wanted]
     )
+
+
+def _without_return(data: bytes, ends: Positions) -> Positions:
+    """Move the ends of fields that are in front of CRLF before the CR."""
+    if b"\r" not in data:
+        return ends
+    framed = np.frombuffer(b"\n" + data, np.uint8)
+    return np.where(framed[ends] == _RETURN, ends - 1, ends)
+
+
+def slices_of_records(data: bytes) -> Iterator[tuple[int, Block]]:
+    """Cut records into blocks of about a megabyte, each with its offset, so that few places are held."""
+    offset = 0
+    while offset < len(data):
+        size, end = BLOCK_BYTES, None
+        while end is None:
+            block = Block.of(data[offset : offset + size])
+            end = len(block.data) if offset + size >= len(data) else block.last_end(len(block.data))
+            size *= 2
+        yield offset, Block(block.data[:end], block.quotes[: np.searchsorted(block.quotes, end)], False)
+        offset += end

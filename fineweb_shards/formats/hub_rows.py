@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -22,14 +23,23 @@ from fineweb_shards.system.retry import TransientError
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Batch
 
-_END = object()
+_DAMAGE = (ValueError, TypeError, LookupError, pa.ArrowException)  # what damaged content raises
 
 
 class HubRowsFormat(JsonLinesFormat):
     """Rows of a dataset that is not parquet, streamed by `datasets`."""
 
+    @cached_property
+    def _columns(self) -> list[str]:
+        """The columns that are needed: the documents', and those of --where."""
+        where = self.settings.where
+        return list(dict.fromkeys((self.settings.column, *(where.columns if where else ()))))
+
     def by_value(self, file: InputFile) -> bool:
         return True
+
+    def place_of(self, batch: Batch, line: int, offset: int) -> int:
+        return batch.position + line
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         lines: list[str] = []
@@ -37,12 +47,16 @@ class HubRowsFormat(JsonLinesFormat):
         rows, failure = self._rows(position), None
         while True:
             try:
-                lines.append(self._line(next(rows)))
-            except StopIteration:
-                break
+                row = next(rows, None)
             except BadFileError as error:
                 failure = error  # raised later, so that the rows before it are kept for any batch size
                 break
+            if row is None:
+                break
+            # Only the columns that are needed; if there is no document, all its keys, for the error.
+            missing = {} if self.settings.column in row else dict.fromkeys(row)
+            kept = {name: row[name] for name in self._columns if name in row}
+            lines.append(json.dumps(missing | kept, default=_as_json))
             size += len(lines[-1])
             if size >= self.settings.batch_bytes:
                 yield _batch(file, first, lines)
@@ -52,22 +66,7 @@ class HubRowsFormat(JsonLinesFormat):
         if failure is not None:
             raise failure
 
-    def _line(self, row: dict[str, Any]) -> str:
-        """Return a row as a JSON line with only the columns that are needed; if it has no text, with all its
-        keys, for the error."""
-        kept = {name: row[name] for name in self._columns() if name in row}
-        missing = {} if self.settings.column in row else dict.fromkeys(row)
-        return json.dumps(missing | kept, default=_as_json)
-
-    def _columns(self) -> list[str]:
-        """Return the columns that are needed: the documents', and those of --where."""
-        where = self.settings.where
-        return list(dict.fromkeys((self.settings.column, *(where.columns if where else ()))))
-
-    def place_of(self, batch: Batch, line: int, offset: int) -> int:
-        return batch.position + line
-
-    def _rows(self, position: int) -> Iterator[Any]:
+    def _rows(self, position: int) -> Iterator[dict[str, Any]]:
         """Yield the rows from `position` on, across any number of interruptions."""
         rows: Iterator[Any] | None = None
 
@@ -77,22 +76,24 @@ class HubRowsFormat(JsonLinesFormat):
                 with translated_errors("the dataset"):
                     if rows is None:
                         rows = iter(self._open_rows(position))
-                    return next(rows, _END)
+                    return next(rows, None)
             except TransientError:
                 rows = None  # open the stream again, at the next row
                 raise
+            except MemoryError:
+                raise  # also pyarrow's subclass of it, which is an ArrowException
             except Exception as error:
-                if not _is_damage(error):
+                # `datasets`' exception is known by its name, without an import.
+                by_datasets = any(kind.__name__ == "DatasetBuildError" for kind in type(error).__mro__)
+                if not by_datasets and not isinstance(error, _DAMAGE):
                     raise
-                place = f"{self._dataset()}: row {position:,}"
-                raise BadFileError(f"{place} can't be read: {first_line(error)}.") from error
+                dataset = f"dataset {self.settings.hub.dataset}" if self.settings.hub else "the dataset"
+                message = f"{dataset}: row {position:,} can't be read: {first_line(error)}."
+                raise BadFileError(message) from error
 
-        while (row := self.place.retrier.call(next_row)) is not _END:
+        while (row := self.place.retrier.call(next_row)) is not None:
             position += 1
             yield row
-
-    def _dataset(self) -> str:
-        return f"dataset {self.settings.hub.dataset}" if self.settings.hub else "the dataset"
 
     def _open_rows(self, position: int) -> Any:
         import datasets
@@ -108,16 +109,16 @@ class HubRowsFormat(JsonLinesFormat):
                 raise TransientError(f"{hub_host()}: the listing could not be read") from None
             raise HubError(f"dataset {hub.dataset}: {first_line(error)}") from None
         names = stream.column_names
-        for column in self._columns() if names is not None else ():
-            if column not in names:
-                is_ours = column == self.settings.column
-                raise HubError(
-                    f"dataset {hub.dataset}: there is no column {column!r}; the columns are: "
-                    f"{', '.join(names)}.",
-                    self.settings.column_hint() if is_ours else "Check the names in --where.",
-                )
         if names is not None:
-            stream = stream.select_columns(self._columns())
+            for column in self._columns:
+                if column not in names:
+                    is_ours = column == self.settings.column
+                    raise HubError(
+                        f"dataset {hub.dataset}: there is no column {column!r}; the columns are: "
+                        f"{', '.join(names)}.",
+                        self.settings.column_hint() if is_ours else "Check the names in --where.",
+                    )
+            stream = stream.select_columns(self._columns)
         return stream.skip(position) if position else stream
 
 
@@ -129,11 +130,3 @@ def _batch(file: InputFile, first: int, lines: list[str]) -> Batch:
 def _as_json(value: Any) -> Any:
     """Convert a value that JSON lacks: bytes to text, as in parquet; anything else to its type's name."""
     return decode_text(value)[0] if isinstance(value, bytes) else {type(value).__name__: None}
-
-
-def _is_damage(error: Exception) -> bool:
-    """Tell whether the content is damaged. Finds `datasets`' exception by its name, not by an import."""
-    if isinstance(error, MemoryError):  # pyarrow's subclass of it is an ArrowException, too
-        return False
-    by_datasets = any(kind.__name__ == "DatasetBuildError" for kind in type(error).__mro__)
-    return by_datasets or isinstance(error, (ValueError, TypeError, LookupError, pa.ArrowException))

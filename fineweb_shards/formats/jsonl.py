@@ -7,6 +7,8 @@ everything before it has been read: neither depends on where batches end.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import json
 import shlex
 from collections.abc import Iterator
@@ -18,15 +20,13 @@ import numpy as np
 import orjson
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.formats.base import ReadSettings, decode_text
-from fineweb_shards.formats.ranges import Range, next_target
-from fineweb_shards.formats.row_filter import load_filter
+from fineweb_shards.formats.base import decode_text
+from fineweb_shards.formats.ranges import ByteView, Range, next_target
+from fineweb_shards.formats.rows import TokenRows, parse_ids
 from fineweb_shards.formats.text import TextFormat, batches_of, go_to
-from fineweb_shards.formats.text_check import SAMPLE_BYTES, check_is_text
-from fineweb_shards.formats.token_rows import TokenRows, parse_ids
-from fineweb_shards.formats.views import ByteView, StreamView
+from fineweb_shards.formats.text_samples import SAMPLE_BYTES, check_is_text
 from fineweb_shards.formats.where import kind_of
-from fineweb_shards.storage.place import InputFile, Place
+from fineweb_shards.storage.place import InputFile
 from fineweb_shards.texts import Ids, Texts, encode_utf8
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
@@ -35,8 +35,10 @@ MAX_LINE_BYTES = 64 * 2**20
 _WINDOW_BYTES = 64 * 1024
 _MOST_DIGITS = 400  # more than any double has
 _ROUNDED = 2.0**63  # orjson returns longer whole numbers as doubles
-_WHERE_HINT = "Correct --where or the line, or leave out such lines: --on-bad-file skip."
-_BOM = b"\xef\xbb\xbf"
+LONG_HINT = (
+    "Put documents of that length into text files (--separator none), or leave out such {}: "
+    "--on-bad-file skip."
+)
 
 
 def _parse_integer(digits: str) -> float:
@@ -48,8 +50,6 @@ _DECODER = json.JSONDecoder(parse_int=_parse_integer)  # one for all lines, beca
 
 
 class _Row(NamedTuple):
-    """What is needed of a line."""
-
     document: bytes | Ids | None  # UTF-8 or, with --tokens-column, ids; None if it is null
     id: str | None
     replaced: int  # characters
@@ -61,21 +61,14 @@ class _Row(NamedTuple):
 class JsonLinesFormat(TextFormat):
     """Documents that are the value of a key, one JSON object per line."""
 
-    def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
-        super().__init__(settings, place)
-        self.row_filter = load_filter(settings.where)
-
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
-        view = self.open_view(file)
-        try:
+        with contextlib.closing(self.open_view(file)) as view:
             head = view.read_at(0, SAMPLE_BYTES)
             check_is_text(file, head)
             if is_array(head):
                 raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", _unwrap(file))
             go_to(file, view, position)
             yield from batches_of(file, view, self._ranges(file, view, position), "")
-        finally:
-            view.close()
 
     def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Range]:
         """Yield ranges of whole lines, about `batch_bytes` each; a line that is too long is one by itself."""
@@ -91,7 +84,7 @@ class JsonLinesFormat(TextFormat):
                 if line > start:
                     yield Range(start, line)
                 end = skip_line(view, line)
-                if not (isinstance(view, StreamView) and view.is_cut_off_at(end)):
+                if not view.is_cut_off_at(end):
                     yield Range(line, end, problem=self.leave_out(_too_long(file, line)))
             start = end
 
@@ -109,7 +102,7 @@ class JsonLinesFormat(TextFormat):
             try:
                 if len(line) > MAX_LINE_BYTES:
                     raise _too_long(file, offset)
-                text = line if offset else line.removeprefix(_BOM)
+                text = line if offset else line.removeprefix(codecs.BOM_UTF8)
                 if text.strip():  # empty lines are ignored
                     row = self._parse_line(file, text, offset)
                     if row.failure is not None:
@@ -177,17 +170,15 @@ class JsonLinesFormat(TextFormat):
 
     def _parse_line(self, file: InputFile, line: bytes, offset: int) -> _Row:
         """Return what is needed of a line; BadFileError if it has no document (with --where, only once it is
-        known that the line is kept), or if --where can't use it.
-
-        orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it
-        knows neither NaN nor half a character), and about every line without a document.
-        """
+        known that the line is kept), or if --where can't use it."""
+        # orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it
+        # knows neither NaN nor half a character), and about every line without a document.
         try:
             row = orjson.loads(line)
-            document = self._to_document(row[self.settings.column])
-            if document is not None:
-                name = row.get("id")
-                values = self._fast_values(file, row, offset) if self.row_filter else ()
+            document, name = self._to_document(row[self.settings.column]), row.get("id")
+            values = self._values(file, row, offset)
+            # orjson rounds whole numbers of more than 64 bits.
+            if not any(isinstance(value, float) and abs(value) >= _ROUNDED for value in values):
                 return _Row(document, name if isinstance(name, str) else None, 0, values)
         except (ValueError, LookupError, TypeError):
             pass
@@ -195,22 +186,15 @@ class JsonLinesFormat(TextFormat):
 
     def _values(self, file: InputFile, row: dict[str, Any], offset: int) -> tuple[Any, ...]:
         """Return the values that --where needs, None for those that are missing."""
-        assert self.row_filter is not None
+        if self.row_filter is None:
+            return ()
         problem = self.row_filter.find_wrong_value(row)
         if problem is not None:
-            raise BadFileError(f"{file.path}: the line at byte {offset:,} {problem}.", _WHERE_HINT)
+            hint = "Correct --where or the line, or leave out such lines: --on-bad-file skip."
+            raise BadFileError(f"{file.path}: the line at byte {offset:,} {problem}.", hint)
         return tuple(row.get(name) for name in self.row_filter.where.columns)
 
-    def _fast_values(self, file: InputFile, row: dict[str, Any], offset: int) -> tuple[Any, ...]:
-        """Return the same of a row that orjson has parsed; ValueError if it may have rounded a whole number
-        that is longer than 64 bits."""
-        values = self._values(file, row, offset)
-        if any(isinstance(value, float) and abs(value) >= _ROUNDED for value in values):
-            raise ValueError
-        return values
-
     def _parse_slowly(self, file: InputFile, line: bytes, offset: int) -> _Row:
-        """Do the same with Python's parser."""
         place = f"{file.path}: the line at byte {offset:,}"
         source, replaced = decode_text(line)
         try:
@@ -219,11 +203,10 @@ class JsonLinesFormat(TextFormat):
             raise BadFileError(f"{place} is no JSON: {error}.") from error
         except RecursionError as error:
             raise BadFileError(f"{place} is nested too deeply.") from error
-        column = self.settings.column
         if not isinstance(row, dict):
             hint = _unwrap(file) if isinstance(row, list) else None
             raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.", hint)
-        values = self._values(file, row, offset) if self.row_filter else ()
+        values, name, column = self._values(file, row, offset), row.get("id"), self.settings.column
         document, failure = None, None
         if column not in row:
             failure = BadFileError(
@@ -237,7 +220,6 @@ class JsonLinesFormat(TextFormat):
                 failure = BadFileError(f"{place}: {column!r} {error}.")
         if failure is not None and self.row_filter is None:
             raise failure
-        name = row.get("id")
         return _Row(document, name if isinstance(name, str) else None, replaced, values, failure=failure)
 
     def _to_document(self, value: Any) -> bytes | Ids:
@@ -268,22 +250,20 @@ def skip_line(view: ByteView, offset: int) -> int:
         if (found := window.find(b"\n")) >= 0:
             return offset + found + 1
         offset += len(window)
-        if isinstance(view, StreamView):
-            view.forget(offset)
+        view.forget(offset)
     return offset
 
 
 def _too_long(file: InputFile, offset: int) -> BadFileError:
     return BadFileError(
         f"{file.path}: the line at byte {offset:,} is longer than {MAX_LINE_BYTES:,} bytes.",
-        "Put documents of that length into text files (--separator none), or leave out such lines: "
-        "--on-bad-file skip.",
+        LONG_HINT.format("lines"),
     )
 
 
 def is_array(head: bytes) -> bool:
     """Tell whether a file is one JSON array, on one line or over many, by its beginning."""
-    lines = head.removeprefix(_BOM).split(b"\n")
+    lines = head.removeprefix(codecs.BOM_UTF8).split(b"\n")
     if len(head) >= SAMPLE_BYTES:
         lines.pop()  # it may be cut off by the end of the sample
     first, second = [*(line for line in lines if line.strip()), b"", b""][:2]

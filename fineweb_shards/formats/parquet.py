@@ -10,7 +10,7 @@ takes three requests in a row, so files are opened in the background, the next o
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,9 +28,14 @@ from fineweb_shards.formats.parquet_file import (
     open_parquet,
     translated_pyarrow_errors,
 )
-from fineweb_shards.formats.row_filter import load_filter
-from fineweb_shards.formats.rows import TOKEN_COUNT_VOCABULARY, append_chunk, split_rows, unwrap
-from fineweb_shards.formats.token_rows import split_token_rows
+from fineweb_shards.formats.row_filter import RowFilter
+from fineweb_shards.formats.rows import (
+    TOKEN_COUNT_VOCABULARY,
+    append_chunk,
+    split_rows,
+    split_token_rows,
+    unwrap,
+)
 from fineweb_shards.storage.place import InputFile, Place
 from fineweb_shards.system.background import in_background
 from fineweb_shards.texts import NO_TEXTS
@@ -62,7 +67,10 @@ class ParquetFormat(Format):
 
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         super().__init__(settings, place)
-        _use_small_memory_pool()
+        # By default pyarrow has mimalloc, which keeps 47 MB more in every worker, for as much speed; malloc
+        # has ten times the page faults.
+        if "jemalloc" in pa.supported_memory_backends():
+            pa.set_memory_pool(pa.jemalloc_memory_pool())
         self._opened: dict[str, Future[ParquetSource]] = {}  # by path, those that are needed last at the end
         self._fetches: dict[tuple[str, int], Future[None]] = {}  # by path and position: batches to be read
         self._reading: str | None = None  # the path of the batch that is being read
@@ -70,7 +78,7 @@ class ParquetFormat(Format):
         self._lock = threading.RLock()  # one thread receives orders, another one reads
         self._rows: _RowReader | None = None
         self._group_counts: dict[int, int] = {}
-        self.row_filter = load_filter(settings.where)
+        self.row_filter = RowFilter(settings.where) if settings.where else None
 
     # Listing batches
 
@@ -92,7 +100,13 @@ class ParquetFormat(Format):
             if group_size >= 2 * wanted:
                 if size:
                     yield Batch(file.index, first, group, size)
-                yield from self._stripes(file, group, footer.group_rows[group], group_size)
+                if self.place.is_remote:  # if it were divided, every worker would fetch all of it
+                    yield Batch(file.index, group, group + 1, group_size)
+                else:  # some rows in each batch: pandas writes a million rows into one row group
+                    rows = footer.group_rows[group]
+                    parts = max(1, min(rows, group_size // self.settings.batch_bytes))
+                    for span in pairwise(rows * i // parts for i in range(parts + 1)):
+                        yield Batch(file.index, group, group + 1, group_size // parts, rows=span)
                 first, size = group + 1, 0
                 continue
             size += group_size
@@ -101,16 +115,6 @@ class ParquetFormat(Format):
                 first, size = group + 1, 0
         if first < groups:
             yield Batch(file.index, first, groups, size)
-
-    def _stripes(self, file: InputFile, group: int, rows: int, size: int) -> Iterator[Batch]:
-        """Yield batches of some rows each for a large row group (pandas writes a million rows into one). Over
-        the network it stays in one batch: if it were divided, every worker would fetch all of it."""
-        if self.place.is_remote:
-            yield Batch(file.index, group, group + 1, size)
-            return
-        parts = max(1, min(rows, size // self.settings.batch_bytes))
-        for first, end in pairwise(rows * i // parts for i in range(parts + 1)):
-            yield Batch(file.index, group, group + 1, size // parts, rows=(first, end))
 
     def share_before(self, file: InputFile, position: int) -> float | None:
         groups = self._group_counts.get(file.index)  # known once `batches` was called
@@ -126,32 +130,25 @@ class ParquetFormat(Format):
             for file in files:
                 self._begin_opening(file)
 
-    def open(self, file: InputFile) -> ParquetSource:
-        """Return an open file. It stays open until another file is opened and nobody needs it."""
-        return self._begin_opening(file).result()
-
     def footer(self, file: InputFile) -> Footer:
-        """Return the checked footer of a file."""
-        return self.open(file).footer
+        """Return the checked footer of a file, which stays open until another one is opened."""
+        return self._begin_opening(file).result().footer
 
     def _begin_opening(self, file: InputFile, address: str | None = None) -> Future[ParquetSource]:
-        """Open a file, if it is not open, and close those that nobody needs. Over the network that happens in
-        the background."""
+        """Open a file, over the network in the background, and close those that nobody needs."""
         with self._lock:
             if file.path not in self._opened:
                 needed = {self._reading, *self._expected, *(path for path, _ in self._fetches)}
                 kept = list(self._opened)[:-1] if self.place.is_remote else list(self._opened)
                 for old in [path for path in kept if path not in needed]:
                     self._close_file(old)
-                self._opened[file.path] = self._start_opening(partial(self._open, file, address))
+                opened: Future[ParquetSource] = Future()
+                if self.place.is_remote:
+                    opened = in_background(partial(self._open, file, address))
+                else:
+                    opened.set_result(self._open(file, address))
+                self._opened[file.path] = opened
             return self._opened[file.path]
-
-    def _start_opening(self, opening: Callable[[], ParquetSource]) -> Future[ParquetSource]:
-        if self.place.is_remote:
-            return in_background(opening)
-        opened: Future[ParquetSource] = Future()
-        opened.set_result(opening())
-        return opened
 
     def _open(self, file: InputFile, address: str | None) -> ParquetSource:
         is_remote = self.place.is_remote
@@ -230,24 +227,17 @@ class ParquetFormat(Format):
                         yield chunk
                         chunk, size_bytes = TextChunk(NO_TEXTS, None, None), 0
             except BadFileError as error:
-                if not self.settings.skip_bad:
-                    raise
-                chunk = replace(
-                    chunk,
-                    counts=chunk.counts + Counts(bad_parts=1),
-                    problems=(*chunk.problems, f"left out: {error.message}"),
-                )
+                problems = (*chunk.problems, self.leave_out(error))
+                chunk = replace(chunk, counts=chunk.counts + Counts(bad_parts=1), problems=problems)
         ends = batch.rows is None or batch.rows[1] == footer.group_rows[batch.position]
         yield replace(chunk, end=Cursor(batch.file, batch.end) if ends else None)
 
     def _read_group(
         self, opened: ParquetSource, group: int, rows: tuple[int, int] | None
     ) -> Iterator[TextChunk]:
-        """Yield the documents of a row group, or of some of its rows, a slice at a time.
-
-        A row group can only be read from its start. So the reader is kept for the next batch of the same row
-        group: every worker reads a large row group only once, whichever rows it gets.
-        """
+        """Yield the documents of a row group, or of some of its rows, a slice at a time. A row group can only
+        be read from its start. So the reader is kept for the next batch of the same one: every worker reads a
+        large row group only once, whichever rows it gets."""
         footer, file, vocabulary = opened.footer, opened.file, self.settings.vocabulary
         first, end = rows or (0, footer.group_rows[group])
         place = f"{file.path}: row group {group}"
@@ -262,7 +252,7 @@ class ParquetFormat(Format):
                     raise
                 return
             needed = len(footer.needed_columns)
-            reader = _RowReader(place, opened.parsed, group, opened.columns, needed, slice_rows)
+            reader = _RowReader(place, opened.parsed, group, list(opened.paths), needed, slice_rows)
             self._rows = reader
         try:
             for row, row_slice in reader.read(first, end):
@@ -280,7 +270,6 @@ class ParquetFormat(Format):
                 raise
 
     def _leave_out_row(self, file: InputFile, sentence: str) -> str:
-        """Return what to report about a bad row, or raise an error that says so."""
         hint = "Name the right --tokenizer, or leave out such rows: --on-bad-file skip."
         return self.leave_out(BadFileError(f"{file.path}: {sentence}.", hint))
 
@@ -289,13 +278,12 @@ class ParquetFormat(Format):
     ) -> StatedExtent | None:
         """Add up the file's `token_count` over the documents that --where and these limits keep; None if it
         has no usable one, or if the columns that --where needs are large."""
-        opened = self.open(file)
+        opened = self._begin_opening(file).result()
         schema = opened.parsed.schema_arrow
         if self.settings.vocabulary != TOKEN_COUNT_VOCABULARY or self.settings.tokens_column is not None:
             return None
-        if self.settings.text_column != "text" or schema.names.count("token_count") != 1:
-            return None
-        if not pa.types.is_integer(schema.field("token_count").type):
+        is_counted = self.settings.text_column == "text" and schema.names.count("token_count") == 1
+        if not is_counted or not pa.types.is_integer(schema.field("token_count").type):
             return None
         columns = list(dict.fromkeys(("token_count", *opened.footer.needed_columns[1:])))
         if self.row_filter and not _are_small(opened, self.row_filter.where.columns):
@@ -335,32 +323,21 @@ def _are_small(opened: ParquetSource, columns: Sequence[str]) -> bool:
     return size_bytes <= _SMALL_SHARE * sum(opened.footer.group_bytes)
 
 
-def _use_small_memory_pool() -> None:
-    """Have pyarrow allocate with jemalloc, where it has it. By default it does with mimalloc, which keeps
-    47 MB more in every worker, for as much speed; malloc has ten times the page faults."""
-    if "jemalloc" in pa.supported_memory_backends():
-        pa.set_memory_pool(pa.jemalloc_memory_pool())
-
-
+@dataclass
 class _RowReader:
-    """Reads one row group from front to back.
+    """Reads one row group from front to back. Where a damaged one ends must depend on nothing but the file.
+    So whole slices are decoded, whatever rows are asked for, and if columns that are not needed can't be
+    read, the others are read without them."""
 
-    Where a damaged row group ends must depend on nothing but the file. So whole slices are decoded, whatever
-    rows are asked for, and if columns that are not needed can't be read, the others are read without them.
-    """
-
-    def __init__(
-        self, place: str, file: Any, group: int, columns: list[str], needed: int, slice_rows: int
-    ) -> None:
-        self.place = place
-        self.next_row = 0
-        self._file = file
-        self._group = group
-        self._columns = columns  # the documents' first
-        self._needed = needed  # how many of them
-        self._slice_rows = slice_rows
-        self._rest: Any = None  # rows of the last slice that were not asked for yet
-        self._slices: Iterator[Any] | None = None
+    place: str
+    _file: Any  # pyarrow's ParquetFile
+    _group: int
+    _columns: list[str]  # the documents' first
+    _needed: int  # how many of them
+    _slice_rows: int
+    next_row: int = 0
+    _rest: Any = None  # rows of the last slice that were not asked for yet
+    _slices: Iterator[Any] | None = None
 
     def read(self, first: int, end: int) -> Iterator[tuple[int, Any]]:
         """Yield the rows from `first` to `end` a slice at a time, each with the number of its first row."""
@@ -403,9 +380,7 @@ class _RowReader:
 
 
 def _slice_rows(rows: int, size_bytes: int, most_rows: int = _SLICE_ROWS) -> int:
-    """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer.
-
-    It must not depend on a setting that may change, because where a damaged row group ends depends on it.
-    """
+    """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer. It
+    must not depend on a setting that may change, because where a damaged row group ends depends on it."""
     average = size_bytes // max(1, rows) + 1
     return min(max(_SLICE_BYTES // average, 1), most_rows)

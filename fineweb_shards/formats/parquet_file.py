@@ -8,28 +8,25 @@ file, takes several gigabytes of memory. pyarrow has no limit for that, and does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fineweb_shards.errors import BadFileError, suggest
 from fineweb_shards.formats.base import ReadSettings, first_line
-from fineweb_shards.formats.row_filter import load_filter
-from fineweb_shards.formats.rows import TOKEN_COUNT_COLUMNS, TOKEN_COUNT_VOCABULARY, is_text
-from fineweb_shards.formats.token_rows import holds_ids
-from fineweb_shards.formats.where import Where
+from fineweb_shards.formats.row_filter import RowFilter
+from fineweb_shards.formats.rows import TOKEN_COUNT_COLUMNS, TOKEN_COUNT_VOCABULARY, holds_ids, is_text
 from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.units import show_bytes
 
 # What pyarrow raises for damaged bytes; ValueError for a column name that is no UTF-8.
 _PYARROW_ERRORS = (OSError, pa.ArrowException, ValueError, OverflowError)
-_WHERE_HINT = "Correct --where: numbers without quotes, texts in quotes; see docs/input.md."
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 2**20, 8 * 2**20
 # Neighbouring row groups are fetched with one request, including the columns that are not needed, if that is
@@ -53,26 +50,26 @@ class Footer:
     note: str | None  # to be shown to the user
     path: str  # of the documents' values in the file: their column or, of lists, `column.list.element`
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns to read: the documents' first, then those that are needed, then the others."""
-        return tuple(dict.fromkeys((*self.needed_columns, *self.count_columns)))
-
-    def path_of(self, column: str) -> str:
-        """Return the path of a column's values in the file."""
-        return self.path if column == self.needed_columns[0] else column
-
 
 def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
-    """Return the footer of a ParquetFile; BadFileError if its values contradict each other."""
-    wanted = settings.column
+    """Return the footer of a ParquetFile; BadFileError if its values contradict each other, or if what the
+    settings name is not one column of texts, or of ids. Dots in it don't select fields of a struct."""
+    wanted, is_list = settings.column, settings.tokens_column is not None
     with translated_pyarrow_errors(f"{file.path}: the footer is damaged"):
         schema, metadata = opened.schema_arrow, opened.metadata
-        _check_column(file, schema, settings)
+        kind = _type_of(file, schema, wanted, settings.column_hint())
+        if not (holds_ids(kind) if is_list else is_text(kind)):
+            what = "lists of whole numbers" if is_list else "text"
+            raise BadFileError(
+                f"{file.path}: column {wanted!r} holds {kind}, not {what}.", settings.column_hint()
+            )
         stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-        is_list = settings.tokens_column is not None
-        index = _find_items(schema, stored, wanted) if is_list else _find_texts(stored, wanted)
-        if index is None:
+        # Texts by name and path: a column `a.b` and the field `b` of a struct `a` have the same path. The
+        # items of lists by counting: lists `a` and `a.list` may both have items of `a.list.element`.
+        index = next((i for i, one in enumerate(stored) if one.name == one.path == wanted), len(stored))
+        if is_list:
+            index = sum(_count_stored(field.type) for field in list(schema)[: schema.names.index(wanted)])
+        if index >= len(stored) or not f"{stored[index].path}.".startswith(f"{wanted}."):
             raise pa.ArrowInvalid(f"it has no data for the column {wanted!r}")
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         rows = tuple(int(group.num_rows) for group in groups)
@@ -84,9 +81,17 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
             raise pa.ArrowInvalid(f"it counts {metadata.num_rows:,} rows, its row groups {sum(rows):,}")
         counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY and not is_list
         count_columns, note = _find_count_columns(file, schema, wanted) if counted else ((), None)
-        needed = tuple(dict.fromkeys((wanted, *_check_where_columns(file, schema, settings.where))))
+        needed = {wanted: None}
+        if settings.where is not None:
+            row_filter = RowFilter(settings.where)
+            needed |= dict.fromkeys(settings.where.columns)
+            for name in settings.where.columns:
+                hint = suggest(name, schema.names, "Check the names in --where.")
+                if problem := row_filter.find_wrong_type(name, _type_of(file, schema, name, hint)):
+                    hint = "Correct --where: numbers without quotes, texts in quotes; see docs/input.md."
+                    raise BadFileError(f"{file.path}: column {name!r} {problem}.", hint)
     first_rows = tuple(accumulate(rows, initial=0))
-    return Footer(needed, count_columns, rows, sizes, first_rows, note, stored[index].path)
+    return Footer(tuple(needed), count_columns, rows, sizes, first_rows, note, stored[index].path)
 
 
 @contextmanager
@@ -98,32 +103,6 @@ def translated_pyarrow_errors(what: str) -> Iterator[None]:
         raise  # also pyarrow's subclass of it: the file is not damaged, and no row may be left out
     except _PYARROW_ERRORS as error:
         raise BadFileError(f"{what}: {first_line(error)}.") from error
-
-
-def _check_column(file: InputFile, schema: pa.Schema, settings: ReadSettings) -> None:
-    """Refuse a name that is not that of one column of texts, or of lists of ids. Dots in it don't select
-    fields of a struct."""
-    wanted, hint = settings.column, settings.column_hint()
-    kind = _type_of(file, schema, wanted, hint)
-    fits, what = (
-        (is_text, "text") if settings.tokens_column is None else (holds_ids, "lists of whole numbers")
-    )
-    if not fits(kind):
-        raise BadFileError(f"{file.path}: column {wanted!r} holds {kind}, not {what}.", hint)
-
-
-def _find_texts(stored: Sequence[Any], column: str) -> int | None:
-    """Return which of the file's columns holds the texts of this one; None if none does."""
-    # By name and path: a column `a.b` and the field `b` of a struct `a` have the same path.
-    return next((i for i, one in enumerate(stored) if one.name == one.path == column), None)
-
-
-def _find_items(schema: pa.Schema, stored: Sequence[Any], column: str) -> int | None:
-    """Return which of the file's columns holds the items of these lists; None if none does."""
-    # By counting: lists `a` and `a.list` may both have items of the path `a.list.element`.
-    index = sum(_count_stored(field.type) for field in list(schema)[: schema.names.index(column)])
-    fits = index < len(stored) and f"{stored[index].path}.".startswith(f"{column}.")
-    return index if fits else None
 
 
 def _count_stored(kind: Any) -> int:
@@ -145,19 +124,6 @@ def _type_of(file: InputFile, schema: pa.Schema, wanted: str, hint: str) -> Any:
             hint = f"A field inside {outer!r} can't be read: write it to a column of its own. {hint}"
         raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(schema.names)}.", hint)
     return schema.field(wanted).type
-
-
-def _check_where_columns(file: InputFile, schema: pa.Schema, where: Where | None) -> tuple[str, ...]:
-    """Return the columns that --where needs; refuse one that is not there or holds other values."""
-    row_filter = load_filter(where)
-    if where is None or row_filter is None:
-        return ()
-    for name in where.columns:
-        hint = suggest(name, schema.names, "Check the names in --where.")
-        problem = row_filter.find_wrong_type(name, _type_of(file, schema, name, hint))
-        if problem is not None:
-            raise BadFileError(f"{file.path}: column {name!r} {problem}.", _WHERE_HINT)
-    return where.columns
 
 
 def _find_count_columns(
@@ -188,30 +154,31 @@ class ParquetSource:
     is_nearly_all_text: bool
 
     @property
-    def columns(self) -> list[str]:
-        """The columns to read: the documents', what --where needs, and FineWeb's token_count and id."""
-        return list(self.footer.columns if self.is_nearly_all_text else self.footer.needed_columns)
+    def paths(self) -> dict[str, str]:
+        """The columns to read: the documents' first, then what --where needs, and FineWeb's token_count and
+        id, each with the path of its values in the file."""
+        needed, others = self.footer.needed_columns, self.footer.count_columns
+        names = (*needed, *others) if self.is_nearly_all_text else needed
+        return {name: self.footer.path if name == needed[0] else name for name in names}
 
     def ranges(self, first_group: int, end_group: int) -> list[tuple[int, int]]:
         """Return the ranges to fetch for row groups, in their order: all of them as one, or of each only the
         columns that are read."""
-        metadata = self.parsed.metadata
-        columns = [self.footer.path_of(name) for name in self.columns]
+        metadata, paths = self.parsed.metadata, self.paths.values()
         groups = [_extents(metadata.row_group(i)) for i in range(first_group, end_group)]
         if self.is_nearly_all_text:
-            first = min(groups[0][name][0] for name in columns)
-            return [(first, max(groups[-1][name][1] for name in columns))]
-        return sorted(group[name] for group in groups for name in columns)
+            return [(min(groups[0][path][0] for path in paths), max(groups[-1][path][1] for path in paths))]
+        return sorted(group[path] for group in groups for path in paths)
 
     def check_pages(self, group: int, slice_rows: int, largest_page_bytes: int) -> int:
         """Return how many rows to decode at a time: `slice_rows`, or fewer if long values are repeated, of
         which the file has only one. BadFileError if there is no memory for a page of the row group."""
-        paths = {self.footer.path_of(name): name for name in self.columns}
+        names = {path: name for name, path in self.paths.items()}
         with translated_pyarrow_errors(f"{self.file.path}: row group {group} can't be read"):
             metadata = self.parsed.metadata.row_group(group)
             chunks = [metadata.column(i) for i in range(metadata.num_columns)]
         for chunk in chunks:
-            if chunk.path_in_schema not in paths:
+            if chunk.path_in_schema not in names:
                 continue
             begin = chunk.dictionary_page_offset or chunk.data_page_offset
             end = begin + chunk.total_compressed_size
@@ -227,7 +194,7 @@ class ParquetSource:
             if largest_bytes > largest_page_bytes:
                 raise BadFileError(
                     f"{self.file.path}: row group {group}: a page of the column "
-                    f"{paths[chunk.path_in_schema]!r} unpacks to {show_bytes(largest_bytes)}, and the memory "
+                    f"{names[chunk.path_in_schema]!r} unpacks to {show_bytes(largest_bytes)}, and the memory "
                     f"budget has room for {show_bytes(largest_page_bytes)}.",
                     "Give more with --max-memory, write documents of this length to text files, or leave out "
                     "the row group with --on-bad-file skip; the same command resumes.",
@@ -249,19 +216,14 @@ def open_parquet(
     """Parse and check a file's footer."""
     if file.size_bytes == 0:
         raise BadFileError(f"{file.path}: the file is empty, so it is no parquet file.")
-    buffer_bytes = _REMOTE_BUFFER_BYTES if is_remote else _BUFFER_BYTES
-    parsed = _parse(file, content, buffer_bytes)
+    parsed = _parse(file, content, _REMOTE_BUFFER_BYTES if is_remote else _BUFFER_BYTES)
     footer = read_footer(file, parsed, settings)
     if not is_remote:
         return ParquetSource(file, content, parsed, footer, is_nearly_all_text=True)
     metadata, path = parsed.metadata, footer.path
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    unpacked = (
-        group.column(i).total_uncompressed_size
-        for group in groups
-        for i in range(group.num_columns)
-        if group.column(i).path_in_schema == path
-    )
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    unpacked = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == path)
     if max(unpacked, default=0) <= LARGEST_FETCH_BYTES:
         # What is fetched ahead is decoded where it is. Larger row groups are read a piece at a time.
         parsed = _parse(file, content, 0, metadata)
@@ -279,7 +241,7 @@ def _parse(file: InputFile, content: ByteSource, buffer_bytes: int, metadata: An
 
 
 def _extents(group: Any) -> dict[str, tuple[int, int]]:
-    """Return the byte range of each column of a row group in the file."""
+    """Return the byte range of each column of a row group."""
     chunks = [group.column(i) for i in range(group.num_columns)]
     starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
     return {
@@ -290,8 +252,6 @@ def _extents(group: Any) -> dict[str, tuple[int, int]]:
 
 # Pages
 
-ReadAt = Callable[[int, int], bytes]  # the offset and size; fewer bytes at the end of the file
-
 DICTIONARY_PAGE = 2
 _HEADER_BYTES = 2**16  # more than any header, unless a writer puts whole texts into its statistics
 _FIRST_BYTES = 256
@@ -301,8 +261,7 @@ _INTEGERS = (4, 5, 6)
 _KINDS_OF_HEADERS = (5, 7, 8)  # fields that hold a struct whose first field is the number of values
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """The sizes of one page, without its header."""
 
     kind: int
@@ -311,80 +270,77 @@ class Page:
     values: int
 
 
-def read_pages(read_at: ReadAt, offset: int, end: int) -> Iterator[Page]:
+def read_pages(read_at: Callable[[int, int], bytes], offset: int, end: int) -> Iterator[Page]:
     """Yield the pages of a column chunk, whose bytes are from `offset` to `end`, up to a damaged header: what
-    is damaged is found when it is read."""
+    is damaged is found when it is read. `read_at` takes an offset and a size."""
     while offset < end:
         for size in (_FIRST_BYTES, _HEADER_BYTES):
+            header = _Header(read_at(offset, min(size, end - offset)))
             try:
-                page, header_bytes = _parse_header(read_at(offset, min(size, end - offset)))
+                page = header.read_page()
                 break
             except (IndexError, ValueError):
                 continue
         else:
             return
         yield page
-        offset += header_bytes + page.packed_bytes
-
-
-def _parse_header(data: bytes) -> tuple[Page, int]:
-    """Return a page and the length of its header. IndexError if there are too few bytes, ValueError if they
-    are none of a header."""
-    header = _Header(data)
-    values = dict(header.read_fields())
-    kind, unpacked, packed = values.get(1), values.get(2), values.get(3)
-    if kind is None or unpacked is None or packed is None or min(kind, unpacked, packed) < 0:
-        raise ValueError("no page header")
-    counts = (values.get(number) for number in _KINDS_OF_HEADERS)
-    return Page(kind, unpacked, packed, next(filter(None, counts), 0)), header.position
+        offset += header.position + page.packed_bytes
 
 
 class _Header:
-    """Thrift's compact protocol, as much of it as page headers have."""
+    """Thrift's compact protocol, as much of it as page headers have. IndexError if there are too few bytes,
+    ValueError if they are none of a header."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.position = 0
 
-    def read_fields(self) -> Iterator[tuple[int, int | None]]:
-        """Yield the fields of a struct: number and value, which is None if it is not a whole number; of a
-        struct in it, that of its first field."""
+    def read_page(self) -> Page:
+        values = self._read_fields()
+        kind, unpacked, packed = values.get(1), values.get(2), values.get(3)
+        if kind is None or unpacked is None or packed is None or min(kind, unpacked, packed) < 0:
+            raise ValueError("no page header")
+        counts = (values.get(number) for number in _KINDS_OF_HEADERS)
+        return Page(kind, unpacked, packed, next(filter(None, counts), 0))
+
+    def _read_fields(self) -> dict[int, int | None]:
+        """Return the fields of a struct by their numbers, None for one that is not a whole number; of a
+        struct in it, the value of its first field."""
         number = 0
-        while (first := self._byte()) != _STOP:
+        fields: dict[int, int | None] = {}
+        while (first := self._take()) != _STOP:
             number = number + (first >> 4) if first >> 4 else self._integer()
-            yield number, self._read_value(first & 15)
+            fields[number] = self._read_value(first & 15)
+        return fields
 
     def _read_value(self, kind: int) -> int | None:
         if kind in _INTEGERS:
             return self._integer()
-        if kind == _BINARY:
-            self._skip(self._varint())
-        elif kind == _STRUCT:
-            return dict(self.read_fields()).get(1)
-        elif kind in (_LIST, _SET):
-            first = self._byte()
+        if kind == _STRUCT:
+            return self._read_fields().get(1)
+        if kind in (_LIST, _SET):
+            first = self._take()
             count = first >> 4 if first >> 4 != 15 else self._varint()
             for _ in range(min(count, len(self._data))):
                 self._read_value(_BYTE if first & 15 in (_TRUE, _FALSE) else first & 15)
         elif kind in (_BYTE, _DOUBLE):
-            self._skip(1 if kind == _BYTE else 8)
+            self._take(1 if kind == _BYTE else 8)
+        elif kind == _BINARY:
+            self._take(self._varint())
         elif kind not in (_TRUE, _FALSE):
             raise ValueError("no page header")
         return None
 
-    def _byte(self) -> int:
-        value = self._data[self.position]
-        self.position += 1
-        return value
-
-    def _skip(self, size: int) -> None:
+    def _take(self, size: int = 1) -> int:
+        """Return the next byte, and go `size` bytes further."""
         self.position += size
         if self.position > len(self._data):
             raise IndexError(self.position)
+        return self._data[self.position - size] if size else 0
 
     def _varint(self) -> int:
         value = shift = 0
-        while (byte := self._byte()) > 127:
+        while (byte := self._take()) > 127:
             value, shift = value | (byte & 127) << shift, shift + 7
         return value | byte << shift
 

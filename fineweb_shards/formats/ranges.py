@@ -1,16 +1,32 @@
-"""Divide a text file into ranges of bytes that end where documents end, or at a cut in a long document."""
+"""Divide a text file into ranges of bytes that end where documents end, or at a cut in a long document.
+
+Text is read by offset, through one interface (`ByteView`), from a file that can be read anywhere or from a
+stream. The batches of the first are references. A stream can only be read front to back, so one process reads
+it, and its batches carry their bytes.
+"""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from fineweb_shards.formats.views import ByteView, StreamView
+from fineweb_shards.errors import BadFileError
+from fineweb_shards.storage.byte_source import ByteSource
+from fineweb_shards.storage.place import InputFile
+from fineweb_shards.storage.streams import (
+    READ_BYTES,
+    DamagedStreamError,
+    NotCompressedError,
+    ReadAhead,
+    TrailingGarbageError,
+)
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, LONGEST_UNCUT_BYTES, find_cut
 from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import CutRule
@@ -20,6 +36,134 @@ from fineweb_shards.vocabulary import CutRule
 FARTHEST_BYTES = 4 * LONGEST_UNCUT_BYTES
 _WINDOW_BYTES = 64 * 1024
 _FAR_WINDOW_BYTES = 2**20
+_MOST_WINDOWS_AHEAD = 8
+_LARGEST_HEAD_BYTES = 2**20
+_LARGEST_WINDOW_BYTES = 128 * 1024
+_NEAR_BYTES = 256  # a window begins at most so far before the multiple of the batch size that it is about
+
+
+class ByteView(ABC):
+    """Bytes that can be read by offset."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """The length; of a stream, only final once `read_at` has returned fewer bytes than asked for."""
+
+    @abstractmethod
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset` on; fewer only at the end."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def forget(self, offset: int) -> None:  # nothing to do where bytes can be read again
+        """Drop the bytes before `offset`: they will not be read again."""
+
+    def is_cut_off_at(self, offset: int) -> bool:
+        """Tell whether damage ends the text at `offset`, so that its last document is not whole."""
+        return False
+
+
+class RangeView(ByteView):
+    """A file that can be read anywhere. To find where documents end, the parent looks at a little window at
+    the end of every batch, at multiples of `batch_bytes`. These are fetched ahead, the more of them the more
+    were read; the beginning, which is looked at several times, is kept."""
+
+    def __init__(self, source: ByteSource, batch_bytes: int) -> None:
+        self._source = source
+        self._batch_bytes = batch_bytes
+        self._head = b""
+        self._is_whole = False  # the head is all of the file
+        self._ahead = 1
+
+    @property
+    def size_bytes(self) -> int:
+        return self._source.size_bytes
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        if offset == 0 and len(self._head) < size <= _LARGEST_HEAD_BYTES and not self._is_whole:
+            self._head += self._source.read_at(len(self._head), size - len(self._head))
+            self._is_whole = len(self._head) < size
+        if self._is_whole or offset + size <= len(self._head):
+            return self._head[offset : offset + size]
+        step, last = self._batch_bytes, self.size_bytes
+        if size <= _LARGEST_WINDOW_BYTES and offset > 0 and -offset % step <= _NEAR_BYTES:
+            self._source.forget_before(offset)
+            for start in range(offset, min(last, offset + self._ahead * step), step):
+                self._source.prefetch(start, min(start + size, last))
+            self._ahead = min(2 * self._ahead, _MOST_WINDOWS_AHEAD)
+        return self._source.read_at(offset, size)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class StreamView(ByteView):
+    """A stream, read on demand. Keeps the bytes from the offset of the last `forget` on."""
+
+    def __init__(self, file: InputFile, stream: ReadAhead) -> None:
+        self._file = file
+        self._stream = stream
+        self._start = 0  # offset of the first byte kept
+        self._kept = bytearray()
+        self._ended = False
+        self.failure: BadFileError | None = None  # of a damaged stream; what is before it can still be read
+        self._is_cut_off = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self._start + len(self._kept)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        with self._view(offset, size) as view:
+            return bytes(view)
+
+    def share_at(self, offset: int, size: int) -> SharedBytes:
+        """Return what `read_at` does, as bytes that workers can read."""
+        with self._view(offset, size) as view:
+            return SharedBytes(view)
+
+    @contextmanager
+    def _view(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Read as far as needed, and lend a part of what is kept, not copied."""
+        if offset < self._start:
+            raise ValueError(f"offset {offset} has been forgotten")
+        while not self._ended and self.size_bytes < offset + size:
+            try:
+                data = self._stream.read()
+            except (DamagedStreamError, OSError) as error:
+                self._fail(error)
+                data = b""
+            self._ended = not data
+            self._kept += data
+        begin = offset - self._start
+        with memoryview(self._kept) as kept, kept[begin : begin + size] as part:
+            yield part
+
+    def _fail(self, error: DamagedStreamError | OSError) -> None:
+        text, reason = f"{self.size_bytes:,} bytes of text", getattr(error, "strerror", None) or str(error)
+        self._is_cut_off = not isinstance(error, TrailingGarbageError)
+        if isinstance(error, TrailingGarbageError):
+            reason = f"after its {text} {reason}"
+        elif not isinstance(error, NotCompressedError):
+            reason = f"broken after {text}: {reason}"
+        self.failure = BadFileError(f"{self._file.path}: {reason}.")
+
+    def is_cut_off_at(self, offset: int) -> bool:
+        return self._is_cut_off and offset == self.size_bytes
+
+    def skip_to(self, offset: int) -> None:
+        """Read up to `offset` and drop what is before it."""
+        while self._start < offset and (data := self.read_at(self._start, READ_BYTES)):
+            self.forget(min(self._start + len(data), offset))
+
+    def forget(self, offset: int) -> None:
+        del self._kept[: offset - self._start]
+        self._start = offset
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,138 +186,111 @@ def next_target(start: int, batch_bytes: int, distance: int = 0) -> int:
     return ((start + distance) // batch_bytes + 1) * batch_bytes
 
 
-def find_ranges(
-    view: ByteView,
-    separator: Separator,
-    start: int,
-    starts_mid_document: bool,
-    batch_bytes: int,
-    rule: CutRule | None,
-) -> Iterator[Range]:
-    """Yield ranges of about `batch_bytes` from `start` to the end of the text.
-
-    If there is neither a separator nor a place to cut for too long, the last such place ends a document, and
-    the rest of it is a range by itself, which can't be encoded: `is_uncut`. Where that happens depends on the
-    text alone, and not on the batch size.
-    """
-    if rule != "gpt2":
-        batch_bytes = min(batch_bytes, LONGEST_UNCUT_BYTES)  # so that no range passes over what is too long
-    seam = False
-    while view.read_at(start, 1):
-        found = _find_end(view, separator, start, starts_mid_document, batch_bytes, rule)
-        if isinstance(found, _Uncut):
-            if starts_mid_document or found.start > start:
-                yield Range(start, found.start, starts_mid_document)
-            end = _skip_document(view, separator, found.searched)
-            yield Range(found.start, end, is_uncut=True)
-            start, starts_mid_document = end, False
-            continue
-        end, ends_mid_document, next_seam = found
-        yield Range(start, end, starts_mid_document, ends_mid_document, seam, next_seam)
-        start, starts_mid_document, seam = end, ends_mid_document, next_seam
-
-
 class _End(NamedTuple):
-    """The end of a range."""
+    """The end of a range: that of a document, or a cut in one, or no end up to `position`."""
 
     position: int
-    ends_mid_document: bool = False
+    is_cut: bool = False
     seam: bool = False
+    uncut: int | None = None  # from here on the document is too long to be encoded whole, and can't be cut
 
 
-class _Uncut(NamedTuple):
-    """A part of a document that is too long to be encoded whole, and has no place to cut."""
+@dataclass(frozen=True, slots=True)
+class RangeFinder:
+    """Divides a text into ranges of about `batch_bytes`; `rule` says where a long document may be cut."""
 
-    start: int
-    searched: int  # up to here it has no end
+    separator: Separator
+    batch_bytes: int
+    rule: CutRule | None
 
+    def find_ranges(self, view: ByteView, start: int, starts_mid_document: bool) -> Iterator[Range]:
+        """Yield ranges from `start` to the end of the text. If there is neither a separator nor a place to
+        cut for too long, the last such place ends a document, and the rest of it is a range by itself, which
+        can't be encoded: `is_uncut`. Where that happens depends on the text alone, and not on the batch
+        size."""
+        seam = False
+        while view.read_at(start, 1):
+            found = self._find_end(view, start, starts_mid_document)
+            if found.uncut is None:
+                end = found.position
+                yield Range(start, end, starts_mid_document, found.is_cut, seam, found.seam)
+            else:
+                if starts_mid_document or found.uncut > start:
+                    yield Range(start, found.uncut, starts_mid_document)
+                searched = found.position
+                while (after := self._end_in_window(view, searched, _FAR_WINDOW_BYTES)) is None:
+                    searched += _FAR_WINDOW_BYTES
+                    view.forget(searched - self.separator.lookback)
+                end = after
+                yield Range(found.uncut, end, is_uncut=True)
+            start, starts_mid_document, seam = end, found.is_cut, found.seam
 
-def _find_end(
-    view: ByteView,
-    separator: Separator,
-    start: int,
-    starts_mid_document: bool,
-    batch_bytes: int,
-    rule: CutRule | None,
-) -> _End | _Uncut:
-    """Return the end of a range from `start`: at a document's end or, if that is far away, at a cut."""
-    lookback = separator.lookback
-    target = next_target(start, batch_bytes, max(lookback, CONTEXT_BYTES))
-    cut_bytes = min(batch_bytes, _WINDOW_BYTES)
-    offset = target
-    # Look at least as far as a separator that begins before a cut can extend.
-    while offset < target + max(batch_bytes, cut_bytes + lookback):
-        window = view.read_at(offset - lookback, lookback + _WINDOW_BYTES)
-        boundary = separator.find_boundary(window)
-        if boundary is not None:
-            return _End(offset - lookback + boundary)
-        if len(window) < lookback + _WINDOW_BYTES:
-            return _End(view.size_bytes)
-        offset += _WINDOW_BYTES
-    if isinstance(separator, Literal) and separator.overlaps_itself:
-        # In a sequence such as `-----` split at `--`, the first occurrence decides where the others are.
-        boundary = separator.last_boundary(view.read_at(start, offset - start))
-        if boundary is not None and boundary >= target - start:
-            return _End(start + boundary)
-    # The document is long. No separator follows `target`, so a cut after it can't divide one.
-    window = view.read_at(target - CONTEXT_BYTES, cut_bytes + 2 * CONTEXT_BYTES)
-    cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + cut_bytes, rule)
-    if cut is not None:
-        return _End(target - CONTEXT_BYTES + cut.position, True, cut.seam)
-    assert rule != "gpt2", "there is always a place to cut in a kilobyte"
-    before = view.read_at(start, target - start + CONTEXT_BYTES)
-    last_cut = find_cut(before, 0, target - start, rule)
-    last_document = int(separator.split(before, starts_mid_document).starts[-1])
-    uncut = start + max(last_document, last_cut.position if last_cut else 0)
-    return _find_far_end(view, separator, target, uncut, rule)
-
-
-def _find_far_end(
-    view: ByteView, separator: Separator, target: int, uncut: int, rule: CutRule | None
-) -> _End | _Uncut:
-    """Look after `target` for the end of a document, or a place to cut it, for as long as it may be uncut.
-
-    It is uncut since `uncut`.
-    """
-    lookback = separator.lookback
-    margin = lookback + CONTEXT_BYTES  # of a cut to the end of a window, so that it divides no separator
-    offset, limit = target, uncut + FARTHEST_BYTES
-    back, low = max(lookback, CONTEXT_BYTES), target
-    while offset < limit:
-        size = min(_FAR_WINDOW_BYTES, limit - offset)
-        begin = offset - back
-        window = view.read_at(begin, back + size)
-        boundary = separator.find_boundary(window[back - lookback :])
-        if boundary is not None:
-            return _End(offset - lookback + boundary)
-        if len(window) < back + size:
-            return _End(view.size_bytes)
-        cut = find_cut(window, low - begin, len(window) - margin, rule)
-        if cut is not None:
-            return _End(begin + cut.position, True)
-        offset += size
-        back, low = margin + CONTEXT_BYTES, offset - margin
-    return _Uncut(uncut, limit)
-
-
-def _skip_document(view: ByteView, separator: Separator, offset: int) -> int:
-    """Return where the document ends that has no end up to `offset`, without keeping it in memory."""
-    lookback = separator.lookback
-    while True:
-        window = view.read_at(offset - lookback, lookback + _FAR_WINDOW_BYTES)
-        boundary = separator.find_boundary(window)
+    def _end_in_window(self, view: ByteView, offset: int, window_bytes: int) -> int | None:
+        """Return the first end of a document, or of the file, in a window from `offset` on."""
+        lookback = self.separator.lookback
+        window = view.read_at(offset - lookback, lookback + window_bytes)
+        boundary = self.separator.find_boundary(window)
         if boundary is not None:
             return offset - lookback + boundary
-        if len(window) < lookback + _FAR_WINDOW_BYTES:
-            return view.size_bytes
-        offset += _FAR_WINDOW_BYTES
-        if isinstance(view, StreamView):
-            view.forget(offset - lookback)
+        return view.size_bytes if len(window) < lookback + window_bytes else None
+
+    def _find_end(self, view: ByteView, start: int, starts_mid_document: bool) -> _End:
+        """Return the end of a range from `start`: at a document's end or, if that is far away, at a cut."""
+        separator, batch_bytes, rule = self.separator, self.batch_bytes, self.rule
+        if rule != "gpt2":
+            batch_bytes = min(batch_bytes, LONGEST_UNCUT_BYTES)  # no range passes over what is too long
+        target = next_target(start, batch_bytes, max(separator.lookback, CONTEXT_BYTES))
+        cut_bytes = min(batch_bytes, _WINDOW_BYTES)
+        offset = target
+        # Look at least as far as a separator that begins before a cut can extend.
+        while offset < target + max(batch_bytes, cut_bytes + separator.lookback):
+            if (end := self._end_in_window(view, offset, _WINDOW_BYTES)) is not None:
+                return _End(end)
+            offset += _WINDOW_BYTES
+        if isinstance(separator, Literal) and separator.overlaps_itself:
+            # In a sequence such as `-----` split at `--`, the first occurrence decides where the others are.
+            boundary = separator.last_boundary(view.read_at(start, offset - start))
+            if boundary is not None and boundary >= target - start:
+                return _End(start + boundary)
+        # The document is long. No separator follows `target`, so a cut after it can't divide one.
+        window = view.read_at(target - CONTEXT_BYTES, cut_bytes + 2 * CONTEXT_BYTES)
+        cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + cut_bytes, rule)
+        if cut is not None:
+            return _End(target - CONTEXT_BYTES + cut.position, True, cut.seam)
+        assert rule != "gpt2", "there is always a place to cut in a kilobyte"
+        before = view.read_at(start, target - start + CONTEXT_BYTES)
+        last_cut = find_cut(before, 0, target - start, rule)
+        last_document = int(separator.split(before, starts_mid_document).starts[-1])
+        return self._find_far_end(
+            view, target, start + max(last_document, last_cut.position if last_cut else 0)
+        )
+
+    def _find_far_end(self, view: ByteView, target: int, uncut: int) -> _End:
+        """Look after `target` for the end of a document, or a place to cut it, for as long as it may be
+        uncut, which it is since `uncut`."""
+        lookback = self.separator.lookback
+        margin = lookback + CONTEXT_BYTES  # of a cut to the end of a window, so that it divides no separator
+        offset, limit = target, uncut + FARTHEST_BYTES
+        back, low = max(lookback, CONTEXT_BYTES), target
+        while offset < limit:
+            size = min(_FAR_WINDOW_BYTES, limit - offset)
+            begin = offset - back
+            window = view.read_at(begin, back + size)
+            boundary = self.separator.find_boundary(window[back - lookback :])
+            if boundary is not None:
+                return _End(offset - lookback + boundary)
+            if len(window) < back + size:
+                return _End(view.size_bytes)
+            cut = find_cut(window, low - begin, len(window) - margin, self.rule)
+            if cut is not None:
+                return _End(begin + cut.position, True)
+            offset += size
+            back, low = margin + CONTEXT_BYTES, offset - margin
+        return _End(limit, uncut=uncut)
 
 
-# Split text files into documents at separators, which can be found from any offset in the file.
-#
-# CRLF is read as LF: a line end in a separator also matches CRLF, and a CR in one matches a lone CR only.
+# Separators can be found from any offset in a file. CRLF is read as LF: a line end in a separator also
+# matches CRLF, and a CR in one matches a lone CR only.
 
 _LF, _CR = b"\n\r"
 
@@ -185,21 +302,20 @@ class Spans(NamedTuple):
     ends: Positions
 
 
-class Separator(ABC):
-    """A way to separate documents. A boundary is the offset just after a separator."""
+class Separator:
+    """A way to separate documents. A boundary is the offset just after a separator. This one separates
+    nowhere: a file is one document."""
 
     lookback = 0  # how many bytes before an offset are needed to find the first boundary after it
 
-    @abstractmethod
     def find_boundary(self, window: bytes) -> int | None:
         """Return the first boundary in the window after its `lookback` bytes; None if there is none."""
+        return None
 
-    @abstractmethod
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
-        """Return where the documents are in a range that starts at a boundary, or in the middle of one.
-
-        There is always one more than there are separators.
-        """
+        """Return where the documents are in a range that starts at a boundary, or in the middle of one. There
+        is always one more than there are separators."""
+        return _between((), 0, len(data))
 
 
 class Line(Separator):
@@ -250,11 +366,8 @@ class Literal(Separator):
         self.overlaps_itself = any(text.startswith(text[i:]) for i in range(1, len(text)))
 
     def find_boundary(self, window: bytes) -> int | None:
-        """Return the boundary after the first occurrence that no other one overlaps from the left.
-
-        Where `-----` is split at `--` depends on where the search begins. An occurrence that none overlaps
-        from the left is found from every start.
-        """
+        # Where `-----` is split at `--` depends on where the search begins. An occurrence that no other one
+        # overlaps from the left is found from every start.
         reach = 0  # the end of the occurrences so far
         match = self._pattern.search(window)
         while match:
@@ -285,16 +398,6 @@ class Literal(Separator):
             place = data.find(self._plain, place + len(self._plain))
 
 
-class WholeFile(Separator):
-    """Separates nowhere: a file is one document."""
-
-    def find_boundary(self, window: bytes) -> int | None:
-        return None
-
-    def split(self, data: bytes, starts_mid_document: bool) -> Spans:
-        return _between((), 0, len(data))
-
-
 def _between(separators: Iterable[tuple[int, int]], first: int, size: int) -> Spans:
     """Return what is between separators, from `first` up to the end of `size` bytes."""
     boundaries = np.array([(0, first), *separators, (size, size)], np.int64)
@@ -303,5 +406,5 @@ def _between(separators: Iterable[tuple[int, int]], first: int, size: int) -> Sp
 
 def make_separator(name: str) -> Separator:
     """Return the separator of this name: `line`, `blank` or `none`; any other string stands for itself."""
-    named: dict[str, Callable[[], Separator]] = {"line": Line, "blank": BlankLine, "none": WholeFile}
+    named: dict[str, Callable[[], Separator]] = {"line": Line, "blank": BlankLine, "none": Separator}
     return named[name]() if name in named else Literal(name)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fineweb_shards.formats.rows import Selection, is_text
+from fineweb_shards.formats.rows import Selection, is_text, plain_type
 from fineweb_shards.formats.where import (
     IN_WORDS,
     AllOf,
@@ -46,11 +46,6 @@ _TESTS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 _PARTS_OF_TEXT = ("contains", "starts with")
 
 
-def load_filter(where: Where | None) -> RowFilter | None:
-    """Return the filter for a condition; None if there is no condition."""
-    return None if where is None else RowFilter(where)
-
-
 class RowFilter:
     """Tells which rows meet a condition."""
 
@@ -63,7 +58,9 @@ class RowFilter:
         met = self.evaluate(rows)
         passes, has_text = pa.compute.fill_null(met, _make_scalar(False)), rows.column(0).is_valid()
         wanted = pa.compute.and_(passes, has_text)
-        return Selection(wanted, _count(met, skipped=passes.true_count - wanted.true_count))
+        left_out = Counts(filtered_documents=met.false_count, unknown_documents=met.null_count)
+        nulls = Counts(skipped_documents=passes.true_count - wanted.true_count)
+        return Selection(wanted, left_out + nulls)
 
     def evaluate(self, rows: Any) -> Any:
         """Return true, false or null for each row of a RecordBatch with the columns of the condition."""
@@ -77,7 +74,8 @@ class RowFilter:
         and tell which rows pass. `find_wrong_value` must have found nothing in them."""
         columns = dict(zip(self.where.columns, zip(*rows, strict=True), strict=False))
         met = _combine(self.where.condition, lambda test: _test_values(columns.get(test.column, ()), test))
-        return [one is True for one in met.to_pylist()], _count(met)
+        left_out = Counts(filtered_documents=met.false_count, unknown_documents=met.null_count)
+        return [one is True for one in met.to_pylist()], left_out
 
     def find_wrong_value(self, row: Mapping[str, Any]) -> str | None:
         """Return a phrase about a value of a JSON object with which the condition can't be decided."""
@@ -94,35 +92,16 @@ class RowFilter:
 
     def find_wrong_type(self, name: str, kind: Any) -> str | None:
         """Return a phrase about a parquet column of this type if the condition can't be applied to it."""
-        kind, wanted = _plain_type(kind), dict(self.where.kinds)[name]
+        kind, wanted = plain_type(kind), dict(self.where.kinds)[name]
         if pa.types.is_null(kind):
             return None
         if pa.types.is_nested(kind):
             return f"holds {kind}, which --where can't look into"
         if wanted == "text" and _is_moment(kind):
             return _find_wrong_moment(self.where.condition, name, kind)
-        right = {"number": _is_number, "text": is_text, "truth": pa.types.is_boolean, "any": lambda _: True}
-        return None if right[wanted](kind) else f"holds {kind}; --where compares it with {IN_WORDS[wanted]}"
-
-
-def _count(met: Any, *, skipped: int = 0) -> Counts:
-    """Count the rows that don't pass, by what the condition is for them."""
-    return Counts(
-        skipped_documents=skipped, filtered_documents=met.false_count, unknown_documents=met.null_count
-    )
-
-
-def _plain_type(kind: Any) -> Any:
-    """Return the type that `unwrap` makes of a column."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _plain_type(kind.storage_type)
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-        return _plain_type(kind.value_type)
-    return kind
-
-
-def _is_number(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        fits = {"number": is_number, "text": is_text(kind), "truth": pa.types.is_boolean(kind), "any": True}
+        return None if fits[wanted] else f"holds {kind}; --where compares it with {IN_WORDS[wanted]}"
 
 
 def _is_moment(kind: Any) -> bool:
@@ -168,16 +147,14 @@ def _test_values(values: Sequence[Any], test: Compare | IsNull) -> Any:
 
 def _make_booleans(values: list[bool], valid: list[bool] | None = None) -> Any:
     """Return an Arrow array of true and false, null where not `valid`."""
-    bits = [
-        None if one is None else np.packbits(np.array(one, bool), bitorder="little")
-        for one in (valid, values)
+    buffers = [
+        None if bits is None else pa.py_buffer(np.packbits(np.array(bits, bool), bitorder="little").tobytes())
+        for bits in (valid, values)
     ]
-    buffers = [None if one is None else pa.py_buffer(one.tobytes()) for one in bits]
     return pa.BooleanArray.from_buffers(pa.bool_(), len(values), buffers)
 
 
 def _make_scalar(value: Value) -> Any:
-    """Return a value as Arrow has it."""
     # From buffers, as above: `pa.scalar` and `pa.array` import pandas, which takes a worker 0.3 s and 50 MB.
     if isinstance(value, bool):
         return _make_booleans([value])[0]

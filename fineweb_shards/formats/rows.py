@@ -1,8 +1,14 @@
-"""Turn parquet rows into chunks of text, whatever the column's type and however long a cell is."""
+"""Turn rows of parquet files into chunks of documents: cells of text, whatever the column's type and however
+long a cell is, or with --tokens-column lists of ids.
+
+A list of ids is one document, or several with EOTs between them. An EOT at either end of a row adds nothing:
+there is one between two documents in any case. All ids are checked here, where it is known which row they are
+in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -11,18 +17,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fineweb_shards.formats.text_check import decode_texts, is_utf8
-from fineweb_shards.texts import NO_TEXTS, TextBuffer, Texts, TokenLists
+from fineweb_shards.formats.base import decode_texts, is_utf8
+from fineweb_shards.texts import NO_TEXTS, Ids, TextBuffer, Texts, TokenLists
 from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES, Cut, find_cuts
-from fineweb_shards.types import Counts, Origin, TextChunk
-from fineweb_shards.vocabulary import GPT2, CutRule
+from fineweb_shards.types import Counts, Origin, Positions, TextChunk
+from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
 
 # FineWeb has for every document the number of its GPT-2 tokens, without EOT.
 TOKEN_COUNT_COLUMNS = ("token_count", "id")
 TOKEN_COUNT_VOCABULARY = GPT2
 _LONG_CELL_BYTES = 4 * 2**20
-_LARGEST_INT64 = 2**63 - 1
-_NO_PLACES = np.empty(0, np.int64)
+# Longer rows are cut: the ids of a piece are in memory twice, those of a row only once, where they were read.
+_LONG_ROW_IDS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +39,36 @@ class Selection:
     counts: Counts
 
 
+def plain_type(kind: Any) -> Any:
+    """Return the type inside dictionaries, run-length encodings and extension types."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    return kind
+
+
 def is_text(kind: Any) -> bool:
     """Tell whether a column of this type holds text, also as a dictionary, a view or an extension type."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return is_text(kind.storage_type)
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-        return is_text(kind.value_type)
     checks = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_string_view,
-        pa.types.is_binary_view,
-    )
-    return any(check(kind) for check in checks)
+        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
+        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
+    )  # fmt: skip
+    return any(check(plain_type(kind)) for check in checks)
+
+
+def holds_ids(kind: Any) -> bool:
+    """Tell whether a column of this type holds lists of whole numbers, also as an extension type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return holds_ids(kind.storage_type)
+    checks = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(check(kind) for check in checks) and bool(pa.types.is_integer(kind.value_type))
 
 
 def unwrap(column: Any) -> Any:
     """Convert a column of any type that `is_text` accepts to string, binary, large string or large binary.
-
-    Inner types first: pyarrow can neither decode a dictionary of views nor cast an extension type of
-    them (the bytes come out wrong); a view itself it can only cast.
-    """
+    Inner types first: pyarrow can neither decode a dictionary of views nor cast an extension type of them
+    (the bytes come out wrong); a view itself it can only cast."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return unwrap(column.storage)
@@ -73,6 +86,37 @@ def unwrap(column: Any) -> Any:
     return column
 
 
+# The buffers of columns. pyarrow's `to_numpy` imports pandas, which takes a worker 0.3 s and 50 MB.
+
+
+def _integers_of(column: Any) -> Ids:
+    """Return the cells of a column of integers; where it has nulls, any value."""
+    dtype = np.dtype(str(column.type))  # int8 … uint64 have the same names in both
+    if not len(column):
+        return np.empty(0, dtype)
+    return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
+
+
+def _boundaries_of(column: Any, *, is_large: bool) -> Positions:
+    """Return where the cells of a column of texts or lists begin in its data, and where the last one ends."""
+    boundaries, first, count = column.buffers()[1], column.offset, len(column)
+    if boundaries is None or not count:
+        return np.zeros(1, np.int64)
+    return np.frombuffer(boundaries, np.int64 if is_large else np.int32, first + count + 1)[first:].astype(
+        np.int64
+    )
+
+
+def _bits_of(column: Any, buffer: int) -> NDArray[np.bool_]:
+    """Return the bits of a column's buffer: which cells are valid (0, if there are nulls), or true (1)."""
+    bits = np.unpackbits(np.frombuffer(column.buffers()[buffer], np.uint8), bitorder="little")
+    found: NDArray[np.bool_] = bits[column.offset : column.offset + len(column)] != 0
+    return found
+
+
+# Texts
+
+
 def split_rows(
     rows: Any,
     first_row: int,
@@ -81,17 +125,17 @@ def split_rows(
     selection: Selection | None = None,
 ) -> Iterator[TextChunk]:
     """Yield the texts of unwrapped rows as chunks without cursors: one for all, or several for huge cells.
-
-    The text is the first column; `first_row` is the number of the slice's first row in the file; `rule`
-    says where a cell may be cut. The `count_columns` are used if they are there; without a `selection`
-    all rows are wanted.
-    """
+    The text is the first column; `first_row` is the number of the slice's first row in the file; `rule` says
+    where a cell may be cut. The `count_columns` are used if they are there; without `selection` all are
+    wanted."""
     column = rows.column(0)
     if selection is None and column.null_count:
         selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))
     left_out = selection.counts if selection else Counts()
-    kept = bits_of(selection.wanted, 1) if selection else None
-    cells = cells_of(column)
+    kept = _bits_of(selection.wanted, 1) if selection else None
+    is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    boundaries, data = _boundaries_of(column, is_large=is_large), column.buffers()[2]
+    cells = TextBuffer(b"" if data is None else memoryview(data), boundaries[:-1], boundaries[1:])
     if kept is not None:
         cells = TextBuffer(cells.data, cells.starts[kept], cells.ends[kept])
     size_bytes = int((cells.ends - cells.starts).sum())
@@ -116,48 +160,18 @@ def split_rows(
     yield TextChunk(texts, None, None, counts=left_out + counts, origins=(origin,))
 
 
-def cells_of(column: Any) -> TextBuffer:
-    """Return where the cells of an unwrapped column are in its buffer; they need not be valid UTF-8."""
-    large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
-    _, boundaries, data = column.buffers()
-    first, count = column.offset, len(column)
-    if boundaries is None or not count:
-        return TextBuffer(b"", _NO_PLACES, _NO_PLACES)
-    places = np.frombuffer(boundaries, np.int64 if large else np.int32, first + count + 1)
-    wide = places[first:].astype(np.int64)
-    return TextBuffer(b"" if data is None else memoryview(data), wide[:-1], wide[1:])
-
-
 def _stated_tokens(column: Any) -> NDArray[np.int64]:
     """Convert a column of integers of any width to int64; nulls become -1."""
-    if not len(column):
-        return _NO_PLACES
-    # From the buffer: pyarrow's `to_numpy` imports pandas, which takes a worker 0.3 s and 50 MB.
-    dtype = np.dtype(str(column.type))  # int8 … uint64 have the same names in both
-    stated = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
+    stated = _integers_of(column)
     if pa.types.is_uint64(column.type):
-        stated = np.minimum(stated, np.uint64(_LARGEST_INT64))
-    stated = stated.astype(np.int64)
-    return np.where(bits_of(column, 0), stated, -1) if column.null_count else stated
-
-
-def bits_of(column: Any, buffer: int) -> NDArray[np.bool_]:
-    """Return the bits of a column's buffer: which cells are valid (0, if there are nulls), or true (1)."""
-    bits = np.unpackbits(np.frombuffer(column.buffers()[buffer], np.uint8), bitorder="little")
-    found: NDArray[np.bool_] = bits[column.offset : column.offset + len(column)] != 0
-    return found
+        stated = np.minimum(stated, np.uint64(2**63 - 1))
+    tokens = stated.astype(np.int64)
+    return np.where(_bits_of(column, 0), tokens, -1) if column.null_count else tokens
 
 
 def _to_texts(column: Any, cells: TextBuffer) -> tuple[Texts, int]:
-    """Return the texts of a column's cells, and the number of characters that were replaced."""
-    if _is_valid(column):
-        return Texts(cells), 0
-    pairs = zip(cells.starts.tolist(), cells.ends.tolist(), strict=True)
-    return decode_texts(bytes(cells.data[start:end]) for start, end in pairs)
-
-
-def _is_valid(column: Any) -> bool:
-    """Tell whether all cells are valid UTF-8; some writers don't check that a string is."""
+    """Return the texts of a column's cells, and the number of characters that were replaced: some writers
+    don't check that a string is valid UTF-8."""
     if pa.types.is_binary(column.type):
         column = column.view(pa.string())
     elif pa.types.is_large_binary(column.type):
@@ -165,15 +179,14 @@ def _is_valid(column: Any) -> bool:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        return False
-    return True
+        pairs = zip(cells.starts.tolist(), cells.ends.tolist(), strict=True)
+        return decode_texts(bytes(cells.data[start:end]) for start, end in pairs)
+    return Texts(cells), 0
 
 
 def _split_cell(cell: Any, row: int, rule: CutRule | None) -> Iterator[TextChunk]:
-    """Yield one cell as chunks of about `_LONG_CELL_BYTES`, cut where tokens can be joined again.
-
-    A cell that is too long to be encoded stays in one piece, so that all of it is left out, not a part.
-    """
+    """Yield one cell as chunks of about `_LONG_CELL_BYTES`, cut where tokens can be joined again. A cell that
+    is too long to be encoded stays in one piece, so that all of it is left out, not a part."""
     data = memoryview(cell.as_buffer())
     cuts = [Cut(0), *find_cuts(data, _LONG_CELL_BYTES, rule), Cut(len(data))]
     longest_bytes = max(end.position - start.position for start, end in pairwise(cuts))
@@ -181,7 +194,9 @@ def _split_cell(cell: Any, row: int, rule: CutRule | None) -> Iterator[TextChunk
         cuts = [cuts[0], cuts[-1]]
     for start, end in pairwise(cuts):
         piece = data[start.position : end.position]
-        texts, replaced = (_one_text(piece), 0) if is_utf8(piece) else decode_texts([bytes(piece)])
+        texts, replaced = Texts(TextBuffer(piece, np.zeros(1, np.int64), np.array([len(piece)]))), 0
+        if not is_utf8(piece):
+            texts, replaced = decode_texts([bytes(piece)])
         yield TextChunk(
             texts,
             None,
@@ -195,19 +210,17 @@ def _split_cell(cell: Any, row: int, rule: CutRule | None) -> Iterator[TextChunk
         )
 
 
-def _one_text(data: memoryview) -> Texts:
-    """Return a text that is all of `data`, which is not copied."""
-    return Texts(TextBuffer(data, np.zeros(1, np.int64), np.array([len(data)])))
-
-
 def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:
     """Append `part` to `chunk`. If `part` starts in the middle of a document, `chunk` must be empty."""
-    empty = not chunk.documents
+    documents: Any = chunk.documents or part.documents  # none are neither texts nor ids
+    if chunk.documents and part.documents:
+        documents = documents + part.documents
+    first = chunk if chunk.documents else part
     return replace(
         chunk,
-        documents=_join(chunk.documents, part.documents),
-        starts_mid_document=part.starts_mid_document if empty else chunk.starts_mid_document,
-        starts_at_seam=part.starts_at_seam if empty else chunk.starts_at_seam,
+        documents=documents,
+        starts_mid_document=first.starts_mid_document,
+        starts_at_seam=first.starts_at_seam,
         ends_at_seam=part.ends_at_seam,
         ends_mid_document=part.ends_mid_document,
         counts=chunk.counts + part.counts,
@@ -216,12 +229,133 @@ def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:
     )
 
 
-def _join(first: Texts | TokenLists, second: Texts | TokenLists) -> Texts | TokenLists:
-    """Join documents of one kind; none are of either kind."""
-    if not first or not second:
-        return first or second
-    if isinstance(first, Texts) and isinstance(second, Texts):
-        return first + second
-    assert isinstance(first, TokenLists)
-    assert isinstance(second, TokenLists)
-    return first + second
+# Lists of ids
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows of ids in one array: row i is `ids[starts[i]:ends[i]]`, and the rows are in this order."""
+
+    ids: Ids
+    starts: Positions
+    ends: Positions
+    valid: NDArray[np.bool_] | None = None  # which ids are there; None: all
+
+    @classmethod
+    def from_arrays(cls, arrays: list[Ids]) -> TokenRows:
+        """Join arrays, each a row."""
+        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        ends = np.cumsum(lengths)
+        return cls(np.concatenate(arrays) if arrays else np.empty(0, np.int64), ends - lengths, ends)
+
+    def take(self, chosen: Any) -> TokenRows:
+        """Return some of the rows, chosen by their numbers or by true and false."""
+        return TokenRows(self.ids, self.starts[chosen], self.ends[chosen], self.valid)
+
+    def find_wrong(self, vocabulary: Vocabulary) -> dict[int, str]:
+        """Return what is wrong with those rows that hold something else than ids of the vocabulary."""
+        if not len(self.starts) or self._describe_wrong(self.starts[0], self.ends[-1], vocabulary) is None:
+            return {}
+        pairs = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        found = (self._describe_wrong(start, end, vocabulary) for start, end in pairs)
+        return {row: phrase for row, phrase in enumerate(found) if phrase is not None}
+
+    def _describe_wrong(self, start: int, end: int, vocabulary: Vocabulary) -> str | None:
+        ids = self.ids[start:end]
+        if not len(ids):
+            return None
+        if self.valid is not None and not self.valid[start:end].all():
+            return "has a null among its ids"
+        return _describe_wrong_id(int(ids.min()), int(ids.max()), vocabulary)
+
+    def without_outer_eots(self, vocabulary: Vocabulary) -> TokenRows:
+        """Return the rows without an EOT at their beginning, and without one at their end."""
+        starts, ends = self.starts.copy(), self.ends.copy()
+        filled = np.flatnonzero(starts < ends)
+        starts[filled[vocabulary.find_eots(self.ids[starts[filled]])]] += 1
+        filled = np.flatnonzero(starts < ends)
+        ends[filled[vocabulary.find_eots(self.ids[ends[filled] - 1])]] -= 1
+        return TokenRows(self.ids, starts, ends, self.valid)
+
+    def to_documents(self, vocabulary: Vocabulary) -> TokenLists:
+        """Return the documents of the rows, which are divided where an EOT is in them."""
+        if not len(self.starts):
+            return TokenLists()
+        first, last = int(self.starts[0]), int(self.ends[-1])
+        ids = self.ids[first:last].astype(vocabulary.dtype)
+        starts, ends = self.starts - first, self.ends - first
+        eots = vocabulary.find_eots(ids)
+        row = np.searchsorted(starts, eots, side="right") - 1
+        inside = eots[(row >= 0) & (eots < ends[row])]  # not between two rows
+        if len(inside):
+            starts, ends = np.sort(np.append(starts, inside + 1)), np.sort(np.append(ends, inside))
+        lengths = ends - starts
+        if lengths.sum() < len(ids):
+            # Between the documents there are ids that belong to none: EOTs, or rows that were not chosen.
+            boundaries = np.column_stack([starts, ends]).ravel()
+            runs = np.diff(boundaries, prepend=0)
+            ids = ids[: boundaries[-1]][np.repeat(np.resize([False, True], len(runs)), runs)]
+        return TokenLists((ids, lengths))
+
+
+def _describe_wrong_id(least: int, most: int, vocabulary: Vocabulary) -> str | None:
+    """Return a phrase about one of two ids that the vocabulary lacks; None if it has both."""
+    for value in (least, most):
+        if not 0 <= value < vocabulary.size:
+            return f"has the id {value}, but those of {vocabulary.name} are 0 to {vocabulary.size - 1}"
+    return None
+
+
+def parse_ids(value: Any, vocabulary: Vocabulary) -> Ids:
+    """Return a JSON value as ids; TypeError or ValueError, with a phrase about it, if it is none."""
+    if not isinstance(value, list):
+        raise TypeError(f"is not a list of ids but a {type(value).__name__}")
+    others = {*map(type, value)} - {int}
+    if others:
+        raise TypeError(f"has a {others.pop().__name__} among its ids")
+    if wrong := _describe_wrong_id(min(value, default=0), max(value, default=0), vocabulary):
+        raise ValueError(wrong)
+    return np.array(value, vocabulary.dtype)
+
+
+def split_token_rows(
+    rows: Any,
+    first_row: int,
+    vocabulary: Vocabulary,
+    leave_out: Callable[[str], str],
+    selection: Selection | None = None,
+) -> Iterator[TextChunk]:
+    """Yield the documents of unwrapped rows as chunks without cursors: one for all, or several for long rows.
+    The arguments are those of `split_rows`, with ids in the first column. Of a bad row `leave_out` gets a
+    sentence, and raises an error or returns what to report."""
+    column = rows.column(0)
+    if selection is None and column.null_count:
+        selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))
+    counts = selection.counts if selection else Counts()
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.large_list(column.type.value_type))
+    boundaries = _boundaries_of(column, is_large=pa.types.is_large_list(column.type))
+    valid = _bits_of(column.values, 0) if column.values.null_count else None
+    found = TokenRows(_integers_of(column.values), boundaries[:-1], boundaries[1:], valid)
+    numbers = np.arange(first_row, first_row + len(column))
+    if selection is not None:
+        chosen = _bits_of(selection.wanted, 1)
+        found, numbers = found.take(chosen), numbers[chosen]
+    wrong = found.find_wrong(vocabulary)
+    problems = tuple(leave_out(f"row {numbers[row]:,} {phrase}") for row, phrase in wrong.items())
+    if wrong:
+        found = found.take(np.delete(np.arange(len(numbers)), [*wrong]))
+        counts += Counts(bad_parts=len(wrong))
+    found = found.without_outer_eots(vocabulary)
+    if int((found.ends - found.starts).sum()) <= 2 * _LONG_ROW_IDS:
+        documents = found.to_documents(vocabulary)
+        yield TextChunk(documents, None, None, counts=counts, problems=problems)
+        return
+    yield TextChunk(NO_TEXTS, None, None, counts=counts, problems=problems)
+    for start, end in zip(found.starts.tolist(), found.ends.tolist(), strict=True):
+        for first in range(start, max(end, start + 1), _LONG_ROW_IDS):  # cut anywhere: no token can be torn
+            last = min(first + _LONG_ROW_IDS, end)
+            piece = TokenRows(found.ids, np.array([first]), np.array([last])).to_documents(vocabulary)
+            yield TextChunk(
+                piece, None, None, starts_mid_document=first > start, ends_mid_document=last < end
+            )

@@ -8,32 +8,37 @@ The rules:
 - Of a damaged compressed file every document is read that ends before the damage.
 - A document is the text between two separators, otherwise unchanged; empty ones are dropped.
 - `blank`: one or more empty lines (so no document begins with an empty line, and only the last one of a file
-  can end with a line end). `line`: a line end. `auto`: what separator_detection.py finds.
+  can end with a line end). `line`: a line end. `auto`: what text_samples.py finds.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fineweb_shards.errors import BadFileError, ChangedError
-from fineweb_shards.formats.base import Format, ReadSettings
-from fineweb_shards.formats.ranges import FARTHEST_BYTES, Range, Separator, find_ranges, make_separator
-from fineweb_shards.formats.separator_detection import AUTO, find_separator
-from fineweb_shards.formats.text_check import SAMPLE_BYTES, check_is_text, decode_texts, is_utf8
-from fineweb_shards.formats.views import ByteView, RangeView, StreamView
+from fineweb_shards.formats.base import Format, ReadSettings, decode_texts, is_utf8
+from fineweb_shards.formats.ranges import (
+    FARTHEST_BYTES,
+    ByteView,
+    Range,
+    RangeFinder,
+    RangeView,
+    StreamView,
+    make_separator,
+)
+from fineweb_shards.formats.row_filter import RowFilter
+from fineweb_shards.formats.text_samples import AUTO, SAMPLE_BYTES, check_is_text, find_separator
 from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.storage.place import InputFile, Place
 from fineweb_shards.storage.streams import ReadAhead, open_stream
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import TextBuffer, Texts
-from fineweb_shards.types import Batch, Counts, Cursor, Positions, TextChunk
-from fineweb_shards.vocabulary import CutRule
-
-_BOM = b"\xef\xbb\xbf"
+from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 
 class TextFormat(Format):
@@ -41,11 +46,12 @@ class TextFormat(Format):
 
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         super().__init__(settings, place)
-        self._sources: dict[
-            str, ByteSource
-        ] = {}  # by path: files of which batches are read, or fetched ahead
-        self._waiting = Counter[str]()  # by path: how many batches are fetched ahead
-        self._streams: dict[str, ReadAhead] = {}  # by path: what is being read front to back
+        self.row_filter = RowFilter(settings.where) if settings.where else None
+        # By path: files of which batches are read or fetched ahead, how many are fetched ahead, and what is
+        # being read front to back.
+        self._sources: dict[str, ByteSource] = {}
+        self._waiting = Counter[str]()
+        self._streams: dict[str, ReadAhead] = {}
         self._lock = threading.Lock()  # one thread receives orders, another one reads
 
     def expect(self, files: Sequence[InputFile]) -> None:
@@ -58,7 +64,7 @@ class TextFormat(Format):
     def open_view(self, file: InputFile) -> ByteView:
         """Open a file to cut it into batches."""
         if self.by_value(file):
-            stream = self._streams.pop(file.path) if file.path in self._streams else None
+            stream = self._streams.pop(file.path, None)
             return StreamView(file, stream or open_stream(file, self.place))
         return RangeView(self.place.open(file), self.settings.batch_bytes)
 
@@ -69,26 +75,21 @@ class TextFormat(Format):
         return type(self)(smaller, self.place).batches(file, position, False)
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
-        view = self.open_view(file)
-        try:
+        with contextlib.closing(self.open_view(file)) as view:
             check_is_text(file, view.read_at(0, SAMPLE_BYTES))
             name = self.settings.separator
             name = find_separator(file, view) if name == AUTO else name
             go_to(file, view, position)
-            start = len(_BOM) if position == 0 and view.read_at(0, len(_BOM)) == _BOM else position
-            separator, batch_bytes = make_separator(name), self.settings.batch_bytes
+            has_mark = position == 0 and view.read_at(0, len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+            start = len(codecs.BOM_UTF8) if has_mark else position
             rule = self.settings.vocabulary.cut_rule
-            ranges = find_ranges(view, separator, start, starts_mid_document, batch_bytes, rule)
-            ranges = (self._report_uncut(file, part) for part in ranges)
-            with DamageLookahead(file, self.place, separator, batch_bytes, rule) as lookahead:
+            finder = RangeFinder(make_separator(name), self.settings.batch_bytes, rule)
+            found = finder.find_ranges(view, start, starts_mid_document)
+            ranges = (self._report_uncut(file, part) if part.is_uncut else part for part in found)
+            with contextlib.closing(DamageLookahead(file, self.place, finder)) as lookahead:
                 yield from batches_of(file, view, ranges, name, lookahead)
-        finally:
-            view.close()
 
     def _report_uncut(self, file: InputFile, part: Range) -> Range:
-        """Return a range as it is or, if it has to be left out, with the message that it is."""
-        if not part.is_uncut:
-            return part
         error = BadFileError(
             f"{file.path}: a document continues for over {FARTHEST_BYTES:,} bytes from byte {part.start:,} "
             f"on without a place where {self.settings.vocabulary.name} allows to cut it.",
@@ -108,7 +109,14 @@ class TextFormat(Format):
         # Empty documents are dropped, but not the empty rest of one that began in an earlier batch.
         wanted[0] |= batch.starts_mid_document
         wanted[-1] &= not batch.broken_off
-        texts, text_bytes, replaced = _make_texts(data, starts[wanted], ends[wanted])
+        # Usually the text is valid UTF-8 without CRLF: nothing has to be changed, and nothing is copied.
+        texts = Texts(TextBuffer(data, starts[wanted], ends[wanted]))
+        text_bytes, replaced = texts.size_bytes, 0
+        has_crlf = b"\r" in data and b"\r\n" in data  # one byte is found 15 times as fast as two
+        if has_crlf or not is_utf8(data):
+            pieces = [piece.replace(b"\r\n", b"\n") for piece in texts.iter_bytes()]
+            texts, replaced = decode_texts(pieces)
+            text_bytes = sum(map(len, pieces))
         start = Cursor(batch.file, batch.position, starts_mid_document=batch.starts_mid_document)
         yield TextChunk(
             texts,
@@ -161,54 +169,30 @@ class TextFormat(Format):
             self._sources.popitem()[1].close()
 
 
-def _make_texts(data: bytes, starts: Positions, ends: Positions) -> tuple[Texts, int, int]:
-    """Return documents as valid UTF-8 without CRLF, their size before invalid bytes were replaced, and how
-    many characters replace them. Usually nothing has to be changed, and nothing is copied."""
-    found = Texts(TextBuffer(data, starts, ends))
-    has_crlf = b"\r" in data and b"\r\n" in data  # one byte is found 15 times as fast as two
-    if not has_crlf and is_utf8(data):
-        return found, found.size_bytes, 0
-    pieces = [piece.replace(b"\r\n", b"\n") for piece in found.iter_bytes()]
-    texts, replaced = decode_texts(pieces)
-    return texts, sum(map(len, pieces)), replaced
-
-
+@dataclass
 class DamageLookahead:
     """Reads ahead in a compressed file to the end of a document that is longer than a batch: no piece of it
     may go to a worker before it is known that the document is not cut off by damage."""
 
-    def __init__(
-        self,
-        file: InputFile,
-        place: Place,
-        separator: Separator,
-        batch_bytes: int,
-        rule: CutRule | None,
-    ) -> None:
-        self._file = file
-        self._place = place
-        self._separator = separator
-        self._batch_bytes = batch_bytes
-        self._rule = rule
-        self._view: StreamView | None = None
-        self._whole_until = 0 if file.compression else None  # None: only compressed files have such damage
+    file: InputFile
+    place: Place
+    finder: RangeFinder
+    _view: StreamView | None = None
+    _whole_until: int = 0
 
-    def __enter__(self) -> DamageLookahead:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         if self._view is not None:
             self._view.close()
 
     def find_damage(self, offset: int) -> StreamView | None:
-        """Check the document that continues at `offset`; if damage cuts it off, return the view that has read
-        up to the damage, else None."""
-        if self._whole_until is None or offset < self._whole_until:
-            return None
-        view = self._view = self._view or StreamView(self._file, open_stream(self._file, self._place))
+        """Return the view that has read up to the damage that cuts off the document at `offset`, else
+        None."""
+        if self.file.compression is None or offset < self._whole_until:
+            return None  # only compressed files have such damage
+        view = self._view = self._view or StreamView(self.file, open_stream(self.file, self.place))
         view.skip_to(offset)
         start = end = offset
-        for part in find_ranges(view, self._separator, offset, True, self._batch_bytes, self._rule):
+        for part in self.finder.find_ranges(view, offset, True):
             start, end = part.start, part.end
             if not part.ends_mid_document:
                 break
@@ -216,7 +200,7 @@ class DamageLookahead:
         if not view.is_cut_off_at(end):
             self._whole_until = end
             return None
-        documents = self._separator.split(view.read_at(start, end - start), True)
+        documents = self.finder.separator.split(view.read_at(start, end - start), True)
         return None if len(documents.starts) > 1 else view
 
 

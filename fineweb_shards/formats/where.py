@@ -33,7 +33,6 @@ IN_WORDS: dict[Kind, str] = {
 MOST_CHARACTERS = 10_000
 MOST_NESTED = 100
 _EXAMPLE = "For example: --where 'int_score >= 4 and language_score > 0.8'"
-_SHOWN_CHARACTERS = 40
 _WORDS = {"and", "or", "not", "is", "in", "null", "contains", "starts", "with"}
 _SIGNS = ("=", "!=", "<", "<=", ">", ">=")
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -51,8 +50,6 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Compare:
-    """A comparison of a column with a value."""
-
     column: str
     operator: Operator
     value: Value
@@ -60,29 +57,21 @@ class Compare:
 
 @dataclass(frozen=True)
 class IsNull:
-    """Whether a column has no value."""
-
     column: str
 
 
 @dataclass(frozen=True)
 class Not:
-    """The opposite of a condition."""
-
     condition: Condition
 
 
 @dataclass(frozen=True)
 class AllOf:
-    """True if every one of several conditions is."""
-
     conditions: tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
 class AnyOf:
-    """True if one of several conditions is."""
-
     conditions: tuple[Condition, ...]
 
 
@@ -117,7 +106,9 @@ def parse_where(text: str) -> Where:
     if not text.strip():
         raise UsageError("--where: the condition is empty.", _EXAMPLE)
     parser = _Parser(text)
-    return Where(parser.parse(), tuple(parser.kinds.items()))
+    condition = parser.condition()
+    parser.require("end", "`and`, `or` or the end")
+    return Where(condition, tuple(parser.kinds.items()))
 
 
 class _Token(NamedTuple):
@@ -138,19 +129,19 @@ class _Parser:
         self._next = 0
         self._nested = 0
 
-    def parse(self) -> Condition:
-        """Return the condition that is the whole text."""
-        condition = self._condition()
-        self._require("end", "`and`, `or` or the end")
-        return condition
-
     def _split(self) -> Iterator[_Token]:
         position, end = 0, len(self._text.rstrip())
         while position < end:
             found = _TOKEN.match(self._text, position)
             if found is None:
                 begin = end - len(self._text[position:end].lstrip())
-                self._refuse(_explain_character(self._text[begin]), begin)
+                character = self._text[begin]
+                problem = f"{character!r} means nothing here"
+                if character in "'\"`":
+                    problem = f"the quote {character} is never closed"
+                elif character.isdigit() or character in "+-.":
+                    problem = "this is no number"
+                self._refuse(problem, begin)
             kind = found.lastgroup or ""
             text, place, position = found[kind], found.start(kind), found.end()
             word = text.lower() if kind == "name" else ""
@@ -169,7 +160,7 @@ class _Parser:
                 yield _Token("value" if kind == "text" else "name", unquoted, place)
         yield _Token("end", "", end)
 
-    def _condition(self) -> Condition:
+    def condition(self) -> Condition:
         return self._join("or", AnyOf, lambda: self._join("and", AllOf, self._term))
 
     def _join(self, word: str, make: type[AllOf] | type[AnyOf], part: Callable[[], Condition]) -> Condition:
@@ -185,8 +176,8 @@ class _Parser:
         if self._take("not"):
             term: Condition = Not(self._term())
         elif self._take("("):
-            term = self._condition()
-            self._require(")")
+            term = self.condition()
+            self.require(")")
         else:
             term = self._comparison()
         self._nested -= 1
@@ -195,8 +186,7 @@ class _Parser:
     def _comparison(self) -> Condition:
         if value := self._take("value"):
             sign = self._take(*_SIGNS) or self._expected("an operator such as = or >=")
-            column = self._column()
-            return self._compare(column, _FLIPPED.get(sign.kind, sign.kind), value)
+            return self._compare(self._column(), _FLIPPED.get(sign.kind, sign.kind), value)
         column = self._column()
         if operator := self._take(*_SIGNS):
             if self._peek.kind == "name":
@@ -204,7 +194,7 @@ class _Parser:
             return self._compare(column, operator.kind, self._value())
         if self._take("is"):
             negated = self._take("not")
-            self._require("null")
+            self.require("null")
             self._note(column, "any")
             test: Condition = IsNull(column)
         elif self._peek.kind in ("not", "in", "contains", "starts"):
@@ -216,21 +206,17 @@ class _Parser:
 
     def _in_or_contains(self, column: str) -> Condition:
         if self._take("in"):
-            self._require("(")
+            self.require("(")
             values = [self._value()]
             while self._take(","):
                 values.append(self._value())
-            self._require(")")
+            self.require(")")
             return AnyOf(tuple(self._test(column, "=", value.value) for value in values))
-        operator: Operator = "contains"
-        if self._take("starts"):
-            self._require("with")
-            operator = "starts with"
-        else:
-            self._require("contains")
+        starts = self._take("starts")
+        self.require("with" if starts else "contains")
         if not isinstance(self._peek.value, str) or self._peek.kind != "value":
             self._expected("a text in quotes")
-        return self._test(column, operator, self._value().value)
+        return self._test(column, "starts with" if starts else "contains", self._value().value)
 
     def _compare(self, column: str, sign: str, value: _Token) -> Condition:
         if self._peek.kind in _SIGNS:
@@ -279,7 +265,7 @@ class _Parser:
         self._next += token.kind != "end"
         return token
 
-    def _require(self, kind: str, shown: str = "") -> None:
+    def require(self, kind: str, shown: str = "") -> None:
         if not self._take(kind):
             self._expected(shown or f"`{kind}`")
 
@@ -288,15 +274,6 @@ class _Parser:
 
     def _refuse(self, problem: str, place: int) -> NoReturn:
         rest = self._text[place:].strip()
-        shown = rest if len(rest) <= _SHOWN_CHARACTERS else f"{rest[:_SHOWN_CHARACTERS]}…"
+        shown = rest if len(rest) <= 40 else f"{rest[:40]}…"
         where = f"at character {place + 1}: {shown}" if rest else "at the end"
         raise UsageError(f"--where: {problem}, {where}", _EXAMPLE)
-
-
-def _explain_character(character: str) -> str:
-    """Say what is wrong with a character at which no token begins."""
-    if character in "'\"`":
-        return f"the quote {character} is never closed"
-    if character.isdigit() or character in "+-.":
-        return "this is no number"
-    return f"{character!r} means nothing here"

@@ -16,7 +16,7 @@ from fineweb_shards.errors import UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.formats.registry import FORMATS
-from fineweb_shards.formats.separator_detection import AUTO, recorded_separators, settle_separators
+from fineweb_shards.formats.text_samples import AUTO, recorded_separators, settle_separators
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.base import Layout

@@ -15,7 +15,7 @@ from functools import cached_property
 from fineweb_shards.errors import BadFileError, DiskFullError, NoTrainingError
 from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.formats.registry import FORMATS, TEXT
-from fineweb_shards.formats.separator_detection import given_separators
+from fineweb_shards.formats.text_samples import given_separators
 from fineweb_shards.run.input_sample import (
     QUICK_SAMPLE_BYTES,
     InputSample,

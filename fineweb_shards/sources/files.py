@@ -20,13 +20,15 @@ from typing import Any, BinaryIO
 
 from fineweb_shards.errors import BadFileError, InputError, UsageError, closest
 from fineweb_shards.formats.registry import BY_ENDING, FORMATS, TEXT, split_suffixes
-from fineweb_shards.formats.separator_detection import (
+from fineweb_shards.formats.text_samples import (
     HEAD_BYTES,
     SAMPLE_BYTES,
+    check_is_text,
+    convert_hint,
     detect_separator,
+    guess_encoding,
     sample_offsets,
 )
-from fineweb_shards.formats.text_check import check_is_text, convert_hint, guess_encoding
 from fineweb_shards.sources.discovery import (
     Findings,
     OpenBucket,

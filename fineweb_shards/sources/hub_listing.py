@@ -21,7 +21,7 @@ from huggingface_hub import HfApi, hf_hub_url
 from fineweb_shards.errors import HubError
 from fineweb_shards.formats.jsonl import is_array
 from fineweb_shards.formats.registry import FORMATS, split_suffixes
-from fineweb_shards.formats.text_check import SAMPLE_BYTES
+from fineweb_shards.formats.text_samples import SAMPLE_BYTES
 from fineweb_shards.sources.hub_files import ListedFile, Listing
 from fineweb_shards.storage.hub import RemoteFile
 from fineweb_shards.storage.hub_errors import hub_host, translated_errors

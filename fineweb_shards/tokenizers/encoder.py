@@ -225,7 +225,7 @@ def _token_count_mismatches(chunk: TextChunk, lengths: NDArray[np.int64], where:
 class TokenJoiner:
     """Takes the place of an Encoder if the input is a column of ids (--tokens-column).
 
-    It can't fail on a document: the ids were checked when they were read (formats/token_rows.py).
+    It can't fail on a document: the ids were checked when they were read (formats/rows.py).
     """
 
     def __init__(self, vocabulary: Vocabulary, *, eot_first: bool) -> None:

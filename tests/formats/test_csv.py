@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats import csv as delimited
-from fineweb_shards.formats import quotes
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.sources.source import Source, open_source
 from fineweb_shards.storage.place import InputFile
@@ -218,7 +217,6 @@ def test_any_bytes(scratch: Path, data: bytes, batch_bytes: int, block_bytes: in
     (write_gzip if packing else Path.write_bytes)(path, header + data)
     documents, bad = parse_plainly(data, columns=2, text=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quotes, "BLOCK_BYTES", block_bytes)
         patch.setattr(delimited, "BLOCK_BYTES", block_bytes)
         patch.setattr(delimited, "check_is_text", lambda file, head: None)  # it has a test of its own
         found, problems, positions = read_all(source_of(path, batch_bytes, skip_bad=True))
@@ -266,8 +264,7 @@ def test_a_record_that_is_too_long(
 ) -> None:
     """Is named by the byte where it begins, and left out with `skip`: to its end, or to the end of the file
     if its quote is never closed."""
-    for module in (quotes, delimited):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(delimited, "BLOCK_BYTES", 64)
     monkeypatch.setattr(delimited, "MAX_RECORD_BYTES", 3000)
     data = b'id,text\n1,one\n2,"' + b"line\n" * 2000 + b'",\n'[: 3 * closed] + b"3,two\n4,three"
     path = tmp_path / f"a.csv{packing}"

@@ -20,7 +20,7 @@ import pytest
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats import jsonl
-from fineweb_shards.formats.views import StreamView
+from fineweb_shards.formats.ranges import StreamView
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.storage.streams import open_stream

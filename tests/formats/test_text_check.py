@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.formats.text_check import SAMPLE_BYTES, check_is_text
+from fineweb_shards.formats.text_samples import SAMPLE_BYTES, check_is_text
 from fineweb_shards.storage.place import InputFile
 from tests.support import inline, reference, runs
 from tests.support.inputs import write_text

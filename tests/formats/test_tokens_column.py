@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fineweb_shards.errors import BadFileError, ChangedError, UsageError
-from fineweb_shards.formats import parquet, token_rows
+from fineweb_shards.formats import parquet
+from fineweb_shards.formats import rows as row_module
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.sources.files import find_files
@@ -92,7 +93,7 @@ def test_any_rows_in_any_batches(tmp_path: Path, tries: Tries) -> None:
         chooser = random.Random(seed)
         rows = make_rows(chooser.choice([1, 5, 150]), seed, eots=chooser.random() < 0.7)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(token_rows, "_LONG_ROW_IDS", chooser.choice([1, 3, 50, 2**20]))
+            patch.setattr(row_module, "_LONG_ROW_IDS", chooser.choice([1, 3, 50, 2**20]))
             patch.setattr(parquet, "_SLICE_TOKEN_ROWS", chooser.choice([1, 7, 128]))
             patch.setattr(parquet, "_CHUNK_BYTES", chooser.choice([1, 500, 2**23]))
             path = write_rows(tmp_path / "a.parquet", rows, group=chooser.choice([1, 10, 1000]))
@@ -188,12 +189,12 @@ def test_resume_from_every_shard(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.parquet", rows)
     expected = shards_of(rows, 500)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_rows, "_LONG_ROW_IDS", 70)
+        patch.setattr(row_module, "_LONG_ROW_IDS", 70)
         first = runs.build_inline(tmp_path / "out", path, tokens_column="tokens", shard_tokens=500)
         assert runs.shards_in(tmp_path / "out") == expected
         for kept in range(len(first.shards)):
             runs.forget_after(tmp_path / "out", kept)
-            patch.setattr(token_rows, "_LONG_ROW_IDS", 30 + kept)
+            patch.setattr(row_module, "_LONG_ROW_IDS", 30 + kept)
             again = runs.build_inline(
                 tmp_path / "out", path, tokens_column="tokens", shard_tokens=500, batch_bytes=1024
             )

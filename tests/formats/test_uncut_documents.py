@@ -159,12 +159,15 @@ def test_a_run_over_such_a_text_is_resumed_anywhere(
         assert runs.outputs_in(tmp_path / "out") == whole
 
 
-class BytesView:
+class BytesView(ranges.ByteView):
     """A file that is in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self.size_bytes = len(data)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._data)
 
     def read_at(self, offset: int, size: int) -> bytes:
         assert offset >= 0
@@ -175,11 +178,8 @@ class BytesView:
 
 
 def ranges_of(text: str, separator: str, batch_bytes: int = 1024) -> list[ranges.Range]:
-    return list(
-        ranges.find_ranges(
-            BytesView(text.encode()), make_separator(separator), 0, False, batch_bytes, "words"
-        )
-    )
+    finder = ranges.RangeFinder(make_separator(separator), batch_bytes, "words")
+    return list(finder.find_ranges(BytesView(text.encode()), 0, False))
 
 
 def test_no_separator_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
-from fineweb_shards.formats.views import StreamView
+from fineweb_shards.formats.ranges import StreamView
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.storage.streams import expansion_of, open_stream

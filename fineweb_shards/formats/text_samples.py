@@ -1,0 +1,233 @@
+"""Look at samples of a text file before it is read: whether it is text, and what separates its documents.
+
+A single invalid byte becomes U+FFFD and is counted; a file that is full of such bytes is a PDF, a picture, or
+text in another encoding, and what is left of it is useless for training.
+
+What separates documents: `<|endoftext|>` where it stands between them; else blank lines, if they are
+throughout the file; else nothing, and then the user is asked before anything is encoded: a file with a
+document on each line must not become one document, because a model trained on that never sees an end of text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fineweb_shards.errors import BadFileError, UsageError
+from fineweb_shards.formats.ranges import ByteView, StreamView
+from fineweb_shards.formats.registry import TEXT
+from fineweb_shards.storage.place import STANDARD_INPUT, InputFile
+from fineweb_shards.units import show_number_of
+
+SAMPLE_BYTES = 64 * 1024
+HEAD_BYTES = 2**20  # the first sample to find separators in, and the only one of a stream
+
+# European text in Latin-1 has up to 15 % of bytes that are no UTF-8, random bytes have 45 %, and
+# Russian in KOI8-R or Chinese in GBK have more than 60.
+_MOST_ILLEGIBLE = 1 / 4
+_LEAST_ILLEGIBLE_BYTES = 4  # a file may hold nothing but a name in Latin-1
+_FEW_CONTROLS = 1 / 100  # text in any 8-bit encoding has fewer control characters
+_CONTINUATIONS = bytes(range(0x80, 0xC0))  # after the first byte of a character: a sample may begin with them
+_CONTROLS_OF_LATIN_1 = {*range(0x80, 0xA0)}  # letters and quotes in Windows' encodings
+_ASCII = bytes(range(128))
+_CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
+_WIDE_MARKS = {  # the longer first: the mark of UTF-32LE begins with that of UTF-16LE
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+# Every text has some of these: space, line end, and the Chinese space, comma and full stop. Bytes that are
+# not UTF-16 or UTF-32 hardly ever decode to them.
+_COMMON = " \n\u3000\u3001\u3002"
+_COMMON_SHARE = 1 / 100
+_KINDS = {
+    b"%PDF-": ("a PDF", "Extract its text first, with pdftotext for example"),
+    b"PAR1": ("a parquet file", "Name it .parquet, or say --format parquet"),
+    b"ARROW1\0\0": ("an Arrow file", "Write its table as parquet first, with pyarrow for example"),
+    b"\xff\xff\xff\xff": ("an Arrow stream", "Write it as parquet first: Dataset.to_parquet of `datasets`"),
+    b"FEA1": ("a Feather file", "Write its table as parquet first, with pyarrow for example"),
+    b"PK\x03\x04": ("a zip file", "Unpack it first"),
+    b"\x1f\x8b": ("a gzip file", "Its name must end in .gz"),
+    b"\x28\xb5\x2f\xfd": ("a zstd file", "Its name must end in .zst"),
+    b"BZh": ("a bzip2 file", "Unpack it first"),
+    b"\xfd7zXZ\0": ("an xz file", "Unpack it first"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7-Zip file", "Unpack it first"),
+    b"\x7fELF": ("a program", "Check --input"),
+    b"\x89PNG": ("a picture", "Check --input"),
+    b"\xff\xd8\xff": ("a picture", "Check --input"),
+    b"\x93NUMPY": ("an array of NumPy", "Check --input"),
+}
+
+
+def check_is_text(file: InputFile, head: bytes) -> None:
+    """Raise BadFileError for a file that is no text; `head` is its first SAMPLE_BYTES, or all of it."""
+    controls = len(head) - len(head.translate(None, _CONTROLS))
+    # A character that is cut by the end of the sample is not invalid.
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(head, final=len(head) < SAMPLE_BYTES)
+    invalid = text.count("\ufffd") - head.count("\ufffd".encode())
+    illegible = controls + invalid
+    # Nearly any two bytes are a character of UTF-16: UTF-8 with a few NULs must not be taken for it.
+    is_utf8 = not invalid and illegible <= _MOST_ILLEGIBLE * len(head)
+    encoding = _find_wide_encoding(head, marked_only=is_utf8)
+    kind, next_step = next((_KINDS[magic] for magic in _KINDS if head.startswith(magic)), (None, ""))
+    if encoding is not None:
+        sentence, next_step = f"this text is {encoding}", convert_hint(file, encoding)
+    elif kind is not None and illegible:
+        sentence = f"this is {kind}, no text"
+    elif illegible < _LEAST_ILLEGIBLE_BYTES or illegible <= _MOST_ILLEGIBLE * len(head):
+        return
+    else:
+        share = f"{illegible / len(head):.0%} of its first {len(head):,} bytes".replace("%", " %")
+        sentence = f"this is no text: {share} are neither UTF-8 nor printable"
+        next_step = "Check --input"
+        if controls <= _FEW_CONTROLS * len(head):
+            sentence = f"this text is in another encoding: {share} are no UTF-8"
+            next_step = convert_hint(file, "ENCODING")
+    raise BadFileError(f"{file.path}: {sentence}.", f"{next_step}; or leave it out: --on-bad-file skip.")
+
+
+def guess_encoding(samples: Sequence[bytes]) -> str | None:
+    """Return the 8-bit encoding that a text seems to have, by samples; None if it is UTF-8, also with a few
+    bad bytes, which no conversion would mend."""
+    invalid = valid = 0
+    for sample in samples:
+        if not sample.isascii():
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            text = decoder.decode(sample.lstrip(_CONTINUATIONS))
+            invalid += (replaced := text.count("\ufffd"))
+            valid += len(text.encode().translate(None, _ASCII).decode()) - replaced
+    if not invalid or valid >= invalid:
+        return None
+    return "WINDOWS-1252" if any(set(sample) & _CONTROLS_OF_LATIN_1 for sample in samples) else "ISO-8859-1"
+
+
+def _find_wide_encoding(head: bytes, *, marked_only: bool) -> str | None:
+    """Recognise UTF-16 and UTF-32 by their marks or, unless `marked_only`, by common characters."""
+    for mark, name in _WIDE_MARKS.items():
+        if head.startswith(mark):
+            return name
+    for name in () if marked_only else ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE"):
+        try:
+            text = codecs.getincrementaldecoder(name)("strict").decode(head)
+        except UnicodeDecodeError:
+            continue
+        if text and sum(map(text.count, _COMMON)) > _COMMON_SHARE * len(text):
+            return name
+    return None
+
+
+def convert_hint(file: InputFile, encoding: str) -> str:
+    """Say how to convert a file from another encoding, in a line that can be pasted."""
+    convert = f"iconv -f {encoding} -t UTF-8"
+    if file.path == STANDARD_INPUT:
+        return f"Convert it first: … | {convert} | fineweb-shards …"
+    path = shlex.quote(file.path)
+    unpack = {"gzip": "zcat", "zstd": "zstdcat"}.get(file.compression or "")
+    words = f"{unpack} {path} | {convert}" if unpack else f"{convert} {path}"
+    return f"Convert it first: {words} > converted.txt"
+
+
+# What separates documents
+
+AUTO = "auto"
+END_OF_TEXT = "<|endoftext|>"
+_REMOTE_SAMPLES = 4  # each may be a request
+# In a folder begun by an earlier version, which looked at the first MiB only and else took blank lines.
+_FIRST_MIB = "first MiB"
+_UNKNOWN = "unknown"
+# On a line of its own, or with a document directly before and after it; not in quotes or in a sentence.
+_MARK = re.compile(rb"(?<![ \t`'\"(\[])<\|endoftext\|>(?![ \t`'\")\],.;:])")
+_BLANK = re.compile(rb"\n\r?\n")
+_BLANK_SHARE = 1 / 2  # of the pieces of a sample, on average
+
+
+def sample_offsets(size_bytes: int, samples: int) -> list[int]:
+    """Return where to look: at the beginning, and evenly spread over the rest, including the end."""
+    last = max(0, size_bytes - SAMPLE_BYTES)
+    return sorted({last * number // (samples - 1) for number in range(samples)})
+
+
+def detect_separator(samples: Sequence[bytes]) -> str:
+    """Return what separates documents in a text, by samples of which the first is its beginning."""
+    if any(map(_MARK.search, samples)):
+        return END_OF_TEXT
+    texts = [text for sample in samples if (text := sample.strip(b"\r\n"))]
+    total = 0.0  # the shares of the texts' pieces that have a blank line in the middle of text
+    for text in texts:
+        pieces = [text[start : start + SAMPLE_BYTES] for start in range(0, len(text), SAMPLE_BYTES)]
+        total += sum(_BLANK.search(piece) is not None for piece in pieces) / len(pieces)
+    # A text on one line is one document, whatever separates documents.
+    has_lines = any(b"\n" in text for text in texts)
+    return "blank" if total >= _BLANK_SHARE * len(texts) or not has_lines else _UNKNOWN
+
+
+def find_separator(file: InputFile, view: ByteView) -> str:
+    """Return what separates the documents of a text: what was found before the run, or what is found now in
+    a file that was not on this machine."""
+    if file.separator in ("blank", END_OF_TEXT):
+        return file.separator
+    samples = [view.read_at(0, HEAD_BYTES)]
+    if file.separator == _FIRST_MIB:
+        return END_OF_TEXT if END_OF_TEXT.encode() in samples[0] else "blank"
+    if not isinstance(view, StreamView) and view.size_bytes > HEAD_BYTES:
+        offsets = sample_offsets(view.size_bytes, _REMOTE_SAMPLES)[1:]
+        samples += [view.read_at(offset, SAMPLE_BYTES) for offset in offsets]
+    found = detect_separator(samples)
+    if found == _UNKNOWN and file.size_bytes > SAMPLE_BYTES:
+        raise _ask(file)
+    return "blank" if found == _UNKNOWN else found
+
+
+def settle_separators(files: Sequence[InputFile]) -> tuple[tuple[InputFile, ...], str | None]:
+    """Return the files, each text with its separator, and a note about those in which none was found. If such
+    a one is large, or alone, raise UsageError: only the user knows. A small file among others is most likely
+    a document. Texts that are not on this machine are looked at when they are read."""
+    texts = [file for file in files if file.format == TEXT and file.problem is None]
+    unknown = [file for file in texts if file.separator == _UNKNOWN]
+    for file in unknown:
+        if len(texts) == 1 or file.size_bytes > SAMPLE_BYTES or file.compression or file.is_pipe:
+            raise _ask(file)
+    settled = {file.index: file.separator or AUTO for file in texts}
+    settled |= {file.index: "blank" for file in unknown}
+    note = None
+    if unknown:
+        few = ", ".join(file.name for file in unknown[:3]) + (", …" if len(unknown) > 3 else "")
+        each = "is one document" if len(unknown) == 1 else "are one document each"
+        note = (
+            f"{show_number_of(len(unknown), 'text file')} without blank lines {each}: {few} "
+            "(every line one: --separator line)"
+        )
+    found = (replace(file, separator=settled.get(file.index, file.separator)) for file in files)
+    return tuple(found), note
+
+
+def given_separators(texts: Iterable[InputFile], setting: str) -> set[str]:
+    """Return the separators of texts, as far as they are known before the texts are read."""
+    names = {file.separator if setting == AUTO else setting for file in texts}
+    return names - {"", AUTO, _FIRST_MIB}
+
+
+def recorded_separators(
+    files: Sequence[InputFile], recorded: Sequence[dict[str, Any]]
+) -> tuple[InputFile, ...]:
+    """Return the files with the separators that a manifest records: a resume keeps them."""
+    known = [str(record.get("separator", _FIRST_MIB)) for record in recorded]
+    known += [_FIRST_MIB] * (len(files) - len(known))  # more files than before: refused elsewhere
+    return tuple(
+        replace(file, separator=known[file.index]) if file.format == TEXT else file for file in files
+    )
+
+
+def _ask(file: InputFile) -> UsageError:
+    return UsageError(
+        f"{file.path}: nothing was found that separates documents: neither {END_OF_TEXT} nor blank lines "
+        "throughout the file.",
+        "Say what does. Each line a document: --separator line; the whole file one: --separator none; or any "
+        "string between documents: --separator TEXT",
+    )
