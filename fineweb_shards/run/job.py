@@ -26,8 +26,7 @@ from fineweb_shards.run.tokenizer import find_definition
 from fineweb_shards.sources.discovery import OpenBucket
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER, Listing
-from fineweb_shards.sources.parts import Parts
-from fineweb_shards.sources.source import Source, open_source
+from fineweb_shards.sources.source import Parts, Source, open_source
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.bucket_uploads import UPLOAD_MEMORY_BYTES

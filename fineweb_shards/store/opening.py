@@ -33,7 +33,7 @@ def open_store(location: str, scratch: str, max_outage_seconds: float, observer:
         return FolderStore(Path(os.path.expanduser(location)))
     from fineweb_shards.store.bucket_store import BucketStore
 
-    bucket = _open_bucket(location, max_outage_seconds, observer)
+    bucket = _open_bucket(location, max_outage_seconds, observer, OutputError)
     return BucketStore(bucket, scratch_folder(location, scratch))
 
 
@@ -81,26 +81,22 @@ def require_manifest(store: Store) -> Manifest:
 
 def missing_manifest_error(store: Store) -> OutputError:
     """Return an error that says why a store has no manifest, with the next step."""
-    folder, location = store.folder, store.location
+    folder, work = store.folder, store.folder / WORK_FOLDER
+    what = f"nothing is built here: there is no {FILE_NAME}"
     if not folder.is_dir():
-        here = (
-            "this is a file, not a folder" if folder.exists() else "no such folder: nothing was built there"
-        )
-        return OutputError(f"{location}: {here}.", "Name the folder that was the --out of a `build`.")
-    if (folder / WORK_FOLDER).is_dir() and (not store.is_remote or any((folder / WORK_FOLDER).iterdir())):
-        return OutputError(
-            f"{location}: nothing is built here yet: no run has come as far as its first {FILE_NAME}.",
-            "Run the build command again, or wait if it was started a moment ago.",
-        )
-    if any(name != WORK_FOLDER for name in store.list_names()):
-        return OutputError(
-            f"{location}: nothing is built here: there is no {FILE_NAME} among its files.",
-            "Name the folder that was the --out of a build, not its input.",
-        )
-    return OutputError(
-        f"{location}: nothing is built here: there is no {FILE_NAME}.",
-        f"Build something first: fineweb-shards build --input PATH --out {shlex.quote(location)}",
-    )
+        missing = "no such folder: nothing was built there"
+        what = "this is a file, not a folder" if folder.exists() else missing
+        hint = "Name the folder that was the --out of a `build`."
+    elif work.is_dir() and (not store.is_remote or any(work.iterdir())):
+        what = f"nothing is built here yet: no run has come as far as its first {FILE_NAME}"
+        hint = "Run the build command again, or wait if it was started a moment ago."
+    elif any(name != WORK_FOLDER for name in store.list_names()):
+        what += " among its files"
+        hint = "Name the folder that was the --out of a build, not its input."
+    else:
+        out = shlex.quote(store.location)
+        hint = f"Build something first: fineweb-shards build --input PATH --out {out}"
+    return OutputError(f"{store.location}: {what}.", hint)
 
 
 def cache_home() -> Path:

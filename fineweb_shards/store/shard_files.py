@@ -131,7 +131,14 @@ class TokenWriter:
         """Write ranges of tokens where they belong."""
         parts = [tokens[begin:end] for begin, end in placement.ranges.tolist()]
         data = self._format.to_bytes(parts[0] if len(parts) == 1 else np.concatenate(parts))
-        self._write_at(placement.path, placement.offset, data)
+        path, offset = placement.path, placement.offset
+        while data:  # a write may be short
+            written = self._disk.attempt(partial(self._write_some, path, offset, data))
+            offset, data = offset + written, data[written:]
+            self._unsynced_bytes += written
+        if self._unsynced_bytes >= SYNC_EVERY_BYTES:
+            self._unsynced_bytes = 0
+            self._sync(path)
         if os.name == "nt":  # where an open file can't be renamed
             self.close()
 
@@ -144,15 +151,6 @@ class TokenWriter:
         """Close all files."""
         while self._files:
             os.close(self._files.popitem()[1])
-
-    def _write_at(self, path: str, offset: int, data: memoryview) -> None:
-        while data:  # a write may be short
-            written = self._disk.attempt(partial(self._write_some, path, offset, data))
-            offset, data = offset + written, data[written:]
-            self._unsynced_bytes += written
-        if self._unsynced_bytes >= SYNC_EVERY_BYTES:
-            self._unsynced_bytes = 0
-            self._sync(path)
 
     def _write_some(self, path: str, offset: int, data: memoryview) -> int:
         try:
@@ -178,11 +176,7 @@ class TokenWriter:
 
 
 def seal_segment(
-    observer: Observer,
-    segment: Segment,
-    shard_format: ShardFormat,
-    store: Store,
-    max_wait_seconds: float,
+    observer: Observer, segment: Segment, shard_format: ShardFormat, store: Store, max_wait_seconds: float
 ) -> str:
     """Seal a segment, all of whose tokens are written; return its SHA-256.
 

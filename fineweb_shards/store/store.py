@@ -69,11 +69,7 @@ class Store(ABC):
 
     grows_in_place: ClassVar[bool]  # all segments of a file are written into the same file
     is_remote: ClassVar[bool]  # finished files are not in a folder
-
-    @property
-    @abstractmethod
-    def folder(self) -> Path:
-        """The folder on this machine."""
+    folder: Path  # on this machine
 
     @property
     @abstractmethod

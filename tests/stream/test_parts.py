@@ -22,7 +22,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import QUARANTINE_NAME, report_problems
 from fineweb_shards.run.job import Job
-from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.manifest import FILE_NAME, load_manifest
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.stream.length_limits import LengthLimits, leave_out
