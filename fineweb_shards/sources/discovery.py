@@ -229,15 +229,15 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
 def _missing_error(given: str, path: Path) -> InputError:
     """Return an error that says why a path is neither a file nor a folder, with what was probably meant, or
     what is there instead."""
-    can_be_read = "Name a file, a folder or a glob that can be read."
     try:
         os.stat(path)
-        return InputError(f"{given}: neither a file nor a folder.", can_be_read)
+        why = "neither a file nor a folder"
     except FileNotFoundError:
-        if os.path.islink(path):
-            return InputError(f"{given}: a link to {os.readlink(path)}, which does not exist.", can_be_read)
+        why = f"a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else ""
     except OSError as error:
-        return InputError(f"{given}: {(error.strerror or str(error)).lower()}.", can_be_read)
+        why = (error.strerror or str(error)).lower()
+    if why:
+        return InputError(f"{given}: {why}.", "Name a file, a folder or a glob that can be read.")
     folder = path.parent
     missing = next((one for one in reversed(path.parents) if not os.path.isdir(one)), None)
     names = sorted(os.listdir(folder)) if missing is None and os.access(folder, os.R_OK) else []

@@ -250,10 +250,6 @@ _SAMPLED = re.compile("[0-9a-f]{64}")  # the hash of a file's samples
 # Hashes that follow from the content alone: of samples, git's, and the MD5 that is the ETag of an object
 # which was sent in one piece. Any other ETag may be another one for a copy.
 _OF_CONTENT = (_SAMPLED, re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{32}"))
-_COPY_HINT = (
-    "If it is a copy of the same file, resume with --same-source. If not, restore the old file, or start "
-    "over: another --out, or --fresh."
-)
 _RESTORE_HINT = "Restore the input as it was, or start over with what it is now: another --out, or --fresh."
 
 
@@ -293,7 +289,11 @@ def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, s
             raise ChangedError(f"{file.path}: {_describe_change(file, different, old)}.", _RESTORE_HINT)
         if not same_source:
             doubt = _describe_doubt(different, new, old)
-            raise ChangedError(f"{file.path}: {doubt}. Its size is the same.", _COPY_HINT)
+            raise ChangedError(
+                f"{file.path}: {doubt}. Its size is the same.",
+                "If it is a copy of the same file, resume with --same-source. If not, restore the old file, "
+                "or start over: another --out, or --fresh.",
+            )
 
 
 def _check_same_names(files: tuple[InputFile, ...], recorded: list[_Record]) -> None:
@@ -353,7 +353,6 @@ def _describe_doubt(different: set[str], new: _Record, old: _Record) -> str:
 
 
 def _describe_change(file: InputFile, different: set[str], old: _Record) -> str:
-    """Describe how a file differs from the one that the manifest records."""
     size = old.get("size_bytes", 0)
     if "format" in different:
         return f"an earlier version, which began these shards, read it as text; now it is {file.format}"

@@ -81,7 +81,9 @@ class Source:
         if problem is not None and not self.settings.skip_bad:
             raise BadFileError(problem)
         try:
-            listed = () if problem else reader.batches(file, first.position, first.starts_mid_document)
+            listed = (
+                () if problem is not None else reader.batches(file, first.position, first.starts_mid_document)
+            )
             for batch in listed:
                 address = None if batch.payload is not None else reader.place.address_of(file)
                 yield batch if address is None else replace(batch, address=address)

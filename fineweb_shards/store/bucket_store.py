@@ -14,13 +14,10 @@ for its beginning: it was whole before, and grows on.
 from __future__ import annotations
 
 import contextlib
-import io
-import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -29,7 +26,7 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_conditions import PROBE_PREFIX
 from fineweb_shards.storage.bucket_requests import ObjectInfo, Version, plain_etag
-from fineweb_shards.storage.byte_source import SeekableFile, open_in_order
+from fineweb_shards.storage.byte_source import open_in_order
 from fineweb_shards.store.bucket_work_folder import BucketLock, MirroredFiles, is_bucket_locked
 from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
 from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store
@@ -134,18 +131,13 @@ class BucketStore(Store):
         """Read a range. If a build joins the parts of the file meanwhile, it is read from the whole one: its
         tokens are the same at the same bytes."""
         assert isinstance(file, _FoundObjects), "it was found in another store"
-        data: list[bytes] = []
         try:
-            for piece in file.pieces:
-                shift = piece.skip - piece.begin
-                first, last = max(begin, piece.begin) + shift, min(end, piece.end) + shift
-                data.append(self._bucket.read_range(piece.info.name, first, last, piece.info.etag))
+            return _read_pieces(self._bucket, file.pieces, begin, end)
         except (ChangedError, InputError, OutputError):
             joined = self.find(file.name) if file.has_parts else None
             if joined is None or joined == file or not joined.named or joined.size_bytes < file.size_bytes:
                 raise
-            return self.read_range(joined, begin, end)
-        return b"".join(data)
+        return self.read_range(joined, begin, end)
 
     def list_names(self, below: str = "") -> list[str]:
         return [info.name.rpartition("/")[2] for info in self._bucket.list_folder(below)]
@@ -195,6 +187,7 @@ class BucketStore(Store):
                 observer.tell(Event("note", f"note: {self.location}: {text}"))
             lock = BucketLock(self._bucket.reopened(observer), self.folder, self._mirror.push, observer)
             self._lock = stack.enter_context(lock)
+            self.run_id = lock.run_id
             self.fetch()
             yield self
 
@@ -207,10 +200,6 @@ class BucketStore(Store):
     def check_lock(self) -> None:
         if self._lock is not None:
             self._lock.check()
-
-    @property
-    def run_id(self) -> str:
-        return self._lock.run_id if self._lock is not None else ""
 
     def save_manifest(self, data: bytes) -> None:
         self._version = self._bucket.write(FILE_NAME, data, replaces=self._version)
@@ -245,20 +234,25 @@ class BucketStore(Store):
     def _join(self, segment: Segment, bucket: Bucket) -> None:
         """Write a whole file: its header, the parts before its last segment, and that segment."""
         named, parts = bucket.head(segment.name), self._list_parts(segment.name)
-        pieces = [piece for piece in _cover(named, parts) if piece.begin < segment.begin]
+        pieces = _cover(named, parts)
         if not pieces or pieces[-1].end < segment.begin:
             raise OutputError(
                 f"{bucket.address.child(segment.name)}: its parts before byte {segment.begin:,} are missing.",
                 "Somebody else has removed them. The same command makes them again.",
             )
-        header = segment.header  # the first part has nothing in its place
-        sources: list[_FileSource] = [(len(header), lambda: io.BytesIO(header))]
-        for piece in pieces:
-            begin, end = max(piece.begin, len(header)), min(piece.end, segment.begin)
-            skip = piece.skip + begin - piece.begin
-            sources.append((end - begin, partial(_open_at, bucket, piece.info, skip)))
-        sources.append((segment.end - segment.begin, lambda: open_own(segment.path, "rb")))
-        with io.BufferedReader(_JoinedFile(sources)) as whole:
+
+        def fetch(begin: int, end: int) -> memoryview:
+            data = bytearray(_read_pieces(bucket, pieces, begin, min(end, segment.begin)))
+            header = segment.header[begin:end]  # the first part has nothing in its place
+            data[: len(header)] = header
+            with open_own(segment.path, "rb") as last:
+                last.seek(max(0, begin - segment.begin))
+                data += last.read(end - begin - len(data))
+            if len(data) != end - begin:
+                raise OSError(f"{segment.path} has become shorter while it was read, at byte {begin:,}")
+            return memoryview(data)
+
+        with open_in_order(fetch, segment.end) as whole:
             bucket.upload_file(whole, segment.end, segment.name)
 
     def name_file(self, segment: Segment) -> None:
@@ -355,53 +349,11 @@ def _judge(name: str, named: ObjectInfo | None, parts: _Parts) -> FoundFile | No
     return _FoundObjects(name, end, False, "", pieces) if pieces else None
 
 
-def _open_at(bucket: Bucket, info: ObjectInfo, position: int) -> BinaryIO:
-    file = bucket.open(info.name, info)
-    file.seek(position)
-    return file
-
-
-_FileSource = tuple[int, Callable[[], BinaryIO]]  # a number of bytes, and what opens the file that has them
-
-
-class _JoinedFile(SeekableFile):
-    """Files one after the other, as one that can be read and searched. Each is opened when it is read."""
-
-    def __init__(self, sources: Sequence[_FileSource]) -> None:
-        super().__init__()
-        self._size_bytes = sum(size for size, _ in sources)
-        self._sources = sources
-        self._open: tuple[int, int, BinaryIO] | None = None  # where the open file ends, where it is, itself
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override] # any buffer, says typeshed
-        if self._position >= self._size_bytes or not len(buffer):
-            return 0
-        if self._open is None or self._open[1] != self._position or self._open[0] <= self._position:
-            self._close_source()
-            ends = itertools.accumulate(size for size, _ in self._sources)
-            with_ends = zip(ends, self._sources, strict=True)
-            end, (size, opened) = next(pair for pair in with_ends if self._position < pair[0])
-            file = opened()
-            file.seek(self._position - (end - size), io.SEEK_CUR)
-            self._open = end, self._position, file
-        end, _, file = self._open
-        data = file.read(min(len(buffer), end - self._position))
-        if not data:
-            raise OSError(f"a part has become shorter while it was read, at byte {self._position:,}")
-        buffer[: len(data)] = data
-        self._position += len(data)
-        self._open = end, self._position, file
-        return len(data)
-
-    def close(self) -> None:
-        self._close_source()
-        super().close()
-
-    def _close_source(self) -> None:
-        if self._open is not None:
-            self._open[2].close()
-            self._open = None
+def _read_pieces(bucket: Bucket, pieces: Iterable[_Piece], begin: int, end: int) -> bytes:
+    """Read a range of the file that these pieces make up."""
+    found = []
+    for piece in pieces:
+        shift = piece.skip - piece.begin
+        first, last = max(begin, piece.begin) + shift, min(end, piece.end) + shift
+        found.append(bucket.read_range(piece.info.name, first, last, piece.info.etag))
+    return b"".join(found)

@@ -37,7 +37,7 @@ from fineweb_shards.storage.bucket_conditions import PROBE_PREFIX
 from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.storage.bucket_requests import Version, plain_etag
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, is_lock_name, output_error, write_quickly
+from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, is_lock_name, output_errors, write_quickly
 from fineweb_shards.system.json_values import expect, get, parse_object
 from fineweb_shards.system.own_files import is_plain_file, read_file
 from fineweb_shards.units import show_seconds
@@ -103,7 +103,20 @@ class BucketLock:
                     text = f"another run was quicker to take the lock; try {number} of {_MOST_TRIES}"
                     self._observer.set_wait("lock", text)
                     time.sleep(_LOOK_SECONDS)
-                version = self._try_to_take()
+                found = self._bucket.read(OBJECT_NAME)
+                if found is not None:
+                    self.follows_dead_run = True
+                    # A run with the same scratch folder is dead: that folder is locked by this run.
+                    if _read_field(found[0], "scratch") != self._holder["scratch"]:
+                        found = self._wait_for_sign(*found)
+                try:
+                    version: Version | None = self._write(self._bucket, found[1] if found else None)
+                except ConflictError:
+                    continue
+                if not self._bucket.has_conditional_writes:
+                    # Another run may have looked before this one wrote, and written after it.
+                    time.sleep(_LOOK_SECONDS)
+                    version = self._find_own_version()
                 if version is not None:
                     return version
         finally:
@@ -115,25 +128,6 @@ class BucketLock:
             f"Wait for other runs. If there are none, delete {address.child(OBJECT_NAME)} and run the same "
             "command again.",
         )
-
-    def _try_to_take(self) -> Version | None:
-        """Take the lock if it is free, or that of a dead run; LockedError if its run is alive. None if
-        another run was quicker."""
-        found = self._bucket.read(OBJECT_NAME)
-        if found is not None:
-            self.follows_dead_run = True
-            # A run with the same scratch folder is dead: that folder is locked by this run.
-            if _read_field(found[0], "scratch") != self._holder["scratch"]:
-                found = self._wait_for_sign(*found)
-        try:
-            replaces = found[1] if found is not None else None
-            version = self._bucket.write(OBJECT_NAME, self._content(), replaces=replaces)
-        except ConflictError:
-            return None
-        if self._bucket.has_conditional_writes:
-            return version
-        time.sleep(_LOOK_SECONDS)  # another run may have looked before this one wrote, and written after it
-        return self._find_own_version()
 
     def _wait_for_sign(self, content: bytes, version: Version) -> tuple[bytes, Version] | None:
         """Wait until a lock has not been renewed for so long that its run must be dead, and return it; None
@@ -171,13 +165,13 @@ class BucketLock:
             )
 
     def _find_own_version(self) -> Version | None:
-        """Return the version of the lock if it is this run's; None if it is another's, or gone."""
         found = self._bucket.read(OBJECT_NAME)
         return found[1] if found is not None and _read_field(found[0], "run") == self.run_id else None
 
-    def _content(self) -> bytes:
+    def _write(self, bucket: Bucket, replaces: Version | None) -> Version:
         self._beats += 1
-        return json.dumps({**self._holder, "beats": self._beats, "written": time.time()}).encode()
+        content = {**self._holder, "beats": self._beats, "written": time.time()}
+        return bucket.write(OBJECT_NAME, json.dumps(content).encode(), replaces=replaces)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
@@ -197,7 +191,7 @@ class BucketLock:
         """Replace the lock, unless it is another run's by now."""
         with self._turn:
             try:
-                self._version = bucket.write(OBJECT_NAME, self._content(), replaces=self._version)
+                self._version = self._write(bucket, self._version)
             except ConflictError:  # or a beat was written, and its answer was lost
                 self._version = self._find_own_version()
             self._lost = self._version is None
@@ -228,13 +222,11 @@ def _read_scratch_id(scratch: Path) -> str:
     """Return what tells this scratch folder from all others, also from one of the same name on a machine of
     the same name: a random number that is kept in it. The caller must have the folder locked."""
     path = scratch / WORK_FOLDER / _SCRATCH_ID_NAME
-    try:
+    with output_errors(path):
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_file(path).decode("ascii")
         number = secrets.token_hex(16)
         write_quickly(path, number.encode())
-    except OSError as error:
-        raise output_error(path, error) from error
     return number
 
 

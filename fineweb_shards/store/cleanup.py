@@ -22,18 +22,17 @@ from fineweb_shards.store.manifest import FILE_NAME, Manifest, load_manifest
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error
+from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_errors
 from fineweb_shards.system.own_files import refuse_foreign_files, refuse_link
 from fineweb_shards.system.terminal import Redraw, printable, redraw
 from fineweb_shards.units import show_bytes, show_number_of
 
-Say = Callable[[str], None]
 _SHOWN_NAMES = 5
 # A `report` command may be writing a temporary file now, without the folder's lock; it takes less than 1 s.
 _SURELY_UNUSED_SECONDS = 600.0
 
 
-def start_over(store: Store, layout: Layout, warn: Say, *, yes: bool) -> None:
+def start_over(store: Store, layout: Layout, warn: Callable[[str], None], *, yes: bool) -> None:
     """Delete an earlier run's output. Say what is deleted, even with --quiet; unless `yes`, ask first."""
     files, work = plan_deletion(store, layout)
     if not files and not work:
@@ -51,7 +50,7 @@ def start_over(store: Store, layout: Layout, warn: Say, *, yes: bool) -> None:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise UsageError("Nothing was deleted.", "To resume, rerun the same command without --fresh.")
     warn(f"--fresh: deleting {what}")
-    try:
+    with output_errors(store.folder):
         for path in work:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -64,8 +63,6 @@ def start_over(store: Store, layout: Layout, warn: Say, *, yes: bool) -> None:
         store.remove_work_copies()
         with contextlib.suppress(OSError):  # it does not exist, or holds other files
             (store.folder / INDEX_FOLDER).rmdir()
-    except OSError as error:
-        raise output_error(store.folder, error) from error
 
 
 def plan_deletion(store: Store, layout: Layout) -> tuple[Mapping[str, int], list[Path]]:
@@ -85,7 +82,6 @@ def plan_deletion(store: Store, layout: Layout) -> tuple[Mapping[str, int], list
 
 
 def _describe_deletion(store: Store, files: Mapping[str, int], work: Iterable[Path]) -> str:
-    """Say how many files and bytes would be deleted, and where."""
     count, size_bytes = 0, sum(files.values())
     for path in work:
         is_folder = path.is_dir() and not path.is_symlink()
@@ -122,11 +118,10 @@ def refuse_untracked_shards(store: Store, layout: Layout, ours: set[str]) -> Non
     """
     untracked = find_untracked(list_all_names(store), layout, ours)
     if untracked:
-        are = "is" if len(untracked) == 1 else "are"
+        are, them = ("is", "it") if len(untracked) == 1 else ("are", "them")
         raise OutputError(
             f"{store.location}: {_name_some(untracked)} {are} here, but no {FILE_NAME} of this folder lists "
-            f"{'it' if len(untracked) == 1 else 'them'}: fineweb-shards neither replaces nor deletes what it "
-            "may not have made.",
+            f"{them}: fineweb-shards neither replaces nor deletes what it may not have made.",
             "Choose another --out, or move them away.",
         )
 
@@ -139,11 +134,9 @@ def _is_whole(store: Store, manifest: Manifest, name: str) -> bool:
     layout, shard_format = manifest.layout, manifest.shard_format
     try:
         found = store.find(name)
-        if found is None or not found.named:
-            return False
-        tokens, odd = shard_format.tokens_in(found.size_bytes)
+        tokens, odd = shard_format.tokens_in(found.size_bytes if found else 0)
         fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
-        if odd or tokens <= 0 or not fits:
+        if found is None or not found.named or odd or tokens <= 0 or not fits:
             return False
         return store.read_range(found, 0, layout.header_bytes) == shard_format.header(tokens)
     except OSError:
@@ -158,13 +151,11 @@ def _name_some(names: list[str]) -> str:
 def remove_leftovers(store: Store, manifest: Manifest) -> None:
     """Remove temporary files that `manifest` does not continue. The caller must hold the store's lock."""
     recorded = {file.name: file.end_bytes for file in list_files(manifest.shards)}
-    try:
+    with output_errors(store.folder):
         for path in store.leftovers(recorded):
             if path.is_file() and not _may_be_in_use(path):
                 path.unlink()
         store.remove_unrecorded(recorded)
-    except OSError as error:
-        raise output_error(store.folder, error) from error
 
 
 def remove_outdated_files(store: Store, manifest: Manifest) -> None:
@@ -176,10 +167,8 @@ def remove_outdated_files(store: Store, manifest: Manifest) -> None:
     if before is None:
         return
     outdated = {record.name for record in before.shards} - {record.name for record in manifest.shards}
-    try:
+    with output_errors(store.folder):
         store.remove(with_sidecars(before, outdated))
-    except OSError as error:
-        raise output_error(store.folder, error) from error
 
 
 def tidy_finished(store: Store, manifest: Manifest) -> None:
@@ -211,10 +200,8 @@ def find_untracked(names: Iterable[str], layout: Layout, known: set[str]) -> lis
 def refuse_planted_files(store: Store, *, index: bool = False) -> None:
     """Raise OutputError if links, pipes or folders are where a run will write its own files. Each of those is
     looked at again when it is opened; but a run that can't write its log, for one, would not stop there."""
-    try:
+    with output_errors(store.folder):
         refuse_foreign_files(store.folder / WORK_FOLDER, {DOWNLOAD_FOLDER})
         refuse_link(store.folder / FILE_NAME)
         if index:
             refuse_link(store.folder / INDEX_FOLDER)
-    except OSError as error:
-        raise output_error(store.folder, error) from error

@@ -10,18 +10,16 @@ import shlex
 import tempfile
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fineweb_shards.errors import InputError, OutputError, ShardError
+from fineweb_shards.errors import OutputError, ShardError
 from fineweb_shards.events import Observer
+from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_address import BucketAddress, is_url
+from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import FILE_NAME, Manifest, find_manifest
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import WORK_FOLDER
-
-if TYPE_CHECKING:
-    from fineweb_shards.storage.bucket import Bucket
 
 READING_OUTAGE_SECONDS = 600.0  # how long a command that only reads waits for a store that has answered
 _FIRST_OUTAGE_SECONDS = 20.0  # and for its first answer: somebody is looking on
@@ -31,9 +29,7 @@ def open_store(location: str, scratch: str, max_outage_seconds: float, observer:
     """Open the store of a run. Nothing is read or written yet."""
     if not is_url(location):
         return FolderStore(Path(os.path.expanduser(location)))
-    from fineweb_shards.store.bucket_store import BucketStore
-
-    bucket = _open_bucket(location, max_outage_seconds, observer, OutputError)
+    bucket = Bucket(location, max_outage_seconds, observer, refusal=OutputError)
     return BucketStore(bucket, scratch_folder(location, scratch))
 
 
@@ -49,13 +45,11 @@ def open_store_to_read(
     """
     if not is_url(location):
         return FolderStore(Path(os.path.expanduser(location)))
-    from fineweb_shards.store.bucket_store import BucketStore
-
     temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-")
     if max_outage_seconds is None:
         max_outage_seconds = READING_OUTAGE_SECONDS
-        _open_bucket(location, _FIRST_OUTAGE_SECONDS, observer, refusal).head(FILE_NAME)
-    bucket = _open_bucket(location, max_outage_seconds, observer, refusal)
+        Bucket(location, _FIRST_OUTAGE_SECONDS, observer, refusal=refusal).head(FILE_NAME)
+    bucket = Bucket(location, max_outage_seconds, observer, refusal=refusal)
     store = BucketStore(bucket, Path(temporary.name))
     weakref.finalize(store, temporary.cleanup)
     store.fetch()
@@ -68,7 +62,7 @@ def is_object(location: str) -> bool:
     if not address.prefix:
         return False
     folder, _, name = str(address).rpartition("/")
-    return _open_bucket(folder, READING_OUTAGE_SECONDS, None, InputError).head(name) is not None
+    return Bucket(folder, READING_OUTAGE_SECONDS).head(name) is not None
 
 
 def require_manifest(store: Store) -> Manifest:
@@ -110,14 +104,3 @@ def scratch_folder(location: str, scratch: str) -> Path:
     parent = Path(os.path.expanduser(scratch)) if scratch else cache_home()
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", address.partition("://")[2])[-60:].strip("-.")
     return parent / f"{readable}-{hashlib.sha256(address.encode()).hexdigest()[:12]}"
-
-
-def _open_bucket(
-    location: str,
-    max_outage_seconds: float,
-    observer: Observer | None,
-    refusal: type[ShardError] = OutputError,
-) -> Bucket:
-    from fineweb_shards.storage.bucket import Bucket
-
-    return Bucket(location, max_outage_seconds, observer, refusal=refusal)

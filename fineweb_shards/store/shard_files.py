@@ -26,7 +26,7 @@ from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.store import Segment, Store
-from fineweb_shards.system.durable import WORK_FOLDER, output_error
+from fineweb_shards.system.durable import WORK_FOLDER, output_errors
 from fineweb_shards.system.own_files import is_plain_file, open_descriptor, open_own
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, ShardRecord, Split, Tokens
@@ -153,18 +153,14 @@ class TokenWriter:
             os.close(self._files.popitem()[1])
 
     def _write_some(self, path: str, offset: int, data: memoryview) -> int:
-        try:
+        with output_errors(Path(path)):
             file = self._open(path)
             os.lseek(file, offset, os.SEEK_SET)  # not `pwrite`, which Windows lacks
             return os.write(file, data)
-        except OSError as error:
-            raise output_error(Path(path), error) from error
 
     def _sync(self, path: str) -> None:
-        try:
+        with output_errors(Path(path)):
             os.fsync(self._open(path))
-        except OSError as error:
-            raise output_error(Path(path), error) from error
 
     def _open(self, path: str) -> int:
         if path not in self._files:
@@ -182,7 +178,7 @@ def seal_segment(
 
     Any process can do it, and again if it dies. While the disk is full, it waits.
     """
-    try:
+    with output_errors(store.folder / segment.name):
         if segment.header and not segment.begin:
             disk = Disk(segment.path.parent, max_wait_seconds, observer)
             disk.attempt(partial(_write_header, segment))
@@ -195,15 +191,10 @@ def seal_segment(
                 "Memory or disk may be faulty. Everything finished is kept; the same command makes it again.",
             )
         store.add_segment(segment, observer)
-    except OSError as error:
-        raise output_error(store.folder / segment.name, error) from error
     return contents.sha256
 
 
 def _write_header(segment: Segment) -> None:
     """Write the header. A file that was reopened may have been finished before, with one for fewer tokens."""
-    try:
-        with open_own(segment.path, "r+b", buffering=0) as file:
-            file.write(segment.header)
-    except OSError as error:
-        raise output_error(segment.path, error) from error
+    with output_errors(segment.path), open_own(segment.path, "r+b", buffering=0) as file:
+        file.write(segment.header)

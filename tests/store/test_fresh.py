@@ -157,6 +157,23 @@ def test_a_shard_that_was_getting_its_name_goes_too(tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == [WORK_FOLDER]
 
 
+def test_all_shards_that_were_getting_their_names_go_too(tmp_path: Path) -> None:
+    """A run names any number of small ones before it records them. If one of them is foreign, all stay."""
+    out = make_folder(tmp_path)
+    runs.forget_after(out, 2)
+    assert len(runs.shards_in(out)) > 4
+    third = out / "edufineweb_train_000002.npy"
+    whole = third.read_bytes()
+    third.write_bytes(b"precious")
+    before = everything_in(out)
+    with pytest.raises(OutputError, match=f"{third.name} is here"):
+        start_over(FolderStore(out), NANO, print, yes=True)
+    assert everything_in(out) == before
+    third.write_bytes(whole)
+    start_over(FolderStore(out), NANO, print, yes=True)
+    assert sorted(path.name for path in out.iterdir()) == [WORK_FOLDER]
+
+
 def test_outside_a_terminal_it_must_be_told_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --yes nothing is deleted, and the sentence says what would have been."""
     out = make_folder(tmp_path)
