@@ -201,16 +201,14 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
     if not taken and not findings.unreadable:
         if is_folder:
             there = f"; there is {first_few(skipped)}" if skipped else ""
-            message = f"the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or without){there}"
-            raise InputError(
-                f"{given}: {message}.", "Name the files with a glob, or say what they are with --format."
-            )
-        if skipped:
-            raise InputError(
-                f"{given}: none of what matches has a known ending: {first_few(skipped)}.",
-                f"Known are {', '.join(BY_ENDING)}; say what the files are with --format.",
-            )
-        raise InputError(f"{given}: no file matches.", "Check the pattern (and quote it).")
+            why = f"the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or without){there}"
+            hint = "Name the files with a glob, or say what they are with --format."
+        elif skipped:
+            why = f"none of what matches has a known ending: {first_few(skipped)}"
+            hint = f"Known are {', '.join(BY_ENDING)}; say what the files are with --format."
+        else:
+            why, hint = "no file matches", "Check the pattern (and quote it)."
+        raise InputError(f"{given}: {why}.", hint)
     if skipped:
         kind = "unsupported file type" if findings.not_files else "unknown ending"
         count = show_number_of(len(skipped), "file")

@@ -14,7 +14,7 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -28,14 +28,7 @@ from fineweb_shards.formats.separator_detection import (
     sample_offsets,
 )
 from fineweb_shards.formats.text_check import check_is_text, convert_hint, guess_encoding
-from fineweb_shards.sources.discovery import (
-    Found,
-    OpenBucket,
-    Search,
-    find_inputs,
-    first_few,
-    readable_name,
-)
+from fineweb_shards.sources.discovery import Found, OpenBucket, Search, find_inputs, first_few, readable_name
 from fineweb_shards.storage.bucket import Bucket, content_hash
 from fineweb_shards.storage.decompression import DamagedStreamError, open_unpacker
 from fineweb_shards.storage.local import LocalPlace, open_pipe
@@ -87,7 +80,7 @@ def find_files(
     found += [one for one in others if not taken or one.real_path not in taken]
     files = _describe_all(found, format_name, find_separators, note)
     if format_name == "auto":
-        _check_odd_files(found, files, column, skip_bad=skip_bad, note=note)
+        _check_odd_files(zip(found, files, strict=True), column, skip_bad, note)
     bad = [file.problem for file in files if file.problem is not None]
     if bad and not skip_bad:
         more = f" ({len(bad) - 1:,} more can't be read either.)" if len(bad) > 1 else ""
@@ -185,17 +178,12 @@ def _unpack_head(file: InputFile) -> bytes:
 
 
 def _check_odd_files(
-    found: Sequence[Found],
-    files: Sequence[InputFile],
-    column: str,
-    *,
-    skip_bad: bool,
-    note: Callable[[str], None],
+    described: Iterable[tuple[Found, InputFile]], column: str, skip_bad: bool, note: Callable[[str], None]
 ) -> None:
     """Note files of another kind than nearly all that the same --input stands for, and refuse a `.json` among
     others that holds no JSON lines. `column` holds the documents."""
     groups: dict[tuple[str, str], list[InputFile]] = {}
-    for one, file in zip(found, files, strict=True):
+    for one, file in described:
         if one.given and file.problem is None:
             groups.setdefault((one.given, one.every), []).append(file)
     for (given, every), group in groups.items():

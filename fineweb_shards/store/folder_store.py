@@ -13,14 +13,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
 from fineweb_shards.store.shard_files import find_file, growing_path
 from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store
-from fineweb_shards.system.durable import (
-    WORK_FOLDER,
-    FolderLock,
-    is_locked,
-    publish,
-    sync_folder,
-    write_file,
-)
+from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked, publish, sync_folder, write_file
 from fineweb_shards.system.own_files import make_folder, open_own, read_file, refuse_link, refuse_other_kinds
 
 

@@ -25,6 +25,7 @@ from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import make_folder, open_own
 from fineweb_shards.types import Positions
 
+_FoundFiles = Mapping[str, FoundFile]  # what the store has of files and sidecars, by name
 _READ_BYTES = 4 * 2**20
 _TOKENS_AT_ONCE = 32  # single ones, from as many files: in a bucket, all of the time is waiting
 
@@ -102,9 +103,8 @@ def write_sidecars(observer: Observer, file: FinishedFile) -> None:
             path.unlink(missing_ok=True)
 
 
-def check_sidecars(file: FinishedFile, everything: Mapping[str, FoundFile]) -> list[str]:
-    """Return what is wrong with the sidecars of a file, a sentence each. `everything` is what the store has
-    of all files and sidecars."""
+def check_sidecars(file: FinishedFile, everything: _FoundFiles) -> list[str]:
+    """Return what is wrong with the sidecars of a file, a sentence each."""
     names = {sidecar: sidecar.name_for(file.name) for sidecar in file.sidecars}
     damages = [f"{name}: missing" for name in names.values() if name not in everything]
     if file.name not in everything:
@@ -130,9 +130,8 @@ def check_sidecars(file: FinishedFile, everything: Mapping[str, FoundFile]) -> l
     return damages
 
 
-def have_sidecars(files: Collection[FinishedFile], everything: Mapping[str, FoundFile]) -> bool:
-    """Return whether all sidecars exist and, where that can be told without a search, have their length.
-    `everything` is what the store has of all files and sidecars."""
+def have_sidecars(files: Collection[FinishedFile], everything: _FoundFiles) -> bool:
+    """Return whether all sidecars exist and, where that can be told without a search, have their length."""
     doubtful = []  # files of which it depends on a last token, their own or that of the file before
     for file in files:
         possible = itertools.product([False, True], repeat=len(file.names))
@@ -146,7 +145,7 @@ def have_sidecars(files: Collection[FinishedFile], everything: Mapping[str, Foun
 
 
 def _make_parts(
-    file: FinishedFile, everything: Mapping[str, FoundFile], sidecars: Collection[Sidecar]
+    file: FinishedFile, everything: _FoundFiles, sidecars: Collection[Sidecar]
 ) -> Iterator[tuple[Sidecar, SidecarPart]]:
     """Yield the parts of these sidecars; the file of tokens is read once for all of them."""
     if not sidecars:
@@ -156,7 +155,7 @@ def _make_parts(
         yield from parts_of_all(sidecars, facts, _find_eots(tokens, file.shard_format))
 
 
-def _fits(file: FinishedFile, everything: Mapping[str, FoundFile], ends: Mapping[str, bool]) -> bool:
+def _fits(file: FinishedFile, everything: _FoundFiles, ends: Mapping[str, bool]) -> bool:
     """Return whether a file has all sidecars, of the right length, if these names end with an EOT."""
     facts = _make_facts(file, everything, ends)
     for sidecar in file.sidecars:
@@ -166,9 +165,7 @@ def _fits(file: FinishedFile, everything: Mapping[str, FoundFile], ends: Mapping
     return True
 
 
-def _make_facts(
-    file: FinishedFile, everything: Mapping[str, FoundFile], ends: Mapping[str, bool]
-) -> FileFacts:
+def _make_facts(file: FinishedFile, everything: _FoundFiles, ends: Mapping[str, bool]) -> FileFacts:
     shard_format, found = file.shard_format, everything.get(file.name)
     tokens, _ = shard_format.tokens_in(found.size_bytes if found else 0)
     return FileFacts(
@@ -182,7 +179,7 @@ def _make_facts(
     )
 
 
-def _read_ends(files: Collection[FinishedFile], everything: Mapping[str, FoundFile]) -> dict[str, bool]:
+def _read_ends(files: Collection[FinishedFile], everything: _FoundFiles) -> dict[str, bool]:
     """Tell of each of these files, and of those before them, whether its last token is an EOT."""
     by_name = {name: file for file in files for name in file.names}
 
