@@ -37,8 +37,7 @@ from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.run.budget import MAXIMUM_WINDOW_BYTES
 from fineweb_shards.run.config import Config
-from fineweb_shards.sources.parts import Parts
-from fineweb_shards.sources.source import open_source
+from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
 from fineweb_shards.store.store import OutputSpec

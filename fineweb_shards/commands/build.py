@@ -34,8 +34,8 @@ from fineweb_shards.run.output_text import (
     warning_lines,
 )
 from fineweb_shards.store.manifest import Manifest, load_manifest
-from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable

@@ -25,7 +25,7 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import FILE_NAME
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen
 

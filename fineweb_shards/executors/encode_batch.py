@@ -16,8 +16,7 @@ from fineweb_shards.executors.file_tasks import FileWork
 from fineweb_shards.executors.isolate_bad_document import encode_one_by_one, holds_any
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.sources.parts import Parts
-from fineweb_shards.sources.source import arrived_damaged
+from fineweb_shards.sources.source import Parts, arrived_damaged
 from fineweb_shards.store.shard_files import TokenWriter, seal_segment
 from fineweb_shards.store.sidecars import write_sidecars
 from fineweb_shards.store.store import Segment, Store

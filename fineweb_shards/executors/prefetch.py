@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import Parts
 from fineweb_shards.types import Batch
 
 # Before anything is measured: a token of English has 4.6 bytes, so this is rather too much than too little.

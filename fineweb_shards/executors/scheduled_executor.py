@@ -23,7 +23,7 @@ from fineweb_shards.executors.prefetch import MaxTokensCutoff, Producer
 from fineweb_shards.executors.schedule import Schedule, Worker
 from fineweb_shards.executors.task import Task
 from fineweb_shards.executors.worker_death import Death
-from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import Parts
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
 

@@ -44,13 +44,6 @@ class Numbering:
         """Return the name of the file for the next token of a split, given how many each split has."""
         return self.layout.shard_name(split, self.index(split, done), self.digits)
 
-    def next_names(self, records: Iterable[ShardRecord]) -> set[str]:
-        """Return the names that a killed run may have given to files without recording them."""
-        done = dict.fromkeys(SPLITS, 0)
-        for record in records:
-            done[record.split] += record.tokens
-        return {self.name(split, done) for split in SPLITS}
-
     def unrecorded_names(self, records: Iterable[ShardRecord], listed: Collection[str]) -> set[str]:
         """Return those of the `listed` names that a run may have given to files without recording them: it
         names files in order, any number of small ones at once, so they follow the recorded ones without a

@@ -128,7 +128,7 @@ class ForkableStore(BucketStore):
         self.helper = HelperProcess(self)  # for a forked process
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ForkableStore, (self._bucket, self._scratch)
+        return ForkableStore, (self._bucket, self.folder)
 
     fetch_range = _forkable(fetch_range)
     find = _forkable(BucketStore.find)

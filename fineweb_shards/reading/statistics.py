@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
-from fineweb_shards.system.own_files import SMALL_BYTES, read_file
+from fineweb_shards.system.durable import write_quickly
+from fineweb_shards.system.own_files import SMALL_BYTES, WORK_FOLDER, read_file
 from fineweb_shards.system.terminal import cut_at_word
 from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.tokenizers.references import load_token_bytes

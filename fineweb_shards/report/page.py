@@ -36,7 +36,7 @@ from fineweb_shards.watching.status import RUNNING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.units import show_bytes
 from fineweb_shards.watching.history import RUN_COMPLETE, RunRecord
 

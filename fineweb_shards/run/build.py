@@ -34,7 +34,8 @@ from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
-from fineweb_shards.system.durable import WORK_FOLDER, write_file
+from fineweb_shards.system.durable import write_file
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock

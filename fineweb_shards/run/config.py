@@ -3,7 +3,7 @@
 Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes`
 changes the output, so that a resume with another value of it is refused; only `max_tokens` may change
 (store/resume_rules.py), because the stream is the same. The files of `input` and `val_input` are compared by
-their content (sources/changed_files.py). `on_bad_file` is not marked: the content of finished
+their content (sources/files.py). `on_bad_file` is not marked: the content of finished
 shards does not depend on how later bad files are handled.
 """
 

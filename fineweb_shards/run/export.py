@@ -38,8 +38,8 @@ from fineweb_shards.store.resume_rules import add_index, check_settings, trim_to
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span
 from fineweb_shards.stream.split import VAL_SETTINGS
-from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import free_disk_bytes
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, TokenBlock

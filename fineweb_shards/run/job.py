@@ -26,8 +26,7 @@ from fineweb_shards.run.tokenizer import find_definition
 from fineweb_shards.sources.discovery import OpenBucket
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER, Listing
-from fineweb_shards.sources.parts import Parts
-from fineweb_shards.sources.source import Source, open_source
+from fineweb_shards.sources.source import Parts, Source, open_source
 from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES, Bucket
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
@@ -37,8 +36,7 @@ from fineweb_shards.store.manifest import FILE_NAME, Manifest, has_our_fields
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.stream.split import SplitRule, make_split_rule
-from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.own_files import open_own
+from fineweb_shards.system.own_files import WORK_FOLDER, open_own
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.base import Engine

@@ -7,8 +7,7 @@ from dataclasses import replace
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
-from fineweb_shards.sources.changed_files import check_same_files
-from fineweb_shards.sources.files import files_to_json
+from fineweb_shards.sources.files import check_same_files, files_to_json
 from fineweb_shards.store.cleanup import holds_shards, refuse_untracked_shards
 from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings, load_manifest
 from fineweb_shards.store.resume_rules import (

@@ -1,4 +1,5 @@
-"""Find the files that a folder or a glob stands for, and record everything that is not taken.
+"""Find the files that each value of `--input` stands for: a file, a folder, a glob, a pipe, or an address in
+a bucket; and note everything that is not taken.
 
 A folder is the glob `**/*`. Links to folders are followed, but every folder is read once, however many
 names lead to it: a link to a parent folder makes no loop, and one to a sibling gives no document twice.
@@ -9,139 +10,319 @@ from __future__ import annotations
 import errno
 import fnmatch
 import glob
-import json
 import os
 import shlex
 import stat
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+import sysconfig
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 
-from fineweb_shards.errors import InputError
+from fineweb_shards.errors import InputError, UsageError, closest
+from fineweb_shards.formats.registry import BY_ENDING, split_suffixes
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_address import BucketAddress, split_glob
+from fineweb_shards.storage.bucket_address import BucketAddress, is_url, split_glob
 from fineweb_shards.storage.bucket_requests import ObjectInfo
-from fineweb_shards.storage.place import InputFile
+from fineweb_shards.storage.place import STANDARD_INPUT
+from fineweb_shards.units import show_number_of
 
+OpenBucket = Callable[[str], Bucket]
 _ANY_DEPTH = "**"
-FOLDER_PATTERN = (_ANY_DEPTH, "*")  # what a folder stands for
+_COMPARED_NAMES = 1000  # with a name that does not exist: each takes a tenth of a millisecond
 _Rest = tuple[str, ...]  # the parts of a pattern that are still to be matched
+_FOLDER_PATTERN: _Rest = (_ANY_DEPTH, "*")  # what a folder stands for
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file of the input."""
+
+    path: str
+    name: str  # relative to the --input it was found by
+    problem: str | None = None  # why it can't be read
+    info: ObjectInfo | None = None  # of an object in a bucket
+    is_pipe: bool = False
+    for_validation: bool = False
+    given: str = ""  # the flag and value that it was found by, if that stands for several files
+    every: str = ""  # a glob for all of those, without an ending
+
+    @property
+    def real_path(self) -> str:
+        """The same for all names that lead to the file."""
+        return self.path if self.path == STANDARD_INPUT or self.info else os.path.realpath(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How files are searched for."""
+
+    format_name: str
+    is_output: Callable[[str], bool]  # of this build
+    is_earlier_output: Callable[[str], bool]  # of any other one
+    note: Callable[[str], None]
+    open_bucket: OpenBucket
+
+
+def find_inputs(flag: str, inputs: tuple[str, ...], search: Search) -> list[Found]:
+    """Return the files that all values of a flag stand for, without what builds have made; note what another
+    one has made."""
+    taken: list[Found] = []
+    for text in inputs:
+        expanded = _expand(flag, text, search)
+        others = [one for one in expanded if not search.is_output(one.path)]
+        earlier = [one for one in others if search.is_earlier_output(one.path)]
+        found = [one for one in others if not search.is_earlier_output(one.path)]
+        if earlier and not found:
+            folder = os.path.dirname(earlier[0].path) or os.curdir
+            raise InputError(
+                f"{flag} {text}: these are shards that a build has made, with their manifest, and no texts.",
+                "Nothing has to be built to train on them. To copy them into another layout or size: "
+                f"fineweb-shards export {shlex.quote(folder)} --layout NAME --out FOLDER",
+            )
+        if expanded and not found:
+            raise InputError(f"{flag} {text}: holds only our own output.", f"Check {flag} and --out.")
+        if earlier:
+            count, names = show_number_of(len(earlier), "file"), first_few([one.name for one in earlier])
+            search.note(f"{flag} {text}: {count} skipped, made by an earlier build: {names}")
+        taken += found
+    return taken
+
+
+def readable_name(name: str) -> str:
+    """Return a file's name as valid text, reversibly: `\\xff` stands for a byte that is no UTF-8, and `\\x5c`
+    for a backslash that would look like such an escape."""
+    return os.fsencode(name).replace(b"\\x", b"\\x5cx").decode("utf-8", "backslashreplace")
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Show the names of some files, as they are on the disk."""
+    return ", ".join(readable_name(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def _expand(flag: str, text: str, search: Search) -> list[Found]:
+    """Return the files that one value of a flag stands for. A file named directly is taken, whatever its
+    ending."""
+    if text == STANDARD_INPUT:
+        return [Found(STANDARD_INPUT, STANDARD_INPUT, is_pipe=True)]
+    if not text.strip():
+        raise UsageError(
+            f"{flag} is empty; perhaps a variable of the shell is not set.",
+            f"Name a file, a folder or a glob; the current folder is {flag} .",
+        )
+    if is_url(text):
+        return _expand_url(flag, text, search)
+    text = text.replace("{stdlib}", sysconfig.get_path("stdlib"))
+    path = Path(os.path.expanduser(text))
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        mode = 0
+    if stat.S_ISREG(mode):
+        return [Found(str(path), path.name)]
+    if stat.S_ISFIFO(mode):  # a fixed name, because a shell's <(…) has another number every time
+        return [Found(str(path), "pipe" if path.parent.name == "fd" else path.name, is_pipe=True)]
+    is_folder = stat.S_ISDIR(mode)
+    if not is_folder and not glob.has_magic(text):
+        raise _missing_error(f"{flag} {text}", path)
+    root, pattern = str(path), _FOLDER_PATTERN
+    if not is_folder:
+        fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
+        root, pattern = str(Path(*path.parts[:fixed])), _with_files(path.parts[fixed:])
+    return _take(flag, text, _walk(root, pattern), search, is_folder=is_folder)
+
+
+def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
+    """Return the objects that an address stands for: one object, a folder, or a glob.
+
+    A store has no folders, only names with slashes. A folder is what has such a name before it, and the rules
+    of a local folder hold: everything below it, except what is hidden.
+    """
+    folder, pattern = split_glob(text)
+    is_folder = False
+    if not any(letter in text for letter in "*?"):  # [ may be a part of a name
+        address = BucketAddress.parse(text)
+        parent, _, name = address.prefix.rpartition("/")
+        if name and not text.endswith("/"):
+            above = BucketAddress(address.scheme, address.bucket, parent)
+            info = search.open_bucket(str(above)).head(name)
+            if info is not None:
+                return [Found(f"{above}/{name}", name, info=info)]
+        is_folder = not glob.has_magic(text)
+        if is_folder:
+            folder, pattern = address, _FOLDER_PATTERN
+    listed = list(search.open_bucket(str(folder)).list())
+    marked = {str(parent) for one in listed for parent in PurePosixPath(one.name).parents}
+    wanted = _with_files(pattern)
+    objects = {
+        one.name: one
+        for one in listed
+        # Some programs mark a folder by an empty object.
+        if (one.size_bytes or one.name not in marked) and _matches_glob(one.name.split("/"), wanted)
+    }
+    if not objects and is_folder:
+        raise InputError(f"{flag} {text}: there is no such object or folder.", "Check the address.")
+    findings = _Findings(str(folder), sorted(objects), objects=objects)
+    return _take(flag, text, findings, search, is_folder=is_folder)
 
 
 @dataclass
-class Findings:
-    """What a walk has found. Names are paths relative to its root."""
+class _Findings:
+    """What a walk has found, or a listing of a bucket. Names are paths relative to its root."""
 
     root: str
     files: list[str] = field(default_factory=list)  # sorted, so that the order is the same on every machine
     unreadable: dict[str, str] = field(default_factory=dict)  # name to reason
     not_files: list[str] = field(default_factory=list)  # folders that a glob matches, sockets and the like
     repeated_folders: list[str] = field(default_factory=list)  # links to folders read under another name
+    objects: dict[str, ObjectInfo] = field(default_factory=dict)  # in a bucket, by their names
 
     def path_of(self, name: str) -> str:
+        if is_url(self.root):
+            return f"{self.root}/{name}"
         if name in ("", os.curdir):
             return self.root
         return name if self.root == os.curdir else os.path.join(self.root, name)
 
 
-def walk_folder(folder: str) -> Findings:
-    """Find everything below a folder that is not hidden."""
-    return _Walk(folder).run(FOLDER_PATTERN)
+def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folder: bool) -> list[Found]:
+    """Return the files that can be read, by their endings; note which ones are skipped."""
+    given = f"{flag} {text}"
+    every = f"{text.rstrip('/')}/**/*" if is_folder else f"{text.rpartition('/')[0] or os.curdir}/*"
+    # A glob may itself fix the ending of its files, as `*.log` does.
+    last = os.path.basename(text)
+    ending = os.path.splitext(last)[1]
+    spells_ending = not glob.has_magic(last) or (ending != "" and not glob.has_magic(ending))
+    any_ending = search.format_name != "auto" or (spells_ending and not is_folder)
+    paths = {name: findings.path_of(name) for name in findings.files}
+    made = {name for name in paths if search.is_output(paths[name]) or search.is_earlier_output(paths[name])}
+    taken = [name for name in paths if any_ending or split_suffixes(name)[0] or name in made]
+    skipped = sorted({*findings.files, *findings.not_files} - {*taken})
+    if not taken and not findings.unreadable:
+        if is_folder:
+            there = f"; there is {first_few(skipped)}" if skipped else ""
+            why = f"the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or without){there}"
+            hint = "Name the files with a glob, or say what they are with --format."
+        elif skipped:
+            why = f"none of what matches has a known ending: {first_few(skipped)}"
+            hint = f"Known are {', '.join(BY_ENDING)}; say what the files are with --format."
+        else:
+            why, hint = "no file matches", "Check the pattern (and quote it)."
+        raise InputError(f"{given}: {why}.", hint)
+    if skipped:
+        kind = "unsupported file type" if findings.not_files else "unknown ending"
+        count = show_number_of(len(skipped), "file")
+        search.note(f"{given}: {count} skipped: {kind}: {first_few(skipped)}")
+    if findings.repeated_folders:
+        folders = first_few(sorted(findings.repeated_folders))
+        search.note(f"{given}: not followed, because it leads to a folder that is read anyway: {folders}")
+    problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
+    names = sorted({*taken, *problems})
+    common = partial(Found, given=given, every=every)
+    return [
+        common(findings.path_of(name), name, problems.get(name), findings.objects.get(name)) for name in names
+    ]
 
 
-def walk_glob(pattern: str) -> Findings:
-    """Find everything that matches a glob, by the rules of the shell; `**` is any number of folders."""
-    parts = Path(pattern).parts
-    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    return _Walk(str(Path(*parts[:fixed]))).run(with_files(parts[fixed:]))
+def _missing_error(given: str, path: Path) -> InputError:
+    """Return an error that says why a path is neither a file nor a folder, with what was probably meant, or
+    what is there instead."""
+    try:
+        os.stat(path)
+        why = "neither a file nor a folder"
+    except FileNotFoundError:
+        why = f"a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else ""
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+    if why:
+        return InputError(f"{given}: {why}.", "Name a file, a folder or a glob that can be read.")
+    folder = path.parent
+    missing = next((one for one in reversed(path.parents) if not os.path.isdir(one)), None)
+    names = sorted(os.listdir(folder)) if missing is None and os.access(folder, os.R_OK) else []
+    here = "The current folder" if folder == Path() else str(folder)
+    if missing is not None:
+        hint = f"There is no folder {missing}, either."
+    elif match := closest(path.name, names[:_COMPARED_NAMES]):
+        hint = f"Did you mean {folder / match}?"
+    else:
+        hint = f"{here} has {first_few(names)}." if names else f"{here} is empty, or can't be read."
+    return InputError(f"{given}: no such file or folder.", hint)
 
 
-def with_files(pattern: tuple[str, ...]) -> tuple[str, ...]:
+def _walk(root: str, pattern: _Rest) -> _Findings:
+    """Find everything below a folder that matches a pattern, by the rules of the shell: nothing hidden, and
+    `**` is any number of folders."""
+    findings = _Findings(root)
+    folders = [("", frozenset([pattern]))] if os.path.isdir(root) else []
+    links: list[tuple[str, frozenset[_Rest]]] = []
+    read: set[tuple[int, int, frozenset[_Rest]]] = set()
+    while folders or links:
+        if not folders:  # links last, so that a folder is named by its own path, not by a link's
+            links.sort(key=lambda link: link[0], reverse=True)
+            folders.append(links.pop())
+        folder, wanted = folders.pop()
+        path = findings.path_of(folder)
+        wanted |= {rest[1:] for rest in wanted if rest[0] == _ANY_DEPTH}
+        heads = {rest[0] for rest in wanted}
+        try:
+            status = os.stat(path)
+            if any(glob.has_magic(part) for part in heads):
+                names = os.listdir(path)
+            else:  # not listed, which may be forbidden
+                names = [part for part in heads if os.path.lexists(os.path.join(path, part))]
+        except OSError as error:
+            findings.unreadable[folder or "."] = f"the folder can't be read: {error.strerror}"
+            continue
+        key = (status.st_dev, status.st_ino, wanted)
+        if key in read:
+            findings.repeated_folders.append(folder)
+            continue
+        read.add(key)
+        for name in names:
+            matching = [rest for rest in wanted if _matches(name, rest[0])]
+            if matching:
+                relative = f"{folder}/{name}" if folder else name
+                deeper = _visit(findings, relative, matching)
+                if deeper:
+                    is_link = os.path.islink(findings.path_of(relative))
+                    (links if is_link else folders).append((relative, deeper))
+    findings.files.sort()
+    return findings
+
+
+def _visit(findings: _Findings, name: str, matching: list[_Rest]) -> frozenset[_Rest]:
+    """Add what has a name to the findings. Return what is still to be matched below it, if it is a folder in
+    which to look."""
+    path = findings.path_of(name)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        is_broken = os.path.islink(path) and error.errno == errno.ENOENT
+        why = f"a link to {os.readlink(path)}, which is not there" if is_broken else str(error.strerror)
+        findings.unreadable[name] = why
+        return frozenset()
+    deeper = frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching) - {()}
+    if stat.S_ISDIR(mode) and deeper:
+        return deeper
+    if any(len(rest) == 1 for rest in matching):
+        (findings.files if stat.S_ISREG(mode) else findings.not_files).append(name)
+    return frozenset()
+
+
+def _with_files(pattern: _Rest) -> _Rest:
     """Return a pattern that stands for files: `**` at its end means those in all folders."""
     return (*pattern, "*") if pattern[-1] == _ANY_DEPTH else pattern
 
 
-def spells_ending(pattern: str) -> bool:
-    """Tell whether a glob itself fixes the ending of its files, as `*.log` does."""
-    name = os.path.basename(pattern)
-    ending = os.path.splitext(name)[1]
-    return not glob.has_magic(name) or (bool(ending) and not glob.has_magic(ending))
-
-
-class _Walk:
-    """One walk: the folders still to be read, and those that have been."""
-
-    def __init__(self, root: str) -> None:
-        self._findings = Findings(root)
-        self._folders: list[tuple[str, frozenset[_Rest]]] = []
-        self._links: list[tuple[str, frozenset[_Rest]]] = []
-        self._read: set[tuple[int, int, frozenset[_Rest]]] = set()
-
-    def run(self, pattern: _Rest) -> Findings:
-        if os.path.isdir(self._findings.root):
-            self._folders.append(("", frozenset([pattern])))
-        while self._folders or self._links:
-            if not self._folders:  # links last, so that a folder is named by its own path, not by a link's
-                self._links.sort(key=lambda link: link[0], reverse=True)
-                self._folders.append(self._links.pop())
-            self._read_folder(*self._folders.pop())
-        self._findings.files.sort()
-        return self._findings
-
-    def _read_folder(self, folder: str, wanted: frozenset[_Rest]) -> None:
-        path = self._findings.path_of(folder)
-        wanted |= {rest[1:] for rest in wanted if rest[0] == _ANY_DEPTH}
-        try:
-            status = os.stat(path)
-            names = _names_in(path, {rest[0] for rest in wanted})
-        except OSError as error:
-            self._findings.unreadable[folder or "."] = f"the folder can't be read: {error.strerror}"
-            return
-        key = (status.st_dev, status.st_ino, wanted)
-        if key in self._read:
-            self._findings.repeated_folders.append(folder)
-            return
-        self._read.add(key)
-        for name in names:
-            self._visit(folder, name, wanted)
-
-    def _visit(self, folder: str, name: str, wanted: frozenset[_Rest]) -> None:
-        """Add an entry of a folder to the findings, or to the folders still to be read, if it matches."""
-        matching = [rest for rest in wanted if _matches(name, rest[0])]
-        deeper = frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching) - {()}
-        if not matching:
-            return
-        name = f"{folder}/{name}" if folder else name
-        path = self._findings.path_of(name)
-        try:
-            mode = os.stat(path).st_mode
-        except OSError as error:
-            self._findings.unreadable[name] = _describe_failure(path, error)
-            return
-        taken = any(len(rest) == 1 for rest in matching)
-        if stat.S_ISDIR(mode) and deeper:
-            (self._links if os.path.islink(path) else self._folders).append((name, deeper))
-        elif taken:
-            (self._findings.files if stat.S_ISREG(mode) else self._findings.not_files).append(name)
-
-
-def _names_in(folder: str, wanted: Iterable[str]) -> list[str]:
-    """Return the names in a folder. If only fixed names are wanted, don't list it: that may be forbidden."""
-    if any(glob.has_magic(part) for part in wanted):
-        return os.listdir(folder)
-    return [part for part in wanted if os.path.lexists(os.path.join(folder, part))]
-
-
-def matches_glob(name: Sequence[str], pattern: Sequence[str]) -> bool:
+def _matches_glob(name: Sequence[str], pattern: Sequence[str]) -> bool:
     """Tell whether the parts of a name match those of a pattern, by the same rules as a walk."""
     if not pattern:
         return not name
-    if pattern[0] == _ANY_DEPTH and matches_glob(name, pattern[1:]):
+    if pattern[0] == _ANY_DEPTH and _matches_glob(name, pattern[1:]):
         return True
     if not name or not _matches(name[0], pattern[0]):
         return False
-    return matches_glob(name[1:], pattern if pattern[0] == _ANY_DEPTH else pattern[1:])
+    return _matches_glob(name[1:], pattern if pattern[0] == _ANY_DEPTH else pattern[1:])
 
 
 def _matches(name: str, part: str) -> bool:
@@ -150,127 +331,3 @@ def _matches(name: str, part: str) -> bool:
     if name.startswith(".") and not part.startswith("."):
         return False
     return part == _ANY_DEPTH or fnmatch.fnmatch(name, part)
-
-
-def _describe_failure(path: str, error: OSError) -> str:
-    if os.path.islink(path) and error.errno == errno.ENOENT:
-        return f"a link to {os.readlink(path)}, which is not there"
-    return str(error.strerror)
-
-
-# Find the odd file in a folder of another kind, such as a dataset's metadata (.json) among parquet files.
-
-_SAMPLE_BYTES = 64 * 1024
-_NEARLY_ALL = 3 / 4
-
-
-def check_odd_files(
-    found: Sequence[tuple[str, str, InputFile]], column: str, *, skip_bad: bool, note: Callable[[str], None]
-) -> None:
-    """Note files of another kind than nearly all that the same --input stands for, and refuse a `.json` among
-    others that holds no JSON lines. `found` has for each file the flag and value it was found by, and a glob
-    for all of these. `column` holds the documents."""
-    groups: dict[tuple[str, str], list[InputFile]] = {}
-    for given, every, file in found:
-        if given and file.problem is None:
-            groups.setdefault((given, every), []).append(file)
-    for (given, every), files in groups.items():
-        kinds = Counter(file.format for file in files)
-        usual, count = kinds.most_common(1)[0]
-        odd = [file for file in files if file.format != usual]
-        if not odd:
-            continue
-        ending = Counter(os.path.splitext(file.name)[1] for file in files if file.format == usual)
-        leave_out = f"{given.partition(' ')[0]} {shlex.quote(every + ending.most_common(1)[0][0])}"
-        for file in odd:
-            if not skip_bad and _holds_no_documents(file, column):
-                raise InputError(
-                    f"{given}: {file.name} holds no JSON lines with the key {column!r}, and {count:,} of "
-                    f"{len(files):,} files there are {usual}.",
-                    f"If it is no input, leave it out: {leave_out}",
-                )
-        if count >= _NEARLY_ALL * len(files):
-            names = ", ".join(file.name for file in odd[:3]) + (", …" if len(odd) > 3 else "")
-            others = " and ".join(sorted({file.format for file in odd}))
-            note(
-                f"{given}: {count:,} of {len(files):,} files are {usual}; also read ({others}): {names}. "
-                f"To read {usual} only: {leave_out}"
-            )
-
-
-def _holds_no_documents(file: InputFile, column: str) -> bool:
-    """Tell whether a `.json` file on this machine is no JSON lines, by its first line: such files are often a
-    dataset's metadata. One that can't be judged may be."""
-    if not file.path.lower().endswith(".json") or file.is_remote or file.is_pipe:
-        return False
-    try:
-        with open(file.path, "rb") as content:
-            head = content.read(_SAMPLE_BYTES)
-    except OSError:
-        return False  # reported when it is read
-    first, line_end, _ = head.lstrip().partition(b"\n")
-    if len(head) == _SAMPLE_BYTES and not line_end:
-        return False
-    try:
-        row = json.loads(first)
-    except (ValueError, RecursionError):
-        return True
-    return not isinstance(row, dict) or column not in row
-
-
-# Find the objects that an address stands for: one object, a folder, or a glob.
-#
-# A store has no folders, only names with slashes. A folder is what has such a name before it, and the rules
-# of a local folder hold: everything below it, except what is hidden.
-
-OpenBucket = Callable[[str], Bucket]
-
-
-@dataclass
-class FoundObjects(Findings):
-    """What was found in a bucket."""
-
-    objects: dict[str, ObjectInfo] = field(default_factory=dict)  # by their names, relative to the root
-    is_one: bool = False  # the address is that of an object
-    is_folder: bool = False
-
-    def path_of(self, name: str) -> str:
-        return f"{self.root}/{name}"
-
-
-def find_objects(text: str, open_bucket: OpenBucket) -> FoundObjects:
-    """Find what an address stands for, in the order of the names."""
-    folder, pattern = split_glob(text)
-    if not any(letter in text for letter in "*?"):  # [ may be a part of a name
-        address = BucketAddress.parse(text)
-        found = None if text.endswith("/") else _find_one(address, open_bucket)
-        if found is not None:
-            return found
-        if not glob.has_magic(text):
-            folder, pattern = address, FOLDER_PATTERN
-    listed = open_bucket(str(folder)).list()
-    wanted = with_files(pattern)
-    objects = {one.name: one for one in _without_folders(listed) if matches_glob(one.name.split("/"), wanted)}
-    is_folder = pattern is FOLDER_PATTERN
-    return FoundObjects(str(folder), sorted(objects), objects=objects, is_folder=is_folder)
-
-
-def _find_one(address: BucketAddress, open_bucket: OpenBucket) -> FoundObjects | None:
-    """Return the object at an address; None if there is none."""
-    path = PurePosixPath(address.prefix)
-    if not path.name:
-        return None
-    folder = BucketAddress(
-        address.scheme, address.bucket, "" if str(path.parent) == "." else str(path.parent)
-    )
-    info = open_bucket(str(folder)).head(path.name)
-    if info is None:
-        return None
-    return FoundObjects(str(folder), [path.name], objects={path.name: info}, is_one=True)
-
-
-def _without_folders(listed: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-    """Return objects without the empty ones by which some programs mark a folder."""
-    objects = list(listed)
-    folders = {str(parent) for one in objects for parent in PurePosixPath(one.name).parents}
-    return [one for one in objects if one.size_bytes or one.name not in folders]

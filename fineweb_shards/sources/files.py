@@ -1,4 +1,5 @@
-"""Turn `--input` into a list of files, each with its format, found by its name, and a hash of samples.
+"""Turn `--input` into a list of files, each with its format, found by its name, and a hash of samples; and
+check on a resume that they are those in the manifest.
 
 Those of `--val-input` come first: so validation is the beginning of the stream, as by most other rules.
 """
@@ -6,20 +7,20 @@ Those of `--val-input` come first: so validation is the beginning of the stream,
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
+import json
 import os
+import re
 import shlex
-import stat
-import sysconfig
-from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, fields, replace
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from fineweb_shards.errors import BadFileError, InputError, UsageError, closest
-from fineweb_shards.formats.registry import BY_ENDING, FORMATS, TEXT, split_suffixes
+from fineweb_shards.errors import BadFileError, ChangedError, InputError
+from fineweb_shards.formats.registry import FORMATS, TEXT, split_suffixes
 from fineweb_shards.formats.text_samples import (
     HEAD_BYTES,
     SAMPLE_BYTES,
@@ -29,47 +30,19 @@ from fineweb_shards.formats.text_samples import (
     guess_encoding,
     sample_offsets,
 )
-from fineweb_shards.sources.discovery import (
-    Findings,
-    OpenBucket,
-    check_odd_files,
-    find_objects,
-    spells_ending,
-    walk_folder,
-    walk_glob,
-)
+from fineweb_shards.sources.discovery import Found, OpenBucket, Search, find_inputs, first_few, readable_name
 from fineweb_shards.storage.bucket import Bucket, content_hash
-from fineweb_shards.storage.bucket_address import is_url
-from fineweb_shards.storage.bucket_requests import ObjectInfo
 from fineweb_shards.storage.local import LocalPlace, open_pipe
 from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, InputFile
 from fineweb_shards.storage.streams import DamagedStreamError, open_unpacker
+from fineweb_shards.units import show_number_of
 
 _SAMPLES = 8
-_COMPARED_NAMES = 1000  # with a name that does not exist: each takes a tenth of a millisecond
+_NEARLY_ALL = 3 / 4
 _NOT_IN_THE_MANIFEST = (
     "index", "path", "format", "place", "problem", "is_pipe", "for_validation", "separator",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    path: str
-    name: str  # relative to the --input it was found by
-    problem: str | None = None  # why it can't be read
-    info: ObjectInfo | None = None  # of an object in a bucket
-    for_validation: bool = False
-    given: str = ""  # the flag and value that it was found by, if that stands for several files
-    every: str = ""  # a glob for all of those, without an ending
-
-    @property
-    def flag(self) -> str:
-        return "--val-input" if self.for_validation else "--input"
-
-    @property
-    def real_path(self) -> str:
-        """The same for all names that lead to the file."""
-        return self.path if self.path == STANDARD_INPUT or self.info else os.path.realpath(self.path)
+_Record = dict[str, Any]  # what the manifest has of a file
 
 
 def find_files(
@@ -98,223 +71,44 @@ def find_files(
             "There is no input.",
             "Name a sample (demo, sample-10BT), files, folders or globs, or a dataset with --dataset.",
         )
-    search = _Search(format_name, is_output, is_earlier_output, note, open_bucket)
-    for_validation = [replace(one, for_validation=True) for one in _find("--val-input", val_inputs, search)]
-    others = _find("--input", inputs, search)
-    found = for_validation + _without_validation(others, for_validation, note)
-    described = _describe_all(found, format_name, find_separators, note)
-    files = tuple(
-        replace(file, for_validation=True) if one.for_validation else file
-        for one, file in zip(found, described, strict=True)
-    )
+    search = Search(format_name, is_output, is_earlier_output, note, open_bucket)
+    found = [replace(one, for_validation=True) for one in find_inputs("--val-input", val_inputs, search)]
+    taken = {one.real_path for one in found}
+    others = find_inputs("--input", inputs, search)
+    shared = [one.name for one in others if taken and one.real_path in taken]
+    if shared:
+        count = show_number_of(len(shared), "file")
+        note(f"--val-input: {count} of --input for validation only: {first_few(shared)}")
+    found += [one for one in others if not taken or one.real_path not in taken]
+    files = _describe_all(found, format_name, find_separators, note)
     if format_name == "auto":
-        check_odd_files(
-            [(one.given, one.every, file) for one, file in zip(found, files, strict=True)],
-            column,
-            skip_bad=skip_bad,
-            note=note,
-        )
+        _check_odd_files(zip(found, files, strict=True), column, skip_bad, note)
     bad = [file.problem for file in files if file.problem is not None]
     if bad and not skip_bad:
         more = f" ({len(bad) - 1:,} more can't be read either.)" if len(bad) > 1 else ""
         raise BadFileError(f"{bad[0]}{more}")
-    return files
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """How files are searched for."""
-
-    format_name: str
-    is_output: Callable[[str], bool]  # of this build
-    is_earlier_output: Callable[[str], bool]  # of any other one
-    note: Callable[[str], None]
-    open_bucket: OpenBucket
-
-    def is_made(self, path: str) -> bool:
-        return self.is_output(path) or self.is_earlier_output(path)
-
-
-def _find(flag: str, inputs: tuple[str, ...], search: _Search) -> list[_Found]:
-    """Return the files that all values of a flag stand for, without what builds have made."""
-    return [found for text in inputs for found in _without_outputs(flag, text, search)]
-
-
-def _without_outputs(flag: str, text: str, search: _Search) -> list[_Found]:
-    """Return the files that one value of a flag stands for, without what builds have made; note what another
-    one has made."""
-    expanded = _expand(flag, text, search)
-    others = [one for one in expanded if not search.is_output(one.path)]
-    earlier = [one for one in others if search.is_earlier_output(one.path)]
-    found = [one for one in others if not search.is_earlier_output(one.path)]
-    if earlier and not found:
-        folder = os.path.dirname(earlier[0].path) or os.curdir
-        raise InputError(
-            f"{flag} {text}: these are shards that a build has made, with their manifest, and no texts.",
-            "Nothing has to be built to train on them. To copy them into another layout or size: "
-            f"fineweb-shards export {shlex.quote(folder)} --layout NAME --out FOLDER",
-        )
-    if expanded and not found:
-        raise InputError(f"{flag} {text}: holds only our own output.", f"Check {flag} and --out.")
-    if earlier:
-        names = _first_few([one.name for one in earlier])
-        search.note(f"{flag} {text}: {_count(earlier)} skipped, made by an earlier build: {names}")
-    return found
-
-
-def _without_validation(
-    others: list[_Found], for_validation: list[_Found], note: Callable[[str], None]
-) -> list[_Found]:
-    """Return the files that are not for validation; note which ones are."""
-    if not for_validation:
-        return others
-    taken = {one.real_path for one in for_validation}
-    shared = [one.name for one in others if one.real_path in taken]
-    if shared:
-        note(f"--val-input: {_count(shared)} of --input for validation only: {_first_few(shared)}")
-    return [one for one in others if one.real_path not in taken]
-
-
-def _expand(flag: str, text: str, search: _Search) -> list[_Found]:
-    """Return the files that one value of a flag stands for. A file named directly is taken, whatever its
-    ending."""
-    if text == STANDARD_INPUT:
-        return [_Found(STANDARD_INPUT, STANDARD_INPUT)]
-    if not text.strip():
-        raise UsageError(
-            f"{flag} is empty; perhaps a variable of the shell is not set.",
-            f"Name a file, a folder or a glob; the current folder is {flag} .",
-        )
-    if is_url(text):
-        return _expand_url(flag, text, search)
-    text = text.replace("{stdlib}", sysconfig.get_path("stdlib"))
-    path = Path(os.path.expanduser(text))
-    if os.path.isfile(path):
-        return [_Found(str(path), path.name)]
-    if _is_fifo(path):  # a fixed name, because a shell's <(…) has another number every time
-        return [_Found(str(path), "pipe" if path.parent.name == "fd" else path.name)]
-    if os.path.isdir(path):
-        any_ending, findings = False, walk_folder(str(path))
-    elif glob.has_magic(text):
-        pattern = os.path.expanduser(text)
-        any_ending, findings = spells_ending(pattern), walk_glob(pattern)
-    else:
-        raise _missing_error(f"{flag} {text}", path)
-    return _take(flag, text, findings, search, any_ending=any_ending, is_folder=os.path.isdir(path))
-
-
-def _expand_url(flag: str, text: str, search: _Search) -> list[_Found]:
-    """Return the objects in a bucket that one value of a flag stands for."""
-    found = find_objects(text, search.open_bucket)
-    if found.is_one:
-        taken = [_Found(found.path_of(name), name) for name in found.files]
-    elif not found.files and found.is_folder:
-        raise InputError(f"{flag} {text}: there is no such object or folder.", "Check the address.")
-    else:
-        any_ending = not found.is_folder and spells_ending(text)
-        taken = _take(flag, text, found, search, any_ending=any_ending, is_folder=found.is_folder)
-    return [replace(one, info=found.objects[one.name]) for one in taken]
-
-
-def _take(
-    flag: str, text: str, findings: Findings, search: _Search, *, any_ending: bool, is_folder: bool
-) -> list[_Found]:
-    """Return the files that can be read, by their endings; note which ones are skipped."""
-    given = f"{flag} {text}"
-    every = f"{text.rstrip('/')}/**/*" if is_folder else f"{text.rpartition('/')[0] or os.curdir}/*"
-    any_ending = any_ending or search.format_name != "auto"
-    made = {name for name in findings.files if search.is_made(findings.path_of(name))}
-    taken = [name for name in findings.files if any_ending or split_suffixes(name)[0] or name in made]
-    skipped = sorted({*findings.files, *findings.not_files} - {*taken})
-    if not taken and not findings.unreadable:
-        raise _no_file_error(given, skipped, is_folder=is_folder)
-    if skipped:
-        kind = "unsupported file type" if findings.not_files else "unknown ending"
-        search.note(f"{given}: {_count(skipped)} skipped: {kind}: {_first_few(skipped)}")
-    if findings.repeated_folders:
-        folders = _first_few(sorted(findings.repeated_folders))
-        search.note(f"{given}: not followed, because it leads to a folder that is read anyway: {folders}")
-    problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
-    names = sorted({*taken, *problems})
-    return [
-        _Found(findings.path_of(name), name, problems.get(name), given=given, every=every) for name in names
-    ]
-
-
-def _no_file_error(given: str, skipped: list[str], *, is_folder: bool) -> InputError:
-    if skipped and not is_folder:
-        return InputError(
-            f"{given}: none of what matches has a known ending: {_first_few(skipped)}.",
-            f"Known are {', '.join(BY_ENDING)}; say what the files are with --format.",
-        )
-    if not is_folder:
-        return InputError(f"{given}: no file matches.", "Check the pattern (and quote it).")
-    there = f"; there is {_first_few(skipped)}" if skipped else ""
-    return InputError(
-        f"{given}: the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or without){there}.",
-        "Name the files with a glob, or say what they are with --format.",
-    )
-
-
-def _is_fifo(path: Path) -> bool:
-    try:
-        return stat.S_ISFIFO(os.stat(path).st_mode)
-    except OSError:
-        return False
-
-
-def _missing_error(given: str, path: Path) -> InputError:
-    """Return an error that says why a path is neither a file nor a folder, with what was probably meant, or
-    what is there instead."""
-    can_be_read = "Name a file, a folder or a glob that can be read."
-    try:
-        os.stat(path)
-        return InputError(f"{given}: neither a file nor a folder.", can_be_read)
-    except FileNotFoundError:
-        if os.path.islink(path):
-            return InputError(f"{given}: a link to {os.readlink(path)}, which does not exist.", can_be_read)
-    except OSError as error:
-        return InputError(f"{given}: {(error.strerror or str(error)).lower()}.", can_be_read)
-    missing = next((one for one in reversed(path.parents) if not os.path.isdir(one)), None)
-    if missing is not None:
-        return InputError(f"{given}: no such file or folder.", f"There is no folder {missing}, either.")
-    folder = path.parent
-    names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
-    here = "The current folder" if folder == Path() else str(folder)
-    there = f"{here} has {_first_few(names)}." if names else f"{here} is empty, or can't be read."
-    match = closest(path.name, names[:_COMPARED_NAMES])
-    hint = f"Did you mean {folder / match}?" if match else there
-    return InputError(f"{given}: no such file or folder.", hint)
-
-
-def _count(names: Sized) -> str:
-    return f"{len(names):,} file{'s'[: len(names) != 1]}"
-
-
-def _first_few(names: list[str]) -> str:
-    return ", ".join(readable_name(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
-
-
-def readable_name(name: str) -> str:
-    """Return a file's name as valid text, reversibly: `\\xff` stands for a byte that is no UTF-8, and `\\x5c`
-    for a backslash that would look like such an escape."""
-    return os.fsencode(name).replace(b"\\x", b"\\x5cx").decode("utf-8", "backslashreplace")
+    return tuple(files)
 
 
 def _describe_all(
-    found: Sequence[_Found], format_name: str, find_separators: bool, note: Callable[[str], None]
+    found: Sequence[Found], format_name: str, find_separators: bool, note: Callable[[str], None]
 ) -> list[InputFile]:
     """Describe files; note which ones seem to be in another encoding than UTF-8."""
     files: list[InputFile] = []
     foreign: list[tuple[InputFile, str]] = []
     for index, one in enumerate(found):
         file, samples = _describe(index, one, format_name)
-        if samples and FORMATS[file.format].is_text and _is_text(file, samples[0]):
-            if encoding := guess_encoding(samples):
-                foreign.append((file, encoding))
-            if find_separators and file.format == TEXT:
-                file = replace(file, separator=detect_separator(samples))
         files.append(file)
+        if not samples or not FORMATS[file.format].is_text:
+            continue
+        try:
+            check_is_text(file, samples[0][:SAMPLE_BYTES])
+        except BadFileError:
+            continue  # it is refused when it is its turn
+        if encoding := guess_encoding(samples):
+            foreign.append((file, encoding))
+        if find_separators and file.format == TEXT:
+            files[-1] = replace(file, separator=detect_separator(samples))
     if foreign:
         (file, encoding), others = foreign[0], len(foreign) - 1
         more = f" (so are {others:,} more files)" if others else ""
@@ -325,69 +119,48 @@ def _describe_all(
     return files
 
 
-def _is_text(file: InputFile, head: bytes) -> bool:
-    """Tell whether a file will not be refused when it is its turn."""
-    try:
-        check_is_text(file, head[:SAMPLE_BYTES])
-    except BadFileError:
-        return False
-    return True
-
-
-def _describe(index: int, found: _Found, format_name: str) -> tuple[InputFile, list[bytes]]:
+def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, list[bytes]]:
     """Return a file, and samples of its content if it is on this machine; the first is its beginning."""
-    path, name = found.path, readable_name(found.name)
+    path = found.path
     known, compression = split_suffixes(found.name)
     kind = (known or TEXT) if format_name == "auto" else format_name
-    is_named = found.info is None and not found.given  # a folder and a glob stand for regular files
-    if path == STANDARD_INPUT or (is_named and _is_fifo(Path(path))):
-        return _describe_pipe(index, found, kind, compression)
+    file = InputFile(
+        index, path, readable_name(found.name), kind, compression, 0, 0, "", found.problem,
+        is_pipe=found.is_pipe, for_validation=found.for_validation,
+    )  # fmt: skip
+    if found.is_pipe:
+        if compression or not FORMATS[kind].is_text:
+            flag = "--val-input" if found.for_validation else "--input"
+            source = "standard input" if path == STANDARD_INPUT else "a pipe"
+            raise InputError(
+                f"{flag} {path}: {compression or kind} can't be read from {source}.",
+                "Name the file instead, or send its text (zcat, zstdcat).",
+            )
+        head = open_pipe(path).head
+        return replace(file, content_hash=hashlib.sha256(head).hexdigest()), [head]
     if compression and not FORMATS[kind].is_text:
         raise InputError(f"{path}: compressed {kind} can't be read.", "Unpack it first.")
     if found.info is not None:
         size, etag = found.info.size_bytes, content_hash(found.info)
-        return InputFile(index, path, name, kind, compression, size, 0, etag, place=BUCKET), []
-    problem = found.problem
-    if problem is None:
-        try:
-            with open(path, "rb") as content:
-                status = os.fstat(content.fileno())
-                samples = _read_samples(content, status.st_size)
-                head = samples[0]
-                if kind == TEXT and status.st_size > SAMPLE_BYTES:  # the more, the better for separators
-                    content.seek(0)
-                    head = content.read(HEAD_BYTES)
-        except OSError as error:
-            problem = f"{path}: {error.strerror}."
-    if problem is not None:
-        return InputFile(index, path, name, kind, compression, 0, 0, "", problem), []
+        return replace(file, size_bytes=size, content_hash=etag, place=BUCKET), []
+    if file.problem is not None:
+        return file, []
+    samples = []  # a few parts of it, including its beginning and end
+    try:
+        with open(path, "rb") as content:
+            status = os.fstat(content.fileno())
+            for offset in sample_offsets(status.st_size, _SAMPLES):
+                content.seek(offset)
+                samples.append(content.read(SAMPLE_BYTES))
+            head = samples[0]
+            if kind == TEXT and status.st_size > SAMPLE_BYTES:  # the more, the better for separators
+                content.seek(0)
+                head = content.read(HEAD_BYTES)
+    except OSError as error:
+        return replace(file, problem=f"{path}: {error.strerror}."), []
     digest = hashlib.sha256(b"".join(samples)).hexdigest()
-    file = InputFile(index, path, name, kind, compression, status.st_size, status.st_mtime_ns, digest)
+    file = replace(file, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, content_hash=digest)
     return file, [_unpack_head(file)] if compression else [head, *samples[1:]]
-
-
-def _describe_pipe(
-    index: int, found: _Found, kind: str, compression: str | None
-) -> tuple[InputFile, list[bytes]]:
-    path, name = found.path, readable_name(found.name)
-    if compression or not FORMATS[kind].is_text:
-        source = "standard input" if path == STANDARD_INPUT else "a pipe"
-        raise InputError(
-            f"{found.flag} {path}: {compression or kind} can't be read from {source}.",
-            "Name the file instead, or send its text (zcat, zstdcat).",
-        )
-    head = open_pipe(path).head
-    digest = hashlib.sha256(head).hexdigest()
-    return InputFile(index, path, name, kind, None, 0, 0, digest, is_pipe=True), [head]
-
-
-def _read_samples(content: BinaryIO, size: int) -> list[bytes]:
-    """Return a few parts of a file, including its beginning and end."""
-    samples = []
-    for offset in sample_offsets(size, _SAMPLES):
-        content.seek(offset)
-        samples.append(content.read(SAMPLE_BYTES))
-    return samples
 
 
 def _unpack_head(file: InputFile) -> bytes:
@@ -403,7 +176,74 @@ def _unpack_head(file: InputFile) -> bytes:
     return bytes(head)
 
 
-def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
+# Find the odd file in a folder of another kind, such as a dataset's metadata (.json) among parquet files.
+
+
+def _check_odd_files(
+    described: Iterable[tuple[Found, InputFile]], column: str, skip_bad: bool, note: Callable[[str], None]
+) -> None:
+    """Note files of another kind than nearly all that the same --input stands for, and refuse a `.json` among
+    others that holds no JSON lines. `column` holds the documents."""
+    groups: dict[tuple[str, str], list[InputFile]] = {}
+    for one, file in described:
+        if one.given and file.problem is None:
+            groups.setdefault((one.given, one.every), []).append(file)
+    for (given, every), group in groups.items():
+        usual, count = Counter(file.format for file in group).most_common(1)[0]
+        odd = [file for file in group if file.format != usual]
+        if not odd:
+            continue
+        ending = Counter(os.path.splitext(file.name)[1] for file in group if file.format == usual)
+        leave_out = f"{given.partition(' ')[0]} {shlex.quote(every + ending.most_common(1)[0][0])}"
+        for file in odd:
+            if not skip_bad and _holds_no_documents(file, column):
+                raise InputError(
+                    f"{given}: {file.name} holds no JSON lines with the key {column!r}, and {count:,} of "
+                    f"{len(group):,} files there are {usual}.",
+                    f"If it is no input, leave it out: {leave_out}",
+                )
+        if count >= _NEARLY_ALL * len(group):
+            others = " and ".join(sorted({file.format for file in odd}))
+            note(
+                f"{given}: {count:,} of {len(group):,} files are {usual}; also read ({others}): "
+                f"{_name_few([file.name for file in odd])}. To read {usual} only: {leave_out}"
+            )
+
+
+def _holds_no_documents(file: InputFile, column: str) -> bool:
+    """Tell whether a `.json` file on this machine is no JSON lines, by its first line: such files are often a
+    dataset's metadata. One that can't be judged may be."""
+    if not file.path.lower().endswith(".json") or file.is_remote or file.is_pipe:
+        return False
+    try:
+        with open(file.path, "rb") as content:
+            head = content.read(SAMPLE_BYTES)
+    except OSError:
+        return False  # reported when it is read
+    first, line_end, _ = head.lstrip().partition(b"\n")
+    if len(head) == SAMPLE_BYTES and not line_end:
+        return False
+    try:
+        row = json.loads(first)
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(row, dict) or column not in row
+
+
+def _name_few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+# What the manifest has of the files, and whether they are still the same on a resume.
+
+_SAMPLED = re.compile("[0-9a-f]{64}")  # the hash of a file's samples
+# Hashes that follow from the content alone: of samples, git's, and the MD5 that is the ETag of an object
+# which was sent in one piece. Any other ETag may be another one for a copy.
+_OF_CONTENT = (_SAMPLED, re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{32}"))
+_RESTORE_HINT = "Restore the input as it was, or start over with what it is now: another --out, or --fresh."
+
+
+def files_to_json(files: tuple[InputFile, ...]) -> list[_Record]:
     """Describe the files for the manifest: without paths, which differ on another machine, and mostly without
     formats, which follow from names and settings (a file of the hub may be streamed or downloaded)."""
     kept = [field.name for field in fields(InputFile) if field.name not in _NOT_IN_THE_MANIFEST]
@@ -415,3 +255,110 @@ def files_to_json(files: tuple[InputFile, ...]) -> list[dict[str, Any]]:
         | ({"separator": file.separator} if file.separator else {})
         for file in files
     ]
+
+
+def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, same_source: bool) -> None:
+    """Raise ChangedError if the files are not those that the manifest records.
+
+    Size and samples don't show every change, so a different modification time is refused as well, and hashes
+    that can't be compared, unless the user says that the file is a copy (`same_source`).
+    """
+    _check_same_names(files, recorded)
+    for file, new, old in zip(files, files_to_json(files), recorded, strict=True):
+        # A resume takes separators from the manifest, so they can't be different.
+        different = {name for name in new if name != "separator" and new[name] != old.get(name)}
+        if _is_of_store(old):  # such a record has no format, and no earlier version read it as text
+            different.discard("format")
+        if not different:
+            continue
+        # All that is different may also differ between a file and its copy, unless hashes prove otherwise.
+        hashes = new["content_hash"], old.get("content_hash", "")
+        proven = not all(hashes) or any(all(map(kind.fullmatch, hashes)) for kind in _OF_CONTENT)
+        may_be_copy = different <= {"mtime_ns", "content_hash"} and not proven
+        if different != {"mtime_ns"} and not may_be_copy:
+            raise ChangedError(f"{file.path}: {_describe_change(file, different, old)}.", _RESTORE_HINT)
+        if not same_source:
+            doubt = _describe_doubt(different, new, old)
+            raise ChangedError(
+                f"{file.path}: {doubt}. Its size is the same.",
+                "If it is a copy of the same file, resume with --same-source. If not, restore the old file, "
+                "or start over: another --out, or --fresh.",
+            )
+
+
+def _check_same_names(files: tuple[InputFile, ...], recorded: list[_Record]) -> None:
+    """Raise ChangedError if there are other files, or in another order, or others for validation."""
+    now, before = [file.name for file in files], [str(old["name"]) for old in recorded]
+    val_now = [file.name for file in files if file.for_validation]
+    val_before = [str(old["name"]) for old in recorded if old.get("for_validation")]
+    if val_now != val_before:
+        was, is_now = (
+            f"{show_number_of(len(names), 'file')} ({_name_few(names)})" if names else "not set"
+            for names in (val_before, val_now)
+        )
+        raise ChangedError(
+            f"--val-input was {was} when these shards were begun and is {is_now} now.",
+            "Give the same --val-input, or start over: another --out, or --fresh.",
+        )
+    new, missing = [*(Counter(now) - Counter(before))], [*(Counter(before) - Counter(now))]
+    changes = [
+        f"{len(names):,} {what} ({_name_few(names)})"
+        for what, names in (("new", new), ("missing", missing))
+        if names
+    ]
+    if changes:
+        raise ChangedError(
+            f"The input has other files than when these shards were begun: {' and '.join(changes)}.",
+            _RESTORE_HINT,
+        )
+    for number, (name, old) in enumerate(zip(now, before, strict=True), 1):
+        if name != old:
+            raise ChangedError(
+                f"The input's files come in another order than when these shards were begun: number "
+                f"{number:,} was {old} and is {name}.",
+                "Give --input in the old order, or start over: another --out, or --fresh.",
+            )
+
+
+def _is_of_store(record: _Record) -> bool:
+    """Return whether a record is of an object in a bucket, with its ETag."""
+    found = record.get("content_hash", "")
+    return bool(found) and not _SAMPLED.fullmatch(found)
+
+
+def _describe_doubt(different: set[str], new: _Record, old: _Record) -> str:
+    """Say why a file may be a copy of the one that the manifest records, or another one."""
+    if different == {"mtime_ns"}:
+        return (
+            f"the file was modified on {_show_time(new['mtime_ns'])}; when these shards were begun, its date "
+            f"was {_show_time(old['mtime_ns'])}"
+        )
+    if _is_of_store(new) and _is_of_store(old):
+        return "it has another ETag than when these shards were begun, as a copy may have, or other content"
+    places = ("a file", "an object in a bucket")
+    return (
+        f"these shards were begun with {places[_is_of_store(old)]} and this is {places[_is_of_store(new)]}, "
+        "so that their hashes can't be compared"
+    )
+
+
+def _describe_change(file: InputFile, different: set[str], old: _Record) -> str:
+    size = old.get("size_bytes", 0)
+    if "format" in different:
+        return f"an earlier version, which began these shards, read it as text; now it is {file.format}"
+    if file.is_pipe:
+        return "standard input begins with other bytes than when these shards were begun"
+    if file.problem is not None:
+        return "it could be read when these shards were begun, and can't be now"
+    if not old.get("content_hash"):
+        return "it could not be read when these shards were begun, and can be now"
+    date = f" (modified on {_show_time(file.mtime_ns)})" if file.mtime_ns else ""
+    if file.size_bytes != size:
+        change = "grown" if file.size_bytes > size else "shrunk"
+        sizes = f"from {size:,} to {file.size_bytes:,} bytes"
+        return f"the file has {change} {sizes} since these shards were begun{date}"
+    return f"the file has other content than when these shards were begun, in the same size{date}"
+
+
+def _show_time(mtime_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mtime_ns / 1e9))

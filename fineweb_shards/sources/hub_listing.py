@@ -2,7 +2,7 @@
 
 Config and split are resolved by `datasets` itself. Files that our readers know are then read without it; what
 is left is streamed front to back by it (rows.py). Workers get paths, sizes and hashes; a resume takes them
-from the manifest (listed_files.py).
+from the manifest (hub_files.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import re
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,12 +53,21 @@ def list_dataset(
 
     # First, because its errors are clear: `datasets` reports an outage as a missing file.
     commit = retrier.call(commit_of)
-    found = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
-    prefix = f"hf://datasets/{dataset}@{commit}/"
-    paths = [url.removeprefix(prefix) for url in found.urls]
-    _refuse_unreadable(dataset, paths)
+    urls, needs_datasets = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
+    paths = [url.removeprefix(f"hf://datasets/{dataset}@{commit}/") for url in urls]
+    for path, (ending, what) in itertools.product(paths, _UNREADABLE.items()):
+        if path.lower().endswith(ending):
+            raise HubError(
+                f"dataset {dataset}: {path} is {what}, which can't be read.",
+                "Choose another config or dataset; the hub's own conversion to parquet may be on its "
+                "branch refs/convert/parquet (--revision).",
+            )
     rows = Listing(dataset, commit, (ListedFile(f"{name or dataset}/{hub_split}", 0, ""),))
-    if found.needs_datasets or not all(_is_known(path) for path in paths):
+    # Our readers know all formats, but only some of them compressed.
+    kinds = [split_suffixes(path) for path in paths]
+    if needs_datasets or any(
+        kind is None or (compression is not None and not FORMATS[kind].is_text) for kind, compression in kinds
+    ):
         return rows
 
     def describe(some: list[str]) -> list[Any]:
@@ -72,31 +81,16 @@ def list_dataset(
     missing = [path for path in paths if path not in infos]
     if missing:
         raise HubError(f"dataset {dataset}: {missing[0]} is listed but not there.")
-    listing = Listing(dataset, commit, tuple(_listed_file(infos[path]) for path in paths))
+    found = (infos[path] for path in paths)
+    files = (ListedFile(one.path, one.size, one.lfs.sha256 if one.lfs else one.blob_id) for one in found)
+    listing = Listing(dataset, commit, tuple(files))
     return rows if _is_one_array(listing, retrier) else listing
-
-
-def _is_known(path: str) -> bool:
-    """Return whether one of our readers reads a file, by its name."""
-    kind, compression = split_suffixes(path)
-    return kind is not None and (compression is None or FORMATS[kind].is_text)
-
-
-def _refuse_unreadable(dataset: str, paths: list[str]) -> None:
-    """Raise HubError for files that hold no text, or in a way that nobody here reads."""
-    for path in paths:
-        for ending, what in _UNREADABLE.items():
-            if path.lower().endswith(ending):
-                raise HubError(
-                    f"dataset {dataset}: {path} is {what}, which can't be read.",
-                    "Choose another config or dataset; the hub's own conversion to parquet may be on its "
-                    "branch refs/convert/parquet (--revision).",
-                )
 
 
 def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
     """Return whether the first `.json` file is an array, which `datasets` can read, and not JSON lines."""
-    file = next((file for file in listing.files if _may_be_array(file.name)), None)
+    endings = (".json", ".json.gz", ".json.gzip")  # with zstd an array is refused when it is read
+    file = next((file for file in listing.files if file.name.lower().endswith(endings)), None)
     if file is None or not file.size_bytes:
         return False
     url = hf_hub_url(listing.dataset, file.name, repo_type="dataset", revision=listing.commit)
@@ -109,24 +103,9 @@ def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
     return is_array(head) or starts_long_line
 
 
-def _may_be_array(name: str) -> bool:
-    """Return whether a file may hold one array, by its name. With zstd it is refused when it is read."""
-    return name.lower().endswith((".json", ".json.gz", ".json.gzip"))
-
-
-def _listed_file(info: Any) -> ListedFile:
-    return ListedFile(info.path, info.size, info.lfs.sha256 if info.lfs else info.blob_id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolved:
-    """What `datasets` says about a config and split."""
-
-    urls: list[str]
-    needs_datasets: bool  # the dataset's card says how to read them, in a way that our readers don't know
-
-
-def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> _Resolved:
+def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> tuple[list[str], bool]:
+    """Return the addresses of the files of a config and split, and whether its card says how to read them in
+    a way that our readers don't know, such as the field of a JSON file, or the separator of a CSV file."""
     import datasets  # heavy, and only needed here
 
     try:
@@ -146,14 +125,9 @@ def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> _Resolved:
     if hub_split not in found:
         known = ", ".join(map(str, found)) or "none"
         raise HubError(f"dataset {dataset}: there is no split {hub_split!r}.", f"Its splits are: {known}.")
-    return _Resolved([str(url) for url in found[hub_split]], _has_instructions(builder.config))
-
-
-def _has_instructions(config: Any) -> bool:
-    """Return whether a config says how its files are to be read, such as the field of a JSON file, or the
-    separator of a CSV file."""
-    fields = [field for field in dataclasses.fields(config) if field.name not in _PLAIN_FIELDS]
-    changed = {field.name for field in fields if getattr(config, field.name) != field.default}
+    config = builder.config
+    settings = [field for field in dataclasses.fields(config) if field.name not in _PLAIN_FIELDS]
+    changed = {field.name for field in settings if getattr(config, field.name) != field.default}
     if getattr(config, "sep", None) == "\t":  # set for .tsv by `datasets` itself
         changed.discard("sep")
-    return bool(changed)
+    return [str(url) for url in found[hub_split]], bool(changed)

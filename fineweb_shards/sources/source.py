@@ -1,4 +1,9 @@
-"""Define a source: an ordered list of files, each read by its format where it is."""
+"""Define what a run reads: a source is an ordered list of files, each read by its format where it is.
+
+The input of a run has one or more parts, each a source of its own with its own settings, read one after the
+other. A place in the stream is a cursor for each part, so that nothing after this assumes an order of the
+parts: only `Parts.batches` does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from fineweb_shards.formats.base import Format, ReadSettings, load_format
 from fineweb_shards.formats.registry import FORMATS
 from fineweb_shards.storage.place import LOCAL, InputFile, open_place
 from fineweb_shards.texts import NO_TEXTS
-from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
+from fineweb_shards.types import Batch, Counts, Cursor, Cursors, TextChunk
 
 # With a batch for each, 20,000 files of 500 bytes took 54 s of processor time; together they take 12.
 _SMALL_SHARE = 0.5  # of a batch: a larger file has one of its own
@@ -58,44 +63,39 @@ class Source:
         """Return what files must have in common to be in one batch: the split that they may be meant for;
         None if a file is large, or not simply read by a worker."""
         is_small = file.size_bytes <= self.settings.batch_bytes * _SMALL_SHARE
-        is_plain = (
-            file.place == LOCAL and FORMATS[file.format].is_text and not self.reader_of(file).by_value(file)
-        )
-        return file.for_validation if is_small and is_plain else None
+        is_plain = file.place == LOCAL and FORMATS[file.format].is_text
+        is_joined = is_small and is_plain and not self.reader_of(file).by_value(file)
+        return file.for_validation if is_joined else None
 
     def _batches_or_problem(self, file: InputFile, start: Cursor) -> Iterator[Batch]:
         """Yield the batches of one file; with `--on-bad-file skip`, a problem instead of an error."""
-        first = file.index == start.file
-        position, starts_mid_document = (start.position, start.starts_mid_document) if first else (0, False)
-        done = position
-        self._expect(file)
-        try:
-            for batch in self._batches_of(file, position, starts_mid_document):
-                yield batch
-                done = batch.end
-        except BadFileError as error:
-            if not self.settings.skip_bad:
-                raise
-            yield Batch(file.index, done, done, 0, problem=f"left out: {error.message}")
-
-    def _batches_of(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
-        if file.problem is not None:
-            raise BadFileError(file.problem)
         reader = self.reader_of(file)
-        for batch in reader.batches(file, position, starts_mid_document):
-            address = None if batch.payload is not None else reader.place.address_of(file)
-            yield batch if address is None else replace(batch, address=address)
-
-    def _expect(self, file: InputFile) -> None:
-        """Have this file and the next ones prepared, as far as they are in the same place."""
-        reader = self.reader_of(file)
+        # Have this file and the next ones prepared, as far as they are in the same place.
         following = self.files[file.index : file.index + _EXPECTED_FILES]
         here = [one for one in following if one.place == file.place and one.problem is None]
         reader.place.expect(here)
         reader.expect([one for one in here if one.format == file.format and reader.place.has(one)])
+        first = start if file.index == start.file else Cursor(file.index, 0)
+        done = first.position
+        problem = file.problem
+        if problem is not None and not self.settings.skip_bad:
+            raise BadFileError(problem)
+        try:
+            listed = (
+                () if problem is not None else reader.batches(file, first.position, first.starts_mid_document)
+            )
+            for batch in listed:
+                address = None if batch.payload is not None else reader.place.address_of(file)
+                yield batch if address is None else replace(batch, address=address)
+                done = batch.end
+        except BadFileError as error:
+            if not self.settings.skip_bad:
+                raise
+            problem = error.message
+        if problem is not None:
+            yield Batch(file.index, done, done, 0, problem=f"left out: {problem}")
 
     def reader_of(self, file: InputFile) -> Format:
-        """Return what reads a file."""
         return self.readers[file.place, file.format]
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
@@ -211,11 +211,11 @@ def _join_small(batches: Iterator[Batch], most_bytes: int) -> Iterator[Batch]:
             if held and (is_full or not is_joined):
                 yield _joined(held)
                 held, held_bytes = [], 0
-            if is_joined:
-                held.append(batch)
-                held_bytes += batch.size_bytes
-            else:
+            if not is_joined:
                 yield batch
+                continue
+            held.append(batch)
+            held_bytes += batch.size_bytes
     except Exception:
         if held:
             yield _joined(held)
@@ -244,3 +244,87 @@ def _is_doubtful(chunk: TextChunk, batch: Batch) -> bool:
     read, or what is next in its batch."""
     ends_early = chunk.end is not None and chunk.end.position < batch.end
     return bool(chunk.counts.bad_parts or chunk.counts.replaced_characters) or ends_early
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of the input, in order. Exists in the parent and, by pickling, in every worker."""
+
+    parts: tuple[Source, ...]
+
+    @property
+    def files(self) -> tuple[InputFile, ...]:
+        return tuple(file for part in self.parts for file in part.files)
+
+    @property
+    def only(self) -> Source:
+        """The only part, for code that knows no others yet, such as the plan's."""
+        (part,) = self.parts
+        return part
+
+    @property
+    def starts(self) -> Cursors:
+        return tuple(Cursor(0, 0) for _ in self.parts)
+
+    @property
+    def ends(self) -> Cursors:
+        return tuple(Cursor(len(part.files), 0) for part in self.parts)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def is_remote(self) -> bool:
+        return any(part.is_remote for part in self.parts)
+
+    @property
+    def bytes_by_value(self) -> float:
+        return sum(part.bytes_by_value for part in self.parts)
+
+    def of(self, batch: Batch) -> Source:
+        """Return the part to which a batch belongs."""
+        return self.parts[batch.part]
+
+    def file_of(self, batch: Batch) -> InputFile:
+        """Return the file of a batch; the first one, if it has several."""
+        return self.of(batch).files[batch.file]
+
+    def batches(self, starts: Cursors) -> Iterator[Batch]:
+        """Yield all batches from the cursors on, one part after the other."""
+        for number, (part, start) in enumerate(zip(self.parts, starts, strict=True)):
+            for batch in part.batches(start):
+                members = tuple(replace(one, part=number) for one in batch.members) if number else ()
+                yield replace(batch, part=number, members=members) if number else batch
+
+    def chunks(self, batch: Batch) -> Iterator[TextChunk]:
+        return self.of(batch).chunks(batch)
+
+    def prefetch(self, batch: Batch) -> None:
+        self.of(batch).prefetch(batch)
+
+    def fetch_again(self, batch: Batch, *, damaged: bool = False) -> bool:
+        return self.of(batch).fetch_again(batch, damaged=damaged)
+
+    def reopened(self, observer: Observer | None = None) -> Parts:
+        return Parts(tuple(part.reopened(observer) for part in self.parts))
+
+    def share_before(self, places: Cursors) -> float | None:
+        """Return the share of the input's bytes that is before a place, from 0 to 1; None if unknown."""
+        shares = [part.share_before(place) for part, place in zip(self.parts, places, strict=True)]
+        if len(shares) == 1:
+            return shares[0]
+        read = 0.0
+        for part, place, share in zip(self.parts, places, shares, strict=True):
+            if share is None and place != Cursor(0, 0):
+                return None
+            read += (share or 0.0) * part.size_bytes
+        return read / self.size_bytes if self.size_bytes else None
+
+    def release_before(self, places: Cursors) -> None:
+        for part, place in zip(self.parts, places, strict=True):
+            part.release_before(place.file)
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()

@@ -32,8 +32,7 @@ from fineweb_shards.storage.bucket_errors import (
 )
 from fineweb_shards.storage.place import plain_etag
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.own_files import SMALL_BYTES
+from fineweb_shards.system.own_files import SMALL_BYTES, WORK_FOLDER
 from fineweb_shards.system.retry import Retrier, TransientError
 from fineweb_shards.system.shared_memory import mmap_buffer
 from fineweb_shards.units import show_seconds

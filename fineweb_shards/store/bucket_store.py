@@ -5,12 +5,15 @@ several files may be there before the manifest names the first of them, but each
 manifest does not name is made again. The manifest is written by compare-and-set: of two runs one is refused.
 The small files of the work folder (log, report, heartbeat) are copied into the bucket now and then, so that
 `status` works from anywhere, and a run can be finished on another machine.
+
+Nothing can be appended to an object. So each segment of a file that grows is an object of its own, a part,
+until the file is whole. Then all of them are copied into one. An object under the file's own name may stand
+for its beginning: it was whole before, and grows on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,33 +27,39 @@ from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_requests import PROBE_PREFIX, ObjectInfo, Version
 from fineweb_shards.storage.byte_source import open_in_order
 from fineweb_shards.storage.place import plain_etag
-from fineweb_shards.store.bucket_lock import BucketLock, is_bucket_locked
-from fineweb_shards.store.bucket_parts import (
-    PARTS_FOLDER,
-    FilePart,
-    FilePiece,
-    FileSource,
-    JoinedFile,
-    cover,
-    cut_pieces,
-    parse_part,
-    part_name,
-)
+from fineweb_shards.store.bucket_work_folder import BucketLock, MirroredFiles, is_bucket_locked
 from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
-from fineweb_shards.store.mirrored_files import MirroredFiles
 from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store
-from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, write_file
-from fineweb_shards.system.own_files import make_folder, open_own
+from fineweb_shards.system.durable import FolderLock, write_file
+from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, open_own
 from fineweb_shards.units import show_number_of
 
+_PARTS_FOLDER = f"{WORK_FOLDER}/parts"
+_DIGITS = 16  # of the offset in a part's name, so that names sort as parts follow one another
 _PROBE_SECONDS = 60.0  # a probe that is older is left from a run that was killed; a newer one may be in use
+_Parts = Mapping[int, ObjectInfo]  # of a file, by the byte of it with which each begins
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The bytes of a file from `begin` to `end`, which are in an object from its byte `skip` on."""
+
+    begin: int
+    end: int
+    info: ObjectInfo
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _FoundObjects(FoundFile):
     """A file in a bucket, and the pieces of objects that it consists of."""
 
-    pieces: tuple[FilePiece, ...] = ()
+    pieces: tuple[_Piece, ...] = ()
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether some of its bytes are in objects that are deleted when it is whole."""
+        return any(piece.info.name != self.name for piece in self.pieces)
 
 
 class BucketStore(Store):
@@ -61,18 +70,14 @@ class BucketStore(Store):
 
     def __init__(self, bucket: Bucket, scratch: Path) -> None:
         self._bucket = bucket
-        self._scratch = scratch
+        self.folder = scratch
         self._mirror = MirroredFiles(bucket, scratch / WORK_FOLDER)
         self._version: Version | None = None  # of the manifest that this run has read or written
         self._lock: BucketLock | None = None  # of this run
         self._observer = Observer()  # of this run
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BucketStore, (self._bucket, self._scratch)
-
-    @property
-    def folder(self) -> Path:
-        return self._scratch
+        return BucketStore, (self._bucket, self.folder)
 
     @property
     def location(self) -> str:
@@ -92,15 +97,15 @@ class BucketStore(Store):
 
     def fetch(self) -> None:
         """Copy the manifest and the small files of the work folder to this machine."""
-        work = self._scratch / WORK_FOLDER
+        work = self.folder / WORK_FOLDER
         make_folder(work)
         found = self._bucket.read(FILE_NAME, MOST_BYTES)
         if found is None:
             self._version = None
-            (self._scratch / FILE_NAME).unlink(missing_ok=True)
+            (self.folder / FILE_NAME).unlink(missing_ok=True)
         else:
             data, self._version = found
-            write_file(self._scratch / FILE_NAME, data, work)
+            write_file(self.folder / FILE_NAME, data, work)
         self._mirror.pull()
 
     def find(self, name: str) -> FoundFile | None:
@@ -110,14 +115,14 @@ class BucketStore(Store):
     def find_all(self, names: Iterable[str]) -> dict[str, FoundFile]:
         objects = list(self._bucket.list())  # one listing instead of many requests; parts come first in it
         named = {info.name: info for info in objects}
-        parts = _by_file(part for info in objects if (part := parse_part(info)) is not None)
+        parts = _group_parts(objects)
         found = {name: _judge(name, named.get(name), parts[name]) for name in names}
         return {name: file for name, file in found.items() if file is not None}
 
     def open(self, file: FoundFile) -> BinaryIO:
-        pieces = _pieces_of(file)
-        if pieces and not _has_parts(file):
-            return self._bucket.open(file.name, pieces[0].info)
+        assert isinstance(file, _FoundObjects), "it was found in another store"
+        if file.pieces and not file.has_parts:
+            return self._bucket.open(file.name, file.pieces[0].info)
         return open_in_order(
             lambda begin, end: memoryview(self.read_range(file, begin, end)), file.size_bytes
         )
@@ -125,19 +130,14 @@ class BucketStore(Store):
     def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
         """Read a range. If a build joins the parts of the file meanwhile, it is read from the whole one: its
         tokens are the same at the same bytes."""
+        assert isinstance(file, _FoundObjects), "it was found in another store"
         try:
-            return b"".join(self._read_piece(piece, begin, end) for piece in _pieces_of(file))
+            return _read_pieces(self._bucket, file.pieces, begin, end)
         except (ChangedError, InputError, OutputError):
-            joined = self.find(file.name) if _has_parts(file) else None
+            joined = self.find(file.name) if file.has_parts else None
             if joined is None or joined == file or not joined.named or joined.size_bytes < file.size_bytes:
                 raise
         return self.read_range(joined, begin, end)
-
-    def _read_piece(self, piece: FilePiece, begin: int, end: int) -> bytes:
-        """Read what a piece has of a range of the file."""
-        shift = piece.skip - piece.begin
-        first, last = max(begin, piece.begin) + shift, min(end, piece.end) + shift
-        return self._bucket.read_range(piece.info.name, first, last, piece.info.etag)
 
     def list_names(self, below: str = "") -> list[str]:
         return [info.name.rpartition("/")[2] for info in self._bucket.list_folder(below)]
@@ -173,14 +173,23 @@ class BucketStore(Store):
     @contextlib.contextmanager
     def lock(self, observer: Observer) -> Iterator[object]:
         self._observer = observer
-        with self._locked_scratch():
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(FolderLock(self.folder, is_own=True))
+            except LockedError as error:
+                message = error.message.replace(str(self.folder), self.location, 1)
+                raise LockedError(message, error.hint) from None
+            except OutputError as error:  # with the scratch folder, which is not the fault of --out
+                hint = "What is made for a bucket is made in this folder. Name another one with --scratch."
+                raise type(error)(error.message, hint) from None
             if not self._bucket.has_conditional_writes:
                 text = "this store does not check conditions, so two runs may not notice each other"
                 observer.tell(Event("note", f"note: {self.location}: {text}"))
-            bucket = self._bucket.reopened(observer)
-            with BucketLock(bucket, self._scratch, self._mirror.push, observer) as self._lock:
-                self.fetch()
-                yield self
+            lock = BucketLock(self._bucket.reopened(observer), self.folder, self._mirror.push, observer)
+            self._lock = stack.enter_context(lock)
+            self.run_id = lock.run_id
+            self.fetch()
+            yield self
 
     def observe(self, observer: Observer) -> None:
         self._observer = observer
@@ -192,27 +201,9 @@ class BucketStore(Store):
         if self._lock is not None:
             self._lock.check()
 
-    @contextlib.contextmanager
-    def _locked_scratch(self) -> Iterator[None]:
-        """Lock the scratch folder; what can't be done with it is not the fault of --out."""
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(FolderLock(self._scratch, is_own=True))
-            except LockedError as error:
-                message = error.message.replace(str(self._scratch), self.location, 1)
-                raise LockedError(message, error.hint) from None
-            except OutputError as error:
-                hint = "What is made for a bucket is made in this folder. Name another one with --scratch."
-                raise type(error)(error.message, hint) from None
-            yield
-
-    @property
-    def run_id(self) -> str:
-        return self._lock.run_id if self._lock is not None else ""
-
     def save_manifest(self, data: bytes) -> None:
         self._version = self._bucket.write(FILE_NAME, data, replaces=self._version)
-        write_file(self._scratch / FILE_NAME, data, self._scratch / WORK_FOLDER)
+        write_file(self.folder / FILE_NAME, data, self.folder / WORK_FOLDER)
 
     def hurry(self, longest_seconds: float) -> None:
         self._bucket = self._bucket.hurried(longest_seconds, longest_seconds)
@@ -221,20 +212,20 @@ class BucketStore(Store):
         names = set(names)
         if FILE_NAME in names:
             self._version = None
-        parts = [part.info.name for part in self._list_parts() if part.file in names]
-        self._bucket.delete([*parts, *names])
+        parts = _group_parts(self._bucket.list(_PARTS_FOLDER))
+        self._bucket.delete([*(info.name for name in names for info in parts[name].values()), *names])
         for name in names:
-            (self._scratch / name).unlink(missing_ok=True)
+            (self.folder / name).unlink(missing_ok=True)
 
     def prepare(self, name: str, offset: int) -> GrowingPart:
-        path = self._scratch / WORK_FOLDER / f"{name}.{offset}.tmp"
+        path = self.folder / WORK_FOLDER / f"{name}.{offset}.tmp"
         open_own(path, "xb").close()
         return GrowingPart(path, offset)
 
     def add_segment(self, segment: Segment, observer: Observer) -> None:
         bucket = self._bucket.reopened(observer)
         if not segment.whole:
-            bucket.upload(segment.path, part_name(segment.name, segment.begin))
+            bucket.upload(segment.path, _part_name(segment.name, segment.begin))
         elif not segment.begin:
             bucket.upload(segment.path, segment.name)
         else:
@@ -243,24 +234,30 @@ class BucketStore(Store):
     def _join(self, segment: Segment, bucket: Bucket) -> None:
         """Write a whole file: its header, the parts before its last segment, and that segment."""
         named, parts = bucket.head(segment.name), self._list_parts(segment.name)
-        pieces = cut_pieces(cover(named, parts), segment.begin)
-        if not pieces or pieces[-1].end != segment.begin:
+        pieces = _cover(named, parts)
+        if not pieces or pieces[-1].end < segment.begin:
             raise OutputError(
                 f"{bucket.address.child(segment.name)}: its parts before byte {segment.begin:,} are missing.",
                 "Somebody else has removed them. The same command makes them again.",
             )
-        header = segment.header  # the first part has nothing in its place
-        sources: list[FileSource] = [
-            (len(header), lambda: io.BytesIO(header)),
-            *(_source_of(piece, bucket, max(0, len(header) - piece.begin)) for piece in pieces),
-            (segment.end - segment.begin, lambda: open_own(segment.path, "rb")),
-        ]
-        with io.BufferedReader(JoinedFile(sources)) as whole:
+
+        def fetch(begin: int, end: int) -> memoryview:
+            data = bytearray(_read_pieces(bucket, pieces, begin, min(end, segment.begin)))
+            header = segment.header[begin:end]  # the first part has nothing in its place
+            data[: len(header)] = header
+            with open_own(segment.path, "rb") as last:
+                last.seek(max(0, begin - segment.begin))
+                data += last.read(end - begin - len(data))
+            if len(data) != end - begin:
+                raise OSError(f"{segment.path} has become shorter while it was read, at byte {begin:,}")
+            return memoryview(data)
+
+        with open_in_order(fetch, segment.end) as whole:
             bucket.upload_file(whole, segment.end, segment.name)
 
     def name_file(self, segment: Segment) -> None:
         if segment.whole and segment.begin:
-            self._bucket.delete([part.info.name for part in self._list_parts(segment.name)])
+            self._bucket.delete([info.name for info in self._list_parts(segment.name).values()])
         segment.path.unlink(missing_ok=True)
 
     def add_file(self, temporary: Path, name: str, observer: Observer) -> None:
@@ -268,16 +265,16 @@ class BucketStore(Store):
         temporary.unlink()
 
     def leftovers(self, names: Iterable[str]) -> list[Path]:
-        return list((self._scratch / WORK_FOLDER).glob("*.tmp"))
+        return list((self.folder / WORK_FOLDER).glob("*.tmp"))
 
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
-        unrecorded = []
-        for file, parts in _by_file(self._list_parts()).items():
+        unrecorded: list[str] = []
+        for file, parts in _group_parts(self._bucket.list(_PARTS_FOLDER)).items():
             end = recorded.get(file, 0)
             named = self._bucket.head(file)
             # Once the file is whole, a run that was killed may not have come to deleting its parts.
-            begin = 0 if named is not None and named.size_bytes == end else end
-            unrecorded += [part.info.name for part in parts if part.begin >= begin]
+            first = 0 if named is not None and named.size_bytes == end else end
+            unrecorded += [info.name for begin, info in parts.items() if begin >= first]
         self._bucket.delete(unrecorded)
         probes = [one for one in self._bucket.list_folder(WORK_FOLDER) if one.name.startswith(PROBE_PREFIX)]
         oldest = time.time() - _PROBE_SECONDS
@@ -287,12 +284,11 @@ class BucketStore(Store):
         self._mirror.remove()
 
     def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
-        is_new = self._version is None and not (self._lock and self._lock.follows_dead_run)
-        if is_new:  # nobody was here before, and the client for it takes a moment to load
-            return
+        if self._version is None and not (self._lock and self._lock.follows_dead_run):
+            return  # nobody was here before, and the client for it takes a moment to load
         try:
             aborted = self._bucket.abort_uploads(
-                lambda name: name.startswith(f"{PARTS_FOLDER}/") or is_ours(name)
+                lambda name: name.startswith(f"{_PARTS_FOLDER}/") or is_ours(name)
             )
         except OutputError as error:  # not every store can list them, and not everybody may
             self._observer.tell(Event("note", f"note: {error.message} {error.hint}", loud=False))
@@ -304,45 +300,60 @@ class BucketStore(Store):
     def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
         return min(total_bytes, shards_at_once * shard_bytes)
 
-    def _list_parts(self, file: str = "") -> list[FilePart]:
-        below = f"{PARTS_FOLDER}/{file}" if file else PARTS_FOLDER
-        return [part for info in self._bucket.list(below) if (part := parse_part(info)) is not None]
+    def _list_parts(self, file: str) -> _Parts:
+        return _group_parts(self._bucket.list(f"{_PARTS_FOLDER}/{file}"))[file]
 
 
-def _source_of(piece: FilePiece, bucket: Bucket, skip: int) -> FileSource:
-    """Return a piece without its first `skip` bytes, for JoinedFile."""
-
-    def opened() -> BinaryIO:
-        file = bucket.open(piece.info.name, piece.info)
-        file.seek(piece.skip + skip)
-        return file
-
-    return piece.end - piece.begin - skip, opened
+def _part_name(file: str, begin: int) -> str:
+    return f"{_PARTS_FOLDER}/{file}/{begin:0{_DIGITS}}"
 
 
-def _by_file(parts: Iterable[FilePart]) -> dict[str, list[FilePart]]:
-    found: dict[str, list[FilePart]] = defaultdict(list)
-    for part in parts:
-        found[part.file].append(part)
+def _group_parts(objects: Iterable[ObjectInfo]) -> dict[str, dict[int, ObjectInfo]]:
+    """Return the parts among these objects, by the name of the finished file; others are left out."""
+    found: dict[str, dict[int, ObjectInfo]] = defaultdict(dict)
+    for info in objects:
+        file, _, begin = info.name.removeprefix(f"{_PARTS_FOLDER}/").rpartition("/")
+        if file and begin.isdecimal() and info.name == _part_name(file, int(begin)):
+            found[file][int(begin)] = info
     return found
 
 
-def _judge(name: str, named: ObjectInfo | None, parts: list[FilePart]) -> FoundFile | None:
+def _cover(named: ObjectInfo | None, parts: _Parts) -> list[_Piece]:
+    """Return the pieces that make up a file from its first byte on, as far as there are any without a gap.
+
+    A part is newer than what the object under the file's own name has in its place.
+    """
+    named_end = named.size_bytes if named else 0
+    pieces: list[_Piece] = []
+    position = 0
+    while True:
+        part = parts.get(position)
+        if part is not None and part.size_bytes:
+            pieces.append(_Piece(position, position + part.size_bytes, part))
+        elif named is not None and position < named_end:
+            end = min([named_end, *(begin for begin in parts if begin > position)])
+            pieces.append(_Piece(position, end, named, position))
+        else:
+            return pieces
+        position = pieces[-1].end
+
+
+def _judge(name: str, named: ObjectInfo | None, parts: _Parts) -> FoundFile | None:
     """Say how long a file is, and whether it has its name: parts that reach further mean that it grows. Parts
     that don't were left by a build that was ended before it deleted them; they have no header."""
-    pieces = tuple(cover(named, parts))
+    pieces = tuple(_cover(named, parts))
     end = pieces[-1].end if pieces else 0
     if named is not None and named.size_bytes >= end:
-        whole = (FilePiece(0, named.size_bytes, named),)
+        whole = (_Piece(0, named.size_bytes, named),)
         return _FoundObjects(name, named.size_bytes, True, "" if parts else named.etag, whole)
     return _FoundObjects(name, end, False, "", pieces) if pieces else None
 
 
-def _has_parts(file: FoundFile) -> bool:
-    """Tell whether some of a file's bytes are in objects that are deleted when it is whole."""
-    return any(piece.info.name != file.name for piece in _pieces_of(file))
-
-
-def _pieces_of(file: FoundFile) -> tuple[FilePiece, ...]:
-    assert isinstance(file, _FoundObjects), "it was found in another store"
-    return file.pieces
+def _read_pieces(bucket: Bucket, pieces: Iterable[_Piece], begin: int, end: int) -> bytes:
+    """Read a range of the file that these pieces make up."""
+    found = []
+    for piece in pieces:
+        shift = piece.skip - piece.begin
+        first, last = max(begin, piece.begin) + shift, min(end, piece.end) + shift
+        found.append(bucket.read_range(piece.info.name, first, last, piece.info.etag))
+    return b"".join(found)

@@ -1,6 +1,6 @@
 """Tell files that fineweb-shards has made from all others, and delete only those.
 
---fresh deletes the files that the manifest names, a shard that a killed run had named but not yet recorded,
+--fresh deletes the files that the manifest names, shards that a killed run had named but not yet recorded,
 and the work folder. If the manifest can't be read, nothing is deleted, because the folder may hold anything.
 A run removes what a killed one has left and no run will use again.
 """
@@ -11,8 +11,7 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from fineweb_shards.errors import OutputError, UsageError
@@ -23,66 +22,52 @@ from fineweb_shards.store.manifest import FILE_NAME, Manifest, load_manifest
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error
-from fineweb_shards.system.own_files import refuse_foreign_files, refuse_link
+from fineweb_shards.system.durable import is_lock_name, output_errors
+from fineweb_shards.system.own_files import WORK_FOLDER, refuse_foreign_files, refuse_link
 from fineweb_shards.system.terminal import Redraw, printable, redraw
 from fineweb_shards.units import show_bytes, show_number_of
 
-Say = Callable[[str], None]
 _SHOWN_NAMES = 5
 # A `report` command may be writing a temporary file now, without the folder's lock; it takes less than 1 s.
 _SURELY_UNUSED_SECONDS = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Deletion:
-    """What --fresh would delete."""
-
-    store: Store
-    files: Mapping[str, int]  # finished ones, with their sizes in bytes; the manifest last
-    work: tuple[Path, ...]  # in the work folder, with their contents
-
-    def describe(self) -> str:
-        """Say how many files and bytes would be deleted, and where."""
-        inside = [file for path in self.work for file in _files_below(path)]
-        size = show_bytes(sum(self.files.values()) + sum(map(_size_bytes, inside)))
-        what = f"{show_number_of(len(self.files), 'file')} in {self.store.location}"
-        named = _name_some([PurePosixPath(name).name for name in self.files])
-        if inside:
-            what += f" and {len(inside):,} in its {WORK_FOLDER}"
-        return f"{what}, {size}" + (f": {named}" if named else "")
-
-    def carry_out(self) -> None:
-        """Delete the files; the manifest last, because until then it says which files are ours."""
-        try:
-            for path in self.work:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
-            self.store.remove(name for name in self.files if name != FILE_NAME)
-            self.store.remove(name for name in self.files if name == FILE_NAME)
-            self.store.remove_unrecorded({})
-            self.store.remove_work_copies()
-            with contextlib.suppress(OSError):  # it does not exist, or holds other files
-                (self.store.folder / INDEX_FOLDER).rmdir()
-        except OSError as error:
-            raise output_error(self.store.folder, error) from error
-
-
-def start_over(store: Store, layout: Layout, warn: Say, *, yes: bool) -> None:
+def start_over(store: Store, layout: Layout, warn: Callable[[str], None], *, yes: bool) -> None:
     """Delete an earlier run's output. Say what is deleted, even with --quiet; unless `yes`, ask first."""
-    deletion = plan_deletion(store, layout)
-    if not deletion.files and not deletion.work:
+    files, work = plan_deletion(store, layout)
+    if not files and not work:
         return
+    what = _describe_deletion(store, files, work)
     if not yes:
-        _ask(deletion, warn)
-    warn(f"--fresh: deleting {deletion.describe()}")
-    deletion.carry_out()
+        terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+        if not terminal or redraw(sys.stderr) is Redraw.LINE:  # in a notebook nobody can type an answer
+            raise UsageError(
+                f"--fresh would delete {what}.",
+                "There is no terminal to ask: add --yes to delete it, or leave out --fresh to resume.",
+            )
+        warn(f"--fresh deletes {what}")
+        print("Delete it and start over? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise UsageError("Nothing was deleted.", "To resume, rerun the same command without --fresh.")
+    warn(f"--fresh: deleting {what}")
+    with output_errors(store.folder):
+        for path in work:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        store.remove(name for name in files if name != FILE_NAME)
+        # Last, because until then it says which files are ours.
+        store.remove(name for name in files if name == FILE_NAME)
+        store.remove_unrecorded({})
+        store.remove_work_copies()
+        with contextlib.suppress(OSError):  # it does not exist, or holds other files
+            (store.folder / INDEX_FOLDER).rmdir()
 
 
-def plan_deletion(store: Store, layout: Layout) -> Deletion:
-    """Return what to delete; OutputError if shards of `layout` are there that the manifest does not list."""
+def plan_deletion(store: Store, layout: Layout) -> tuple[Mapping[str, int], list[Path]]:
+    """Return what --fresh would delete: finished files with their sizes in bytes, and what is in the work
+    folder; OutputError if shards of `layout` are there that the manifest does not list."""
     manifest = load_manifest(store.folder)  # raises an error if it can't be read, or is another program's
     ours = our_names(store, manifest) if manifest else set()
     refuse_untracked_shards(store, layout, ours)
@@ -92,28 +77,38 @@ def plan_deletion(store: Store, layout: Layout) -> Deletion:
             f"{work}: this is a link to another folder.", "Delete it yourself, or choose another --out."
         )
     found = sorted(work.iterdir()) if work.is_dir() else []
-    names = [*sorted(ours), *([FILE_NAME] if manifest else [])]
-    files = store.all_named_bytes(names)
-    return Deletion(store, files, tuple(path for path in found if not is_lock_name(path.name)))
+    files = store.all_named_bytes([*sorted(ours), *([FILE_NAME] if manifest else [])])
+    return files, [path for path in found if not is_lock_name(path.name)]
+
+
+def _describe_deletion(store: Store, files: Mapping[str, int], work: Iterable[Path]) -> str:
+    count, size_bytes = 0, sum(files.values())
+    for path in work:
+        is_folder = path.is_dir() and not path.is_symlink()
+        for below in path.rglob("*") if is_folder else [path]:
+            if below.is_symlink() or not below.is_dir():
+                count += 1
+                with contextlib.suppress(FileNotFoundError):  # another program has removed it meanwhile
+                    size_bytes += below.lstat().st_size
+    what = f"{show_number_of(len(files), 'file')} in {store.location}"
+    if count:
+        what += f" and {count:,} in its {WORK_FOLDER}"
+    named = _name_some([PurePosixPath(name).name for name in files])
+    return f"{what}, {show_bytes(size_bytes)}" + (f": {named}" if named else "")
 
 
 def our_names(store: Store, manifest: Manifest) -> set[str]:
     """Return the names of the files in a folder that fineweb-shards made, according to the manifest."""
     names = {record.name for record in manifest.shards}
     if not manifest.complete:
-        names |= {
-            name
-            for name in manifest.numbering.next_names(manifest.shards)
-            if _is_whole(store, manifest, name)
-        }
+        unrecorded = manifest.numbering.unrecorded_names(manifest.shards, set(store.list_names()))
+        names |= {name for name in unrecorded - names if _is_whole(store, manifest, name)}
     return with_sidecars(manifest, names)
 
 
 def holds_shards(store: Store, manifest: Manifest) -> bool:
     """Return whether the store has any shard that was made with this manifest's settings."""
-    return bool(manifest.shards) or any(
-        store.named_bytes(name) is not None for name in our_names(store, manifest)
-    )
+    return bool(manifest.shards or our_names(store, manifest))
 
 
 def refuse_untracked_shards(store: Store, layout: Layout, ours: set[str]) -> None:
@@ -123,11 +118,10 @@ def refuse_untracked_shards(store: Store, layout: Layout, ours: set[str]) -> Non
     """
     untracked = find_untracked(list_all_names(store), layout, ours)
     if untracked:
-        are = "is" if len(untracked) == 1 else "are"
+        are, them = ("is", "it") if len(untracked) == 1 else ("are", "them")
         raise OutputError(
             f"{store.location}: {_name_some(untracked)} {are} here, but no {FILE_NAME} of this folder lists "
-            f"{'it' if len(untracked) == 1 else 'them'}: fineweb-shards neither replaces nor deletes what it "
-            "may not have made.",
+            f"{them}: fineweb-shards neither replaces nor deletes what it may not have made.",
             "Choose another --out, or move them away.",
         )
 
@@ -140,29 +134,13 @@ def _is_whole(store: Store, manifest: Manifest, name: str) -> bool:
     layout, shard_format = manifest.layout, manifest.shard_format
     try:
         found = store.find(name)
-        if found is None or not found.named:
-            return False
-        tokens, odd = shard_format.tokens_in(found.size_bytes)
+        tokens, odd = shard_format.tokens_in(found.size_bytes if found else 0)
         fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
-        if odd or tokens <= 0 or not fits:
+        if found is None or not found.named or odd or tokens <= 0 or not fits:
             return False
         return store.read_range(found, 0, layout.header_bytes) == shard_format.header(tokens)
     except OSError:
         return False
-
-
-def _ask(deletion: Deletion, warn: Say) -> None:
-    """Ask the user whether to delete; UsageError without a terminal, or if the answer is no."""
-    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-    if not terminal or redraw(sys.stderr) is Redraw.LINE:  # in a notebook nobody can type an answer
-        raise UsageError(
-            f"--fresh would delete {deletion.describe()}.",
-            "There is no terminal to ask: add --yes to delete it, or leave out --fresh to resume.",
-        )
-    warn(f"--fresh deletes {deletion.describe()}")
-    print("Delete it and start over? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("Nothing was deleted.", "To resume, rerun the same command without --fresh.")
 
 
 def _name_some(names: list[str]) -> str:
@@ -170,30 +148,14 @@ def _name_some(names: list[str]) -> str:
     return shown + (f" … ({len(names):,} files)" if len(names) > _SHOWN_NAMES else "")
 
 
-def _size_bytes(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except FileNotFoundError:
-        return 0  # a temporary file that another program has removed meanwhile
-
-
-def _files_below(path: Path) -> Iterator[Path]:
-    if path.is_dir() and not path.is_symlink():
-        yield from (below for below in path.rglob("*") if below.is_symlink() or not below.is_dir())
-    else:
-        yield path
-
-
 def remove_leftovers(store: Store, manifest: Manifest) -> None:
     """Remove temporary files that `manifest` does not continue. The caller must hold the store's lock."""
     recorded = {file.name: file.end_bytes for file in list_files(manifest.shards)}
-    try:
+    with output_errors(store.folder):
         for path in store.leftovers(recorded):
             if path.is_file() and not _may_be_in_use(path):
                 path.unlink()
         store.remove_unrecorded(recorded)
-    except OSError as error:
-        raise output_error(store.folder, error) from error
 
 
 def remove_outdated_files(store: Store, manifest: Manifest) -> None:
@@ -205,18 +167,14 @@ def remove_outdated_files(store: Store, manifest: Manifest) -> None:
     if before is None:
         return
     outdated = {record.name for record in before.shards} - {record.name for record in manifest.shards}
-    try:
+    with output_errors(store.folder):
         store.remove(with_sidecars(before, outdated))
-    except OSError as error:
-        raise output_error(store.folder, error) from error
 
 
 def tidy_finished(store: Store, manifest: Manifest) -> None:
-    """Remove leftovers of a finished build; ignore errors, because nothing depends on it."""
-    try:
+    """Remove leftovers of a finished build, if possible: nothing depends on it."""
+    with contextlib.suppress(OutputError):  # for example in a read-only folder
         remove_leftovers(store, manifest)
-    except OutputError:
-        return  # for example a read-only folder
 
 
 def _may_be_in_use(path: Path) -> bool:
@@ -242,10 +200,8 @@ def find_untracked(names: Iterable[str], layout: Layout, known: set[str]) -> lis
 def refuse_planted_files(store: Store, *, index: bool = False) -> None:
     """Raise OutputError if links, pipes or folders are where a run will write its own files. Each of those is
     looked at again when it is opened; but a run that can't write its log, for one, would not stop there."""
-    try:
+    with output_errors(store.folder):
         refuse_foreign_files(store.folder / WORK_FOLDER, {DOWNLOAD_FOLDER})
         refuse_link(store.folder / FILE_NAME)
         if index:
             refuse_link(store.folder / INDEX_FOLDER)
-    except OSError as error:
-        raise output_error(store.folder, error) from error

@@ -13,50 +13,45 @@ from fineweb_shards.events import Observer
 from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
 from fineweb_shards.store.shard_files import find_file, growing_path
 from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store
-from fineweb_shards.system.durable import (
+from fineweb_shards.system.durable import FolderLock, is_locked, publish, sync_folder, write_file
+from fineweb_shards.system.own_files import (
     WORK_FOLDER,
-    FolderLock,
-    is_locked,
-    publish,
-    sync_folder,
-    write_file,
+    make_folder,
+    open_own,
+    read_file,
+    refuse_link,
+    refuse_other_kinds,
 )
-from fineweb_shards.system.own_files import make_folder, open_own, read_file, refuse_link, refuse_other_kinds
 
 
 @dataclass(frozen=True, slots=True)
 class FolderStore(Store):
     """A folder that all processes of a run can see."""
 
-    path: Path
+    folder: Path
     grows_in_place: ClassVar[bool] = True
     is_remote: ClassVar[bool] = False
 
     @property
-    def folder(self) -> Path:
-        return self.path
-
-    @property
     def location(self) -> str:
-        return str(self.path)
+        return str(self.folder)
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        return self.folder.resolve().name
 
     def is_same(self, other: Store) -> bool:
-        return isinstance(other, FolderStore) and other.path.resolve() == self.path.resolve()
+        return isinstance(other, FolderStore) and other.folder.resolve() == self.folder.resolve()
 
     def has_inside(self, path: str) -> bool:
-        return Path(path).parent.resolve() == self.path.resolve()
+        return Path(path).parent.resolve() == self.folder.resolve()
 
     def find(self, name: str) -> FoundFile | None:
-        path = find_file(self.path, name)
-        return FoundFile(name, path.stat().st_size, path == self.path / name) if path else None
+        path = find_file(self.folder, name)
+        return FoundFile(name, path.stat().st_size, path == self.folder / name) if path else None
 
     def open(self, file: FoundFile) -> BinaryIO:
-        path = find_file(self.path, file.name)  # it may have got its name meanwhile
-        path = path or self.path / file.name
+        path = find_file(self.folder, file.name) or self.folder / file.name  # it may have got its name
         return open_own(path, "rb", follow_links=path.parent.name != WORK_FOLDER)
 
     def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
@@ -65,34 +60,34 @@ class FolderStore(Store):
             return opened.read(end - begin)
 
     def list_names(self, below: str = "") -> list[str]:
-        folder = self.path / below
+        folder = self.folder / below
         return os.listdir(folder) if folder.is_dir() else []
 
     def named_bytes(self, name: str) -> int | None:
-        path = self.path / name
+        path = self.folder / name
         return path.lstat().st_size if os.path.lexists(path) else None
 
     def is_locked(self) -> bool:
-        return is_locked(self.path)
+        return is_locked(self.folder)
 
     def manifest_version(self) -> object:
         try:
-            state = (self.path / FILE_NAME).stat()
+            state = (self.folder / FILE_NAME).stat()
         except OSError:
             return None
         return state.st_mtime_ns, state.st_size, state.st_ino
 
     def read_manifest(self) -> bytes | None:
         try:
-            return read_file(self.path / FILE_NAME, MOST_BYTES, follow_links=True)
+            return read_file(self.folder / FILE_NAME, MOST_BYTES, follow_links=True)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def lock(self, observer: Observer) -> contextlib.AbstractContextManager[object]:
-        return FolderLock(self.path)
+        return FolderLock(self.folder)
 
     def save_manifest(self, data: bytes) -> None:
-        write_file(self.path / FILE_NAME, data, self.path / WORK_FOLDER)
+        write_file(self.folder / FILE_NAME, data, self.folder / WORK_FOLDER)
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -104,7 +99,7 @@ class FolderStore(Store):
                 raise
 
     def prepare(self, name: str, offset: int) -> GrowingPart:
-        final = self.path / name
+        final = self.folder / name
         path = growing_path(final)
         if not offset:
             open_own(path, "xb").close()
@@ -124,19 +119,19 @@ class FolderStore(Store):
         if not segment.whole:
             sync_folder(segment.path.parent)  # the manifest will rely on the file being there
         elif os.path.lexists(segment.path):  # else it has its name: this was interrupted before
-            publish(segment.path, self.path / segment.name)
+            publish(segment.path, self.folder / segment.name)
 
     def add_file(self, temporary: Path, name: str, observer: Observer) -> None:
         final = self._final(name)
         if not final.parent.is_dir():
             make_folder(final.parent)  # another process may do the same now
-            sync_folder(self.path)
+            sync_folder(self.folder)
         publish(temporary, final)
 
     def _final(self, name: str) -> Path:
         """Return the path of a finished file; a folder that it is in is ours, and no link."""
-        path = self.path / name
-        if path.parent != self.path:
+        path = self.folder / name
+        if path.parent != self.folder:
             refuse_link(path.parent)
         return path
 
@@ -144,5 +139,5 @@ class FolderStore(Store):
         return total_bytes
 
     def leftovers(self, names: Iterable[str]) -> list[Path]:
-        needed = {growing_path(self.path / name) for name in names}
-        return [path for path in (self.path / WORK_FOLDER).glob("*.tmp") if path not in needed]
+        needed = {growing_path(self.folder / name) for name in names}
+        return [path for path in (self.folder / WORK_FOLDER).glob("*.tmp") if path not in needed]

@@ -28,9 +28,9 @@ from fineweb_shards.store import manifest_checks as checks
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.packer import PackedTotals
 from fineweb_shards.stream.split import SplitRule, make_split_rule
-from fineweb_shards.system.durable import WORK_FOLDER, is_lock_name, output_error
+from fineweb_shards.system.durable import is_lock_name, output_error
 from fineweb_shards.system.json_values import expect, get, make, parse_object
-from fineweb_shards.system.own_files import read_file
+from fineweb_shards.system.own_files import WORK_FOLDER, read_file
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES
 from fineweb_shards.types import Counts, Cursor, Cursors, Quarantined, ShardRecord
 from fineweb_shards.units import show_number_of
@@ -101,7 +101,6 @@ class Manifest:
 
     @property
     def files(self) -> list[dict[str, Any]]:
-        """The files of all parts of the input."""
         return [file for part in self.parts for file in part.files]
 
     @property
@@ -159,33 +158,29 @@ class _Text:
     shown: bytes
 
     @classmethod
-    def of(cls, value: Any) -> _Text:
-        return cls(_hashed(value), _shown(value, depth=1))
+    def of(cls, value: Any, depth: int = 1) -> _Text:
+        text = json.dumps(value, indent=1, ensure_ascii=False).replace("\n", "\n" + " " * depth)
+        # A lone surrogate (in a file name) is written as a JSON escape, because it has no UTF-8.
+        return cls(_hashed(value), text.encode("utf-8", "backslashreplace"))
 
 
 class _ListText:
     """The text of a list of records or parts. If the list has grown, only its new items are serialized."""
 
     def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
         self._items: list[ShardRecord | InputPart] = []
-        self._hashed = bytearray()
-        self._shown = bytearray()
+        self._texts: list[_Text] = []
 
     def update(self, items: Sequence[ShardRecord | InputPart]) -> _Text:
         """Return the text of these items."""
         if self._items != list(items[: len(self._items)]):  # quick, because most are the same objects
-            self._clear()
-        for item in items[len(self._items) :]:
-            value = asdict(item)
-            self._hashed += (b", " if self._items else b"") + _hashed(value)
-            self._shown += (b",\n  " if self._items else b"  ") + _shown(value, depth=2)
-            self._items.append(item)
+            self._items, self._texts = [], []
+        self._texts += [_Text.of(asdict(item), depth=2) for item in items[len(self._items) :]]
+        self._items = list(items)
         if not items:
             return _Text(b"[]", b"[]")
-        return _Text(b"".join((b"[", self._hashed, b"]")), b"".join((b"[\n", self._shown, b"\n ]")))
+        hashed, shown = (one.hashed for one in self._texts), (one.shown for one in self._texts)
+        return _Text(b"[%b]" % b", ".join(hashed), b"[\n  %b\n ]" % b",\n  ".join(shown))
 
 
 class ManifestFile:
@@ -198,18 +193,6 @@ class ManifestFile:
 
     def save(self, manifest: Manifest) -> None:
         """Replace the store's manifest durably."""
-        data = self._make_text(manifest)
-        if len(data) > MOST_BYTES:  # nobody would read it
-            files = show_number_of(len(manifest.files), "input file")
-            raise OutputError(
-                f"{self._store.location}/{FILE_NAME}: {len(data):,} bytes for {files} and "
-                f"{show_number_of(manifest.shard_count, 'shard')}; at most {MOST_BYTES:,} are read.",
-                "Join small input files, or raise --shard-tokens.",
-            )
-        self._store.save_manifest(data)
-
-    def _make_text(self, manifest: Manifest) -> bytes:
-        """Return the text of `manifest.json`, with the run that has written it, if it has a name."""
         run_id = self._store.run_id
         effort = {
             "seconds": round(manifest.seconds, 3),
@@ -232,10 +215,17 @@ class ManifestFile:
             "complete": _Text.of(manifest.complete),  # last, so that the end of the file shows it
         }
         hashed = b", ".join(b'"%b": %b' % (name.encode(), fields[name].hashed) for name in sorted(fields))
-        checksum = hashlib.sha256(b"{%b}" % hashed).hexdigest()
-        fields = {"checksum": _Text.of(checksum), **fields}
+        fields = {"checksum": _Text.of(hashlib.sha256(b"{%b}" % hashed).hexdigest()), **fields}
         shown = b",\n".join(b' "%b": %b' % (name.encode(), one.shown) for name, one in fields.items())
-        return b"{\n%b\n}\n" % shown
+        data = b"{\n%b\n}\n" % shown
+        if len(data) > MOST_BYTES:  # nobody would read it
+            files = show_number_of(len(manifest.files), "input file")
+            raise OutputError(
+                f"{self._store.location}/{FILE_NAME}: {len(data):,} bytes for {files} and "
+                f"{show_number_of(manifest.shard_count, 'shard')}; at most {MOST_BYTES:,} are read.",
+                "Join small input files, or raise --shard-tokens.",
+            )
+        self._store.save_manifest(data)
 
 
 def save_manifest(manifest: Manifest, store: Store) -> None:
@@ -247,25 +237,13 @@ def _hashed(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-def _shown(value: Any, depth: int) -> bytes:
-    text = json.dumps(value, indent=1, ensure_ascii=False).replace("\n", "\n" + " " * depth)
-    # A lone surrogate (in a file name) is written as a JSON escape, because it has no UTF-8.
-    return text.encode("utf-8", "backslashreplace")
-
-
 def _vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
     """Return what is needed to read tokens and to recognize the vocabulary again, without the bytes of its
     tokens; `dtype` is that of the tokens in the files."""
-    vocabulary = shard_format.vocabulary
-    others = {name: getattr(vocabulary, name) for name in _GPT2_FIELDS}
-    return {
-        "name": vocabulary.name,
-        "sha256": vocabulary.sha256,
-        "size": vocabulary.size,
-        "eot": vocabulary.eot,
-        "dtype": shard_format.dtype.name,
-        **{name: value for name, value in others.items() if value != _GPT2_FIELDS[name]},
-    }
+    values = {name: getattr(shard_format.vocabulary, name) for name in ("name", "sha256", "size", "eot")}
+    others = {name: getattr(shard_format.vocabulary, name) for name in _GPT2_FIELDS}
+    changed = {name: value for name, value in others.items() if value != _GPT2_FIELDS[name]}
+    return {**values, "dtype": shard_format.dtype.name, **changed}
 
 
 # Reading
@@ -298,10 +276,10 @@ def is_ours(folder: Path, data: bytes) -> bool:
     Web applications and many others have a file of that name. Ours contains most of our fields, or is beside
     a work folder that a run has used.
     """
-    if has_our_fields(data):
-        return True
     try:
-        return any(not is_lock_name(path.name) for path in (folder / WORK_FOLDER).iterdir())
+        return has_our_fields(data) or any(
+            not is_lock_name(path.name) for path in (folder / WORK_FOLDER).iterdir()
+        )
     except OSError:
         return False
 
@@ -346,6 +324,7 @@ def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manife
     if found < 4:
         data = _with_one_part(data)
     effort = expect("effort", data.get("effort", {}), dict)
+    quarantined = expect("quarantined", data.get("quarantined", []), list)
     manifest = Manifest(
         settings=get(data, "settings", dict),
         parts=tuple(_part_from_json(expect("a part", one, dict)) for one in get(data, "parts", list)),
@@ -353,9 +332,7 @@ def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manife
         shards=tuple(make(ShardRecord, record) for record in get(data, "shards", list)),
         complete=get(data, "complete", bool),
         totals=get(data, "totals", dict),
-        quarantined=tuple(
-            make(Quarantined, one) for one in expect("quarantined", data.get("quarantined", []), list)
-        ),
+        quarantined=tuple(make(Quarantined, one) for one in quarantined),
         seconds=expect("seconds", effort.get("seconds", 0), float),
         peak_memory_bytes=expect("peak_memory_bytes", effort.get("peak_memory_bytes", 0), int),
         digits=expect("digits", data.get("digits", 0), int),
@@ -371,11 +348,8 @@ def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manife
 
 def _part_from_json(data: dict[str, Any]) -> InputPart:
     commit = data.get("commit")
-    return InputPart(
-        get(data, "settings", dict),
-        get(data, "files", list),
-        None if commit is None else expect("commit", commit, str),
-    )
+    commit = None if commit is None else expect("commit", commit, str)
+    return InputPart(get(data, "settings", dict), get(data, "files", list), commit)
 
 
 def _vocabulary_from_json(manifest: dict[str, Any], work_folder: Path) -> Vocabulary:

@@ -18,9 +18,10 @@ from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.numbering import Numbering
 from fineweb_shards.system.json_values import expect, get
-from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Quarantined, ShardRecord, Split
+from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Quarantined, ShardRecord
 
 _SHA256 = re.compile("[0-9a-f]{64}")
+_get_place = operator.attrgetter("file", "position", "skip_tokens")
 _get_counts = operator.attrgetter(*(field.name for field in dataclasses.fields(Counts)))
 
 
@@ -58,38 +59,30 @@ def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_fo
     """Check that each record starts where the one before it ends, in the right file."""
     done = dict.fromkeys(SPLITS, 0)
     for record in records:
-        check_place(record, numbering, shard_format, done)
+        before, name = done[record.split], numbering.name(record.split, done)
+        if record.name != name:
+            raise ValueError(f"it names {record.name!r:.80} where it should name {name}")
+        if not 1 <= record.tokens <= numbering.shard_tokens - before % numbering.shard_tokens:
+            raise ValueError(f"{name}: {record.tokens:,} tokens do not fit into it")
+        begin = numbering.begin(before)
+        first = shard_format.offset_bytes(begin)
+        # The record of a file that was finished in one segment includes the header.
+        if record.offset != first and (record.offset or begin):
+            raise ValueError(f"{name}: a record begins at {record.offset:,}, should begin at {first:,}")
+        if record.offset + record.bytes != shard_format.offset_bytes(begin + record.tokens):
+            raise ValueError(f"{name}: {record.bytes:,} bytes are not {record.tokens:,} tokens")
         if record.split == "val" and done["train"] and numbering.split_rule.is_in_order:
-            raise ValueError(f"{record.name}: tokens for validation come after those for training")
+            raise ValueError(f"{name}: tokens for validation come after those for training")
         if not 0 <= record.documents <= record.tokens:
-            raise ValueError(f"{record.name}: {record.documents:,} documents in {record.tokens:,} tokens")
+            raise ValueError(f"{name}: {record.documents:,} documents in {record.tokens:,} tokens")
         if not _SHA256.fullmatch(record.sha256):
-            raise ValueError(f"{record.name}: {record.sha256!r:.80} is no SHA-256")
+            raise ValueError(f"{name}: {record.sha256!r:.80} is no SHA-256")
         if min(_get_counts(record.counts)) < 0:
-            raise ValueError(f"{record.name}: a count is negative")
+            raise ValueError(f"{name}: a count is negative")
         done[record.split] += record.tokens
     val, limit = done["val"], numbering.split_rule.val_tokens
     if limit and (val > limit or (done["train"] and val < limit)):
         raise ValueError(f"there are {val:,} tokens for validation, where there should be {limit:,}")
-
-
-def check_place(
-    record: ShardRecord, numbering: Numbering, shard_format: ShardFormat, done: Mapping[Split, int]
-) -> None:
-    """Check a record's name, offset and length, given how many tokens of each split precede it."""
-    before = done[record.split]
-    begin = numbering.begin(before)
-    name = numbering.name(record.split, done)
-    if record.name != name:
-        raise ValueError(f"it names {record.name!r:.80} where it should name {name}")
-    if not 1 <= record.tokens <= numbering.shard_tokens - before % numbering.shard_tokens:
-        raise ValueError(f"{name}: {record.tokens:,} tokens do not fit into it")
-    first = shard_format.offset_bytes(begin)
-    # The record of a file that was finished in one segment includes the header.
-    if record.offset != first and (record.offset or begin):
-        raise ValueError(f"{name}: a record begins at {record.offset:,}, should begin at {first:,}")
-    if record.offset + record.bytes != shard_format.offset_bytes(begin + record.tokens):
-        raise ValueError(f"{name}: {record.bytes:,} bytes are not {record.tokens:,} tokens")
 
 
 def check_cursors(ends: Sequence[Cursors], files: Sequence[int]) -> None:
@@ -100,11 +93,11 @@ def check_cursors(ends: Sequence[Cursors], files: Sequence[int]) -> None:
         if len(end) != len(files):
             raise ValueError(f"a record has {len(end)} cursors for {len(files)} parts of the input")
         for here, before, count in zip(end, last, files, strict=True):
-            if min(here.file, here.position, here.skip_tokens) < 0 or here.file > count:
+            if min(_get_place(here)) < 0 or here.file > count:
                 raise ValueError(
                     f"a cursor is outside the input (file {here.file}, position {here.position})"
                 )
-            if here != before and _place(here) <= _place(before):
+            if here != before and _get_place(here) <= _get_place(before):
                 raise ValueError(f"a cursor goes back (to file {here.file}, position {here.position})")
         last = end
 
@@ -126,7 +119,3 @@ def check_totals(totals: dict[str, Any], sums: Mapping[str, int]) -> None:
     for name, count in totals.items():
         if expect(name, count, int) < 0:
             raise ValueError(f"{name} is negative")
-
-
-def _place(cursor: Cursor) -> tuple[int, int, int]:
-    return cursor.file, cursor.position, cursor.skip_tokens

@@ -10,18 +10,16 @@ import shlex
 import tempfile
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fineweb_shards.errors import InputError, OutputError, ShardError
+from fineweb_shards.errors import OutputError, ShardError
 from fineweb_shards.events import Observer
+from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_address import BucketAddress, is_url
+from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import FILE_NAME, Manifest, find_manifest
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.durable import WORK_FOLDER
-
-if TYPE_CHECKING:
-    from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.system.own_files import WORK_FOLDER
 
 READING_OUTAGE_SECONDS = 600.0  # how long a command that only reads waits for a store that has answered
 _FIRST_OUTAGE_SECONDS = 20.0  # and for its first answer: somebody is looking on
@@ -31,9 +29,7 @@ def open_store(location: str, scratch: str, max_outage_seconds: float, observer:
     """Open the store of a run. Nothing is read or written yet."""
     if not is_url(location):
         return FolderStore(Path(os.path.expanduser(location)))
-    from fineweb_shards.store.bucket_store import BucketStore
-
-    bucket = _open_bucket(location, max_outage_seconds, observer)
+    bucket = Bucket(location, max_outage_seconds, observer, refusal=OutputError)
     return BucketStore(bucket, scratch_folder(location, scratch))
 
 
@@ -49,13 +45,11 @@ def open_store_to_read(
     """
     if not is_url(location):
         return FolderStore(Path(os.path.expanduser(location)))
-    from fineweb_shards.store.bucket_store import BucketStore
-
     temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-")
     if max_outage_seconds is None:
         max_outage_seconds = READING_OUTAGE_SECONDS
-        _open_bucket(location, _FIRST_OUTAGE_SECONDS, observer, refusal).head(FILE_NAME)
-    bucket = _open_bucket(location, max_outage_seconds, observer, refusal)
+        Bucket(location, _FIRST_OUTAGE_SECONDS, observer, refusal=refusal).head(FILE_NAME)
+    bucket = Bucket(location, max_outage_seconds, observer, refusal=refusal)
     store = BucketStore(bucket, Path(temporary.name))
     weakref.finalize(store, temporary.cleanup)
     store.fetch()
@@ -68,7 +62,7 @@ def is_object(location: str) -> bool:
     if not address.prefix:
         return False
     folder, _, name = str(address).rpartition("/")
-    return _open_bucket(folder, READING_OUTAGE_SECONDS, None, InputError).head(name) is not None
+    return Bucket(folder, READING_OUTAGE_SECONDS).head(name) is not None
 
 
 def require_manifest(store: Store) -> Manifest:
@@ -81,26 +75,22 @@ def require_manifest(store: Store) -> Manifest:
 
 def missing_manifest_error(store: Store) -> OutputError:
     """Return an error that says why a store has no manifest, with the next step."""
-    folder, location = store.folder, store.location
+    folder, work = store.folder, store.folder / WORK_FOLDER
+    what = f"nothing is built here: there is no {FILE_NAME}"
     if not folder.is_dir():
-        here = (
-            "this is a file, not a folder" if folder.exists() else "no such folder: nothing was built there"
-        )
-        return OutputError(f"{location}: {here}.", "Name the folder that was the --out of a `build`.")
-    if (folder / WORK_FOLDER).is_dir() and (not store.is_remote or any((folder / WORK_FOLDER).iterdir())):
-        return OutputError(
-            f"{location}: nothing is built here yet: no run has come as far as its first {FILE_NAME}.",
-            "Run the build command again, or wait if it was started a moment ago.",
-        )
-    if any(name != WORK_FOLDER for name in store.list_names()):
-        return OutputError(
-            f"{location}: nothing is built here: there is no {FILE_NAME} among its files.",
-            "Name the folder that was the --out of a build, not its input.",
-        )
-    return OutputError(
-        f"{location}: nothing is built here: there is no {FILE_NAME}.",
-        f"Build something first: fineweb-shards build --input PATH --out {shlex.quote(location)}",
-    )
+        missing = "no such folder: nothing was built there"
+        what = "this is a file, not a folder" if folder.exists() else missing
+        hint = "Name the folder that was the --out of a `build`."
+    elif work.is_dir() and (not store.is_remote or any(work.iterdir())):
+        what = f"nothing is built here yet: no run has come as far as its first {FILE_NAME}"
+        hint = "Run the build command again, or wait if it was started a moment ago."
+    elif any(name != WORK_FOLDER for name in store.list_names()):
+        what += " among its files"
+        hint = "Name the folder that was the --out of a build, not its input."
+    else:
+        out = shlex.quote(store.location)
+        hint = f"Build something first: fineweb-shards build --input PATH --out {out}"
+    return OutputError(f"{store.location}: {what}.", hint)
 
 
 def cache_home() -> Path:
@@ -114,14 +104,3 @@ def scratch_folder(location: str, scratch: str) -> Path:
     parent = Path(os.path.expanduser(scratch)) if scratch else cache_home()
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", address.partition("://")[2])[-60:].strip("-.")
     return parent / f"{readable}-{hashlib.sha256(address.encode()).hexdigest()[:12]}"
-
-
-def _open_bucket(
-    location: str,
-    max_outage_seconds: float,
-    observer: Observer | None,
-    refusal: type[ShardError] = OutputError,
-) -> Bucket:
-    from fineweb_shards.storage.bucket import Bucket
-
-    return Bucket(location, max_outage_seconds, observer, refusal=refusal)

@@ -38,15 +38,25 @@ def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any])
         for name in sorted(old_settings.keys() | new_settings.keys()):
             default = defaults.get(name)
             old, new = old_settings.get(name, default), new_settings.get(name, default)
-            if old == new:
-                continue
-            if name == "exported_from":
+            if old != new and name == "exported_from":
                 raise ChangedError("The shards to export are not those with which this folder was begun.")
-            flag = f"--{name.replace('_', '-')}"
-            raise ChangedError(f"{flag} was {_show(old)} when this folder was begun and is {_show(new)} now.")
+            if old != new:
+                raise _changed_error(f"--{name.replace('_', '-')}", old, new)
     if before.vocabulary != now.vocabulary:
-        old, new = _describe(before.vocabulary), _describe(now.vocabulary)
-        raise ChangedError(f"The vocabulary was {old} when this folder was begun and is {new} now.")
+        raise _changed_error("The vocabulary", before.vocabulary, now.vocabulary)
+
+
+def _changed_error(what: str, old: Any, new: Any) -> ChangedError:
+    def show(value: Any) -> str:
+        if value is None or value == "":
+            return "not set"
+        if isinstance(value, Vocabulary):  # what distinguishes it from others
+            pattern = f", pattern {value.pattern:.40}" if value.pattern else ""
+            hashed = f"SHA-256 {value.sha256[:8]}"
+            return f"{value.name} ({value.size:,} ids, EOT {value.eot}, {hashed}{pattern})"
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    return ChangedError(f"{what} was {show(old)} when this folder was begun and is {show(new)} now.")
 
 
 def check_batch_bytes(documents: Sequence[Quarantined], batch_bytes: int) -> None:
@@ -57,20 +67,6 @@ def check_batch_bytes(documents: Sequence[Quarantined], batch_bytes: int) -> Non
                 f"--batch-bytes was {document.piece_of_bytes:,} when a piece of a document went to "
                 f"quarantine and is {batch_bytes:,} now."
             )
-
-
-def _show(value: Any) -> str:
-    """Format a setting's value for a sentence."""
-    if value is None or value == "":
-        return "not set"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _describe(vocabulary: Vocabulary) -> str:
-    """Format what distinguishes a vocabulary from others."""
-    hashed = f"SHA-256 {vocabulary.sha256[:8]}"
-    pattern = f", pattern {vocabulary.pattern:.40}" if vocabulary.pattern else ""
-    return f"{vocabulary.name} ({vocabulary.size:,} ids, EOT {vocabulary.eot}, {hashed}{pattern})"
 
 
 def move_limit(manifest: Manifest, limit: int | None, store: Store) -> Manifest:
@@ -86,26 +82,20 @@ def move_limit(manifest: Manifest, limit: int | None, store: Store) -> Manifest:
             "Raise --max-tokens or leave it out, choose another --out, or start over with --fresh.",
         )
     if not manifest.complete and limit is not None and (old is None or limit < old):
-        _refuse_unrecorded_shards(manifest, store, limit)
+        # A killed run may have named a shard that it did not record. With a higher limit it would be made
+        # again. With a lower one it may not belong to the stream, and a loader would read it all the same.
+        names = with_sidecars(manifest, {record.name for record in manifest.shards})
+        unknown = find_untracked(list_all_names(store), manifest.layout, names)
+        if unknown:
+            raise ChangedError(
+                f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may come after that end.",
+                "Resume with the old --max-tokens for a shard, choose another --out, or start over with "
+                "--fresh.",
+            )
     moved = replace(manifest, settings={**manifest.settings, "max_tokens": limit})
     if not manifest.complete or there != old:
         return moved  # not finished, or finished because the input ended
     return replace(moved, shards=_records_before_cut(manifest), complete=False, totals={})
-
-
-def _refuse_unrecorded_shards(manifest: Manifest, store: Store, limit: int) -> None:
-    """Raise ChangedError if the folder has a shard that a killed run named but did not record.
-
-    With a higher limit it would be made again. With a lower one it may not belong to the stream, and a loader
-    would read it all the same.
-    """
-    names = with_sidecars(manifest, {record.name for record in manifest.shards})
-    unknown = find_untracked(list_all_names(store), manifest.layout, names)
-    if unknown:
-        raise ChangedError(
-            f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may come after that end.",
-            "Resume with the old --max-tokens for a shard, choose another --out, or start over with --fresh.",
-        )
 
 
 def _records_before_cut(manifest: Manifest) -> tuple[ShardRecord, ...]:

@@ -26,8 +26,8 @@ from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.store import Segment, Store
-from fineweb_shards.system.durable import WORK_FOLDER, output_error
-from fineweb_shards.system.own_files import is_plain_file, open_descriptor, open_own
+from fineweb_shards.system.durable import output_errors
+from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, open_descriptor, open_own
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, ShardRecord, Split, Tokens
 from fineweb_shards.units import show_number_of
@@ -131,7 +131,14 @@ class TokenWriter:
         """Write ranges of tokens where they belong."""
         parts = [tokens[begin:end] for begin, end in placement.ranges.tolist()]
         data = self._format.to_bytes(parts[0] if len(parts) == 1 else np.concatenate(parts))
-        self._write_at(placement.path, placement.offset, data)
+        path, offset = placement.path, placement.offset
+        while data:  # a write may be short
+            written = self._disk.attempt(partial(self._write_some, path, offset, data))
+            offset, data = offset + written, data[written:]
+            self._unsynced_bytes += written
+        if self._unsynced_bytes >= SYNC_EVERY_BYTES:
+            self._unsynced_bytes = 0
+            self._sync(path)
         if os.name == "nt":  # where an open file can't be renamed
             self.close()
 
@@ -145,28 +152,15 @@ class TokenWriter:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def _write_at(self, path: str, offset: int, data: memoryview) -> None:
-        while data:  # a write may be short
-            written = self._disk.attempt(partial(self._write_some, path, offset, data))
-            offset, data = offset + written, data[written:]
-            self._unsynced_bytes += written
-        if self._unsynced_bytes >= SYNC_EVERY_BYTES:
-            self._unsynced_bytes = 0
-            self._sync(path)
-
     def _write_some(self, path: str, offset: int, data: memoryview) -> int:
-        try:
+        with output_errors(Path(path)):
             file = self._open(path)
             os.lseek(file, offset, os.SEEK_SET)  # not `pwrite`, which Windows lacks
             return os.write(file, data)
-        except OSError as error:
-            raise output_error(Path(path), error) from error
 
     def _sync(self, path: str) -> None:
-        try:
+        with output_errors(Path(path)):
             os.fsync(self._open(path))
-        except OSError as error:
-            raise output_error(Path(path), error) from error
 
     def _open(self, path: str) -> int:
         if path not in self._files:
@@ -178,17 +172,13 @@ class TokenWriter:
 
 
 def seal_segment(
-    observer: Observer,
-    segment: Segment,
-    shard_format: ShardFormat,
-    store: Store,
-    max_wait_seconds: float,
+    observer: Observer, segment: Segment, shard_format: ShardFormat, store: Store, max_wait_seconds: float
 ) -> str:
     """Seal a segment, all of whose tokens are written; return its SHA-256.
 
     Any process can do it, and again if it dies. While the disk is full, it waits.
     """
-    try:
+    with output_errors(store.folder / segment.name):
         if segment.header and not segment.begin:
             disk = Disk(segment.path.parent, max_wait_seconds, observer)
             disk.attempt(partial(_write_header, segment))
@@ -201,15 +191,10 @@ def seal_segment(
                 "Memory or disk may be faulty. Everything finished is kept; the same command makes it again.",
             )
         store.add_segment(segment, observer)
-    except OSError as error:
-        raise output_error(store.folder / segment.name, error) from error
     return contents.sha256
 
 
 def _write_header(segment: Segment) -> None:
     """Write the header. A file that was reopened may have been finished before, with one for fewer tokens."""
-    try:
-        with open_own(segment.path, "r+b", buffering=0) as file:
-            file.write(segment.header)
-    except OSError as error:
-        raise output_error(segment.path, error) from error
+    with output_errors(segment.path), open_own(segment.path, "r+b", buffering=0) as file:
+        file.write(segment.header)

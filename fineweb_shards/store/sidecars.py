@@ -12,7 +12,6 @@ import os
 import secrets
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 from fineweb_shards.events import Observer
@@ -26,6 +25,7 @@ from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import make_folder, open_own
 from fineweb_shards.types import Positions
 
+_FoundFiles = Mapping[str, FoundFile]  # what the store has of files and sidecars, by name
 _READ_BYTES = 4 * 2**20
 _TOKENS_AT_ONCE = 32  # single ones, from as many files: in a bucket, all of the time is waiting
 
@@ -56,15 +56,9 @@ def list_finished(store: Store, manifest: Manifest) -> list[FinishedFile]:
     for file in list_files(manifest.shards):
         # With a share of the documents for validation each split is a stream of its own.
         stream = file.split if manifest.split_rule.val_ratio else ""
+        before, shard_format = previous.get(stream), manifest.shard_format
         finished.append(
-            FinishedFile(
-                store,
-                file.name,
-                file.documents,
-                previous.get(stream),
-                manifest.shard_format,
-                manifest.sidecars,
-            )
+            FinishedFile(store, file.name, file.documents, before, shard_format, manifest.sidecars)
         )
         previous[stream] = file.name
     return finished
@@ -77,41 +71,67 @@ def with_sidecars(manifest: Manifest, names: Collection[str]) -> set[str]:
 
 def write_sidecars(observer: Observer, file: FinishedFile) -> None:
     """Write all sidecars of a file."""
-    folder, name = file.store.folder, file.name
+    store, name = file.store, file.name
     names = {sidecar: sidecar.name_for(name) for sidecar in file.sidecars}
     # Names of their own: on a cluster another process may write the same sidecars at the same time.
     attempt = f"new-{secrets.token_hex(8)}"
     paths = {
-        sidecar: growing_path(folder / f"{one.replace('/', '-')}.{attempt}") for sidecar, one in names.items()
+        sidecar: growing_path(store.folder / f"{one.replace('/', '-')}.{attempt}")
+        for sidecar, one in names.items()
     }
     try:
-        _write_temporaries(file, paths)
+        found = {name: store.require(name)}
+        if file.previous is not None and (previous := store.find(file.previous)) is not None:
+            found[file.previous] = previous
+        with contextlib.ExitStack() as stack:
+            outputs = {}
+            for sidecar, path in paths.items():
+                make_folder(path.parent)  # another node may have no such folder yet
+                outputs[sidecar] = stack.enter_context(open_own(path, "xb"))
+            for sidecar, part in _make_parts(file, found, paths):
+                outputs[sidecar].seek(part.offset)
+                outputs[sidecar].write(part.data)
+            for output in outputs.values():
+                output.flush()
+                os.fsync(output.fileno())
         for sidecar, name in names.items():
-            file.store.add_file(paths[sidecar], name, observer)
+            store.add_file(paths[sidecar], name, observer)
     except OSError as error:
-        raise output_error(folder / name, error) from error
+        raise output_error(store.folder / name, error) from error
     finally:
         for path in paths.values():
             path.unlink(missing_ok=True)
 
 
-def check_sidecars(file: FinishedFile, everything: Mapping[str, FoundFile]) -> list[str]:
-    """Return what is wrong with the sidecars of a file, a sentence each. `everything` is what the store has
-    of all files and sidecars."""
+def check_sidecars(file: FinishedFile, everything: _FoundFiles) -> list[str]:
+    """Return what is wrong with the sidecars of a file, a sentence each."""
     names = {sidecar: sidecar.name_for(file.name) for sidecar in file.sidecars}
-    missing = [f"{name}: missing" for name in names.values() if name not in everything]
+    damages = [f"{name}: missing" for name in names.values() if name not in everything]
     if file.name not in everything:
-        return missing  # the file of tokens is reported itself
+        return damages  # the file of tokens is reported itself
     present = {sidecar: everything[name] for sidecar, name in names.items() if name in everything}
+    ends = dict.fromkeys(present, 0)
+    wrong = set()
     try:
-        return missing + _compare_sidecars(file, everything, present)
+        with contextlib.ExitStack() as stack:
+            opened = {one: stack.enter_context(file.store.open(found)) for one, found in present.items()}
+            for sidecar, part in _make_parts(file, everything, present):
+                ends[sidecar] = max(ends[sidecar], part.offset + len(part.data))
+                opened[sidecar].seek(part.offset)
+                if sidecar not in wrong and opened[sidecar].read(len(part.data)) != part.data:
+                    wrong.add(sidecar)
     except OSError as error:
-        return [*missing, f"{file.name}: its sidecars can't be checked: {error.strerror}"]
+        return [*damages, f"{file.name}: its sidecars can't be checked: {error.strerror}"]
+    for sidecar, found in present.items():
+        if sidecar in wrong:
+            damages.append(f"{found.name}: does not fit {file.name}")
+        elif found.size_bytes != ends[sidecar]:
+            damages.append(f"{found.name}: {found.size_bytes:,} bytes long, should be {ends[sidecar]:,}")
+    return damages
 
 
-def have_sidecars(files: Collection[FinishedFile], everything: Mapping[str, FoundFile]) -> bool:
-    """Return whether all sidecars exist and, where that can be told without a search, have their length.
-    `everything` is what the store has of all files and sidecars."""
+def have_sidecars(files: Collection[FinishedFile], everything: _FoundFiles) -> bool:
+    """Return whether all sidecars exist and, where that can be told without a search, have their length."""
     doubtful = []  # files of which it depends on a last token, their own or that of the file before
     for file in files:
         possible = itertools.product([False, True], repeat=len(file.names))
@@ -124,47 +144,8 @@ def have_sidecars(files: Collection[FinishedFile], everything: Mapping[str, Foun
     return all(_fits(file, everything, ends) for file in doubtful)
 
 
-def _write_temporaries(file: FinishedFile, paths: Mapping[Sidecar, Path]) -> None:
-    found = {file.name: file.store.require(file.name)}
-    if file.previous is not None and (previous := file.store.find(file.previous)) is not None:
-        found[file.previous] = previous
-    with contextlib.ExitStack() as stack:
-        outputs = {}
-        for sidecar, path in paths.items():
-            make_folder(path.parent)  # another node may have no such folder yet
-            outputs[sidecar] = stack.enter_context(open_own(path, "xb"))
-        for sidecar, part in _make_parts(file, found, paths):
-            outputs[sidecar].seek(part.offset)
-            outputs[sidecar].write(part.data)
-        for output in outputs.values():
-            output.flush()
-            os.fsync(output.fileno())
-
-
-def _compare_sidecars(
-    file: FinishedFile, everything: Mapping[str, FoundFile], present: Mapping[Sidecar, FoundFile]
-) -> list[str]:
-    ends = dict.fromkeys(present, 0)
-    wrong = set()
-    with contextlib.ExitStack() as stack:
-        opened = {sidecar: stack.enter_context(file.store.open(found)) for sidecar, found in present.items()}
-        for sidecar, part in _make_parts(file, everything, present):
-            ends[sidecar] = max(ends[sidecar], part.offset + len(part.data))
-            if sidecar not in wrong:
-                opened[sidecar].seek(part.offset)
-                if opened[sidecar].read(len(part.data)) != part.data:
-                    wrong.add(sidecar)
-    damages = []
-    for sidecar, found in present.items():
-        if sidecar in wrong:
-            damages.append(f"{found.name}: does not fit {file.name}")
-        elif found.size_bytes != ends[sidecar]:
-            damages.append(f"{found.name}: {found.size_bytes:,} bytes long, should be {ends[sidecar]:,}")
-    return damages
-
-
 def _make_parts(
-    file: FinishedFile, everything: Mapping[str, FoundFile], sidecars: Collection[Sidecar]
+    file: FinishedFile, everything: _FoundFiles, sidecars: Collection[Sidecar]
 ) -> Iterator[tuple[Sidecar, SidecarPart]]:
     """Yield the parts of these sidecars; the file of tokens is read once for all of them."""
     if not sidecars:
@@ -174,7 +155,7 @@ def _make_parts(
         yield from parts_of_all(sidecars, facts, _find_eots(tokens, file.shard_format))
 
 
-def _fits(file: FinishedFile, everything: Mapping[str, FoundFile], ends: Mapping[str, bool]) -> bool:
+def _fits(file: FinishedFile, everything: _FoundFiles, ends: Mapping[str, bool]) -> bool:
     """Return whether a file has all sidecars, of the right length, if these names end with an EOT."""
     facts = _make_facts(file, everything, ends)
     for sidecar in file.sidecars:
@@ -184,9 +165,7 @@ def _fits(file: FinishedFile, everything: Mapping[str, FoundFile], ends: Mapping
     return True
 
 
-def _make_facts(
-    file: FinishedFile, everything: Mapping[str, FoundFile], ends: Mapping[str, bool]
-) -> FileFacts:
+def _make_facts(file: FinishedFile, everything: _FoundFiles, ends: Mapping[str, bool]) -> FileFacts:
     shard_format, found = file.shard_format, everything.get(file.name)
     tokens, _ = shard_format.tokens_in(found.size_bytes if found else 0)
     return FileFacts(
@@ -200,22 +179,20 @@ def _make_facts(
     )
 
 
-def _read_ends(files: Collection[FinishedFile], everything: Mapping[str, FoundFile]) -> dict[str, bool]:
+def _read_ends(files: Collection[FinishedFile], everything: _FoundFiles) -> dict[str, bool]:
     """Tell of each of these files, and of those before them, whether its last token is an EOT."""
     by_name = {name: file for file in files for name in file.names}
 
     def read(name: str) -> bool:
-        return _ends_with_eot(by_name[name].store, everything.get(name), by_name[name].shard_format)
+        store, shard_format, found = by_name[name].store, by_name[name].shard_format, everything.get(name)
+        tokens, _ = shard_format.tokens_in(found.size_bytes if found else 0)
+        if found is None or tokens < 1:
+            return False  # damaged: no file of ours is empty
+        begin, end = (shard_format.offset_bytes(token) for token in (tokens - 1, tokens))
+        last = store.read_range(found, begin, end)
+        return shard_format.vocabulary.count_eots(shard_format.from_bytes(last)) > 0
 
     return dict(zip(by_name, map_in_background(read, by_name, _TOKENS_AT_ONCE), strict=True))
-
-
-def _ends_with_eot(store: Store, found: FoundFile | None, shard_format: ShardFormat) -> bool:
-    tokens, _ = shard_format.tokens_in(found.size_bytes if found else 0)
-    if found is None or tokens < 1:
-        return False  # damaged: no file of ours is empty
-    last = store.read_range(found, shard_format.offset_bytes(tokens - 1), shard_format.offset_bytes(tokens))
-    return shard_format.vocabulary.count_eots(shard_format.from_bytes(last)) > 0
 
 
 def _find_eots(file: BinaryIO, shard_format: ShardFormat) -> Iterator[Positions]:

@@ -69,11 +69,10 @@ class Store(ABC):
 
     grows_in_place: ClassVar[bool]  # all segments of a file are written into the same file
     is_remote: ClassVar[bool]  # finished files are not in a folder
-
-    @property
-    @abstractmethod
-    def folder(self) -> Path:
-        """The folder on this machine."""
+    folder: Path  # on this machine
+    # What tells this run's manifests from those of others, where a manifest is only replaced if it is still
+    # the one that was read; else nothing.
+    run_id: str = ""
 
     @property
     @abstractmethod
@@ -113,8 +112,7 @@ class Store(ABC):
 
     @abstractmethod
     def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
-        """Read the bytes from `begin` to `end` of a file; fewer if it is shorter. Raises OSError or a
-        ShardError."""
+        """Read a file from byte `begin` to `end`, or to its end. Raises OSError or a ShardError."""
 
     @abstractmethod
     def open(self, file: FoundFile) -> BinaryIO:
@@ -145,8 +143,7 @@ class Store(ABC):
         """Read the manifest that is there now; None if there is none. Raises OSError or a ShardError."""
 
     def refresh(self) -> None:
-        """Bring the copies of the manifest and of the other small files in the folder up to date, if they are
-        copies."""
+        """Bring the manifest and the other small files in the folder up to date, if they are copies."""
 
     # For one run
 
@@ -160,12 +157,6 @@ class Store(ABC):
     def check_lock(self) -> None:
         """Raise LockedError if another run has taken over the lock."""
 
-    @property
-    def run_id(self) -> str:
-        """What tells this run's manifests from those of others, where a manifest is only replaced if it is
-        still the one that was read; else nothing."""
-        return ""
-
     @abstractmethod
     def save_manifest(self, data: bytes) -> None:
         """Replace the manifest durably."""
@@ -175,13 +166,12 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, names: Iterable[str]) -> None:
-        """Remove finished files, and what is there of those that grow, in any order. Missing ones are no
-        error."""
+        """Remove finished files, and what is there of those that grow. Missing ones are no error."""
 
     @abstractmethod
     def prepare(self, name: str, offset: int) -> GrowingPart:
-        """Prepare a file for the next bytes, of which `offset` are in the manifest already: what was written
-        after them is cut off. Raises OSError."""
+        """Prepare a file for its bytes from `offset` on; those before are in the manifest already, and what
+        was written after them is cut off. Raises OSError."""
 
     @abstractmethod
     def add_segment(self, segment: Segment, observer: Observer) -> None:
@@ -202,8 +192,7 @@ class Store(ABC):
 
     @abstractmethod
     def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
-        """Return how much space on this machine an output of `total_bytes` needs, if `shards_at_once` shards
-        are being made."""
+        """Return the space on this machine for `total_bytes` of output, `shards_at_once` being made."""
 
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
         """Remove what is kept elsewhere of unfinished files, except for the recorded bytes of each name."""

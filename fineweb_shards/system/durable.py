@@ -6,10 +6,12 @@ report success for data that is gone (as PostgreSQL found out in 2018). It ends 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,6 +43,15 @@ def output_error(path: Path, error: OSError) -> OutputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(f"{path}: no space left on the disk.")
     return OutputError(f"{path}: {error.strerror or error}.")
+
+
+@contextlib.contextmanager
+def output_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError from writing a file, or a folder's files, into one of our errors."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(path, error) from error
 
 
 def sync_folder(folder: Path) -> None:

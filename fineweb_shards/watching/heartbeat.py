@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
+from fineweb_shards.system.durable import write_quickly
 from fineweb_shards.system.json_values import check_moment, make, parse_object
-from fineweb_shards.system.own_files import open_own, read_file
+from fineweb_shards.system.own_files import WORK_FOLDER, open_own, read_file
 
 FILE_NAME = "heartbeat.json"
 FORMAT_VERSION = 1

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.events import Event
-from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
+from fineweb_shards.system.durable import write_quickly
 from fineweb_shards.system.json_values import check_moment, expect, get, make, parse_object
-from fineweb_shards.system.own_files import read_file
+from fineweb_shards.system.own_files import WORK_FOLDER, read_file
 from fineweb_shards.system.terminal import safe_text
 from fineweb_shards.units import show_seconds
 

@@ -14,8 +14,7 @@ from collections import deque
 from pathlib import Path
 
 from fineweb_shards.events import Event
-from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.system.own_files import ForeignFileError, open_descriptor, open_own
+from fineweb_shards.system.own_files import WORK_FOLDER, ForeignFileError, open_descriptor, open_own
 from fineweb_shards.system.terminal import printable
 
 FILE_NAME = "log.txt"

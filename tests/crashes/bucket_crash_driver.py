@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.store import bucket_lock, bucket_store
+from fineweb_shards.store import bucket_store, bucket_work_folder
 from tests.support import runs
 from tests.support.bucket_server import use_small_parts
 
 use_small_parts(pytest.MonkeyPatch())
-bucket_lock.STALE_SECONDS, bucket_lock._LOOK_SECONDS = 0.2, 0.05
+bucket_work_folder.STALE_SECONDS, bucket_work_folder._LOOK_SECONDS = 0.2, 0.05
 bucket_store._PROBE_SECONDS = 0.0
 
 

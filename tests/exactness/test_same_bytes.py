@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import build
-from fineweb_shards.sources.parts import Parts
-from fineweb_shards.sources.source import open_source
+from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.durable import FolderLock

@@ -14,7 +14,7 @@ from typing import Any
 from fineweb_shards.executors.local import worker
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.formats.parquet import ParquetFormat
-from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import LOCAL, InputFile, Place
 from fineweb_shards.types import Batch, TextChunk
 

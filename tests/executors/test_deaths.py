@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import Parts
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch, Tokens
 from tests.support import collecting, reference, runs

@@ -19,7 +19,7 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.local import executor as local
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.formats.parquet import ParquetFormat
-from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system import memory_guard as guard
 from fineweb_shards.system.machine import MemoryLimit

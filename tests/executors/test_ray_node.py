@@ -29,14 +29,14 @@ from fineweb_shards.executors.ray.board import (
 )
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.worker_death import DeathKind
-from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import BUCKET
 from fineweb_shards.store import cleanup, shard_files
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.shard_files import Contents
 from fineweb_shards.store.store import Segment
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.encoder import Encoder
@@ -321,7 +321,7 @@ def test_a_killed_run_leaves_no_scratch_file_for_long(tmp_path: Path) -> None:
     worker._remove_leftovers(work, RUN)
     assert set(work.iterdir()) == {left[0], *others}
     store = BucketStore.__new__(BucketStore)
-    store._scratch = tmp_path
+    store.folder = tmp_path
     assert {path for path in store.leftovers([]) if not cleanup._may_be_in_use(path)} == {
         left[0],
         work / "shard.npy.0.tmp",

@@ -18,15 +18,8 @@ from fineweb_shards.errors import BadFileError, WorkerError
 from fineweb_shards.executors import schedule as schedule_module
 from fineweb_shards.executors import task as task_module
 from fineweb_shards.executors.schedule import Schedule
-from fineweb_shards.executors.task import (
-    MAXIMUM_DEATHS,
-    MAXIMUM_KILLS,
-    MAXIMUM_LOSSES,
-    Task,
-    WorkOrder,
-    WriteOrder,
-)
-from fineweb_shards.executors.worker_death import Death, DeathKind
+from fineweb_shards.executors.task import MAXIMUM_LOSSES, Task, WorkOrder, WriteOrder
+from fineweb_shards.executors.worker_death import MAXIMUM_DEATHS, MAXIMUM_KILLS, Death, DeathKind
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, HeldTokens, Placement, Quarantined
 

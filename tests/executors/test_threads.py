@@ -17,7 +17,7 @@ from fineweb_shards.executors import task
 from fineweb_shards.executors.local import watchdog, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.reading import token_stream, verify
-from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import Parts
 from fineweb_shards.store import shard_files
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.background import in_background
@@ -43,7 +43,7 @@ INVENTORY = {
     "executors/local/worker.py": 1,
     "loader/forkable_store.py": 1,
     "storage/streams.py": 1,
-    "store/bucket_lock.py": 1,
+    "store/bucket_work_folder.py": 1,
     "system/background.py": 2,  # both raise, where it is asked for, what a thread has raised
     "watching/monitor.py": 3,  # with the reporter, and waits before a run
 }

@@ -151,7 +151,7 @@ class CountingStore(FolderStore):
         return super().open(file)
 
     def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
-        return (self.path / file.name).read_bytes()[begin:end]
+        return (self.folder / file.name).read_bytes()[begin:end]
 
 
 OPENED: list[str] = []

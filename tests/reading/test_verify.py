@@ -16,7 +16,8 @@ from fineweb_shards.errors import OutputError
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.store import FoundFile
-from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
+from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.system.own_files import WORK_FOLDER
 from tests.support import inline, runs
 from tests.support.documents import make_documents
 from tests.support.inputs import write_parquet

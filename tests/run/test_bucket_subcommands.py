@@ -276,5 +276,5 @@ def test_a_lock_that_nobody_renews_is_no_run(
     store = open_store_to_read(f"{bucket_url}/a", Observer())
     assert store.is_locked()
     now = time.time
-    monkeypatch.setattr("fineweb_shards.store.bucket_lock.time.time", lambda: now() + 61)
+    monkeypatch.setattr("fineweb_shards.store.bucket_work_folder.time.time", lambda: now() + 61)
     assert not store.is_locked()

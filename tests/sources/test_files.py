@@ -14,8 +14,7 @@ import pytest
 from fineweb_shards.commands.main import main
 from fineweb_shards.errors import BadFileError, ChangedError, InputError, UsageError
 from fineweb_shards.run.plan import make_plan
-from fineweb_shards.sources.changed_files import check_same_files
-from fineweb_shards.sources.files import files_to_json, find_files
+from fineweb_shards.sources.files import check_same_files, files_to_json, find_files
 from tests.support import inline, reference, runs
 from tests.support.inputs import write_parquet
 

@@ -15,7 +15,7 @@ import pytest
 from fineweb_shards.errors import LockedError, OutputError
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_errors import ConflictError
-from fineweb_shards.store import bucket_lock
+from fineweb_shards.store import bucket_work_folder
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.system.background import in_background
 from tests.support.bucket_server import Door, Fault
@@ -29,9 +29,10 @@ OpenStore = Callable[..., BucketStore]
 @pytest.fixture
 def open_store(bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenStore:
     """A store of the same folder of the bucket, by another scratch folder for each machine."""
-    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(bucket_lock, "STALE_SECONDS", 10_000.0)  # on a busy machine a beat may come late
-    monkeypatch.setattr(bucket_lock, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(bucket_work_folder, "BEAT_SECONDS", 0.1)
+    # On a busy machine a beat may come late.
+    monkeypatch.setattr(bucket_work_folder, "STALE_SECONDS", 10_000.0)
+    monkeypatch.setattr(bucket_work_folder, "_LOOK_SECONDS", 0.05)
 
     def call(machine: str, max_outage_seconds: float = 20) -> BucketStore:
         bucket = Bucket(f"{bucket_url}/folder", max_outage_seconds, refusal=OutputError)
@@ -48,10 +49,10 @@ def view(bucket_environment: str, bucket_url: str) -> BucketView:
 @contextlib.contextmanager
 def asleep(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store that is locked by a run that does nothing any more, and has not ended."""
-    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 10_000.0)
-    monkeypatch.setattr(bucket_lock, "STALE_SECONDS", 0.2)
+    monkeypatch.setattr(bucket_work_folder, "BEAT_SECONDS", 10_000.0)
+    monkeypatch.setattr(bucket_work_folder, "STALE_SECONDS", 0.2)
     with store.lock(Listener()):
-        monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.1)
+        monkeypatch.setattr(bucket_work_folder, "BEAT_SECONDS", 0.1)
         yield
 
 
@@ -164,7 +165,7 @@ def test_a_scratch_folder_of_the_same_name_elsewhere_is_another_one(
         content = view.read(".fineweb-shards/lock.json")
     view.write(".fineweb-shards/lock.json", content)
     (tmp_path / "a").rename(tmp_path / "a on one machine")
-    monkeypatch.setattr(bucket_lock, "STALE_SECONDS", 0.2)
+    monkeypatch.setattr(bucket_work_folder, "STALE_SECONDS", 0.2)
     listener = Listener()
     with open_store("a").lock(listener):
         assert "is still at work" in str(listener.waits[0][1])
@@ -174,7 +175,7 @@ def test_a_lost_answer_to_a_beat_is_no_other_run(
     open_store: OpenStore, view: BucketView, door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock is renewed on, although the last beat was written and not answered for too long."""
-    monkeypatch.setattr(bucket_lock, "_LONGEST_BEAT_OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(bucket_work_folder, "_LONGEST_BEAT_OUTAGE_SECONDS", 0.0)
     listener = Listener()
     with open_store("a").lock(listener):
         door.faults.append(Fault("PUT", "lock.json", after=True, times=3))
@@ -201,20 +202,20 @@ def test_a_lock_that_is_never_given_is_asked_for_a_few_times(
 ) -> None:
     """A store may say again and again that somebody else has written it: that is told, and ends."""
     with open_store("a").lock(Listener()):
-        content = view.read(bucket_lock.OBJECT_NAME)
-    view.write(bucket_lock.OBJECT_NAME, content)
+        content = view.read(bucket_work_folder.OBJECT_NAME)
+    view.write(bucket_work_folder.OBJECT_NAME, content)
     store, listener = open_store("a"), Listener()
     write = Bucket.write
 
     def refuse(bucket: Bucket, name: str, data: bytes, *, replaces: object) -> object:
-        if name == bucket_lock.OBJECT_NAME:
+        if name == bucket_work_folder.OBJECT_NAME:
             raise ConflictError("somebody else has written it")
         return write(bucket, name, data, replaces=replaces)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Bucket, "write", refuse)
     with pytest.raises(LockedError, match="could not be taken in 10 tries") as caught, store.lock(listener):
         pytest.fail("it has the lock")
-    assert bucket_lock.OBJECT_NAME in caught.value.hint
+    assert bucket_work_folder.OBJECT_NAME in caught.value.hint
     waits = [reason for cause, reason in listener.waits if cause == "lock"]
     assert waits[0] == "another run was quicker to take the lock; try 2 of 10"
     assert waits[-1] is None
@@ -240,7 +241,7 @@ def test_a_beat_that_fails_is_told_and_the_next_one_comes(
     write = Bucket.write
 
     def fail_once(bucket: Bucket, name: str, data: bytes, *, replaces: object) -> object:
-        if name == bucket_lock.OBJECT_NAME and json.loads(data)["beats"] == 2:
+        if name == bucket_work_folder.OBJECT_NAME and json.loads(data)["beats"] == 2:
             failed.set()
             raise ZeroDivisionError("beat")
         return write(bucket, name, data, replaces=replaces)  # type: ignore[arg-type]
@@ -248,6 +249,6 @@ def test_a_beat_that_fails_is_told_and_the_next_one_comes(
     monkeypatch.setattr(Bucket, "write", fail_once)
     with open_store("a").lock(listener):
         assert failed.wait(60)
-        while json.loads(view.read(bucket_lock.OBJECT_NAME))["beats"] < 3:
+        while json.loads(view.read(bucket_work_folder.OBJECT_NAME))["beats"] < 3:
             threading.Event().wait(0.01)
     assert any("ZeroDivisionError: beat" in text for text in listener.texts("lock"))

@@ -12,7 +12,7 @@ import pytest
 from fineweb_shards.errors import LockedError, NetworkError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store import bucket_lock
+from fineweb_shards.store import bucket_work_folder
 from fineweb_shards.store.opening import open_store
 from tests.support import layout_reference, runs
 from tests.support.bucket_server import forget_everything
@@ -32,7 +32,7 @@ def out(second_endpoint: str, bucket_environment: str, monkeypatch: pytest.Monke
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "S3RVER")  # the only ones that s3rver knows; MiniStack takes any
     monkeypatch.setenv("AWS_ENDPOINT_URL", second_endpoint)
-    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(bucket_work_folder, "BEAT_SECONDS", 0.2)
     forget_everything(monkeypatch)
     name = f"bucket-{uuid.uuid4().hex[:12]}"
     boto3.client("s3").create_bucket(Bucket=name)

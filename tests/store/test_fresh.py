@@ -17,7 +17,7 @@ from fineweb_shards.run.build import build
 from fineweb_shards.store.cleanup import plan_deletion, start_over
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.watching.screen import Screen
 from tests.support import inline, reference, runs
 from tests.support.documents import make_documents
@@ -152,6 +152,23 @@ def test_a_shard_that_was_getting_its_name_goes_too(tmp_path: Path) -> None:
     third.write_bytes(b"precious")
     with pytest.raises(OutputError, match=third.name):
         plan_deletion(FolderStore(out), NANO)
+    third.write_bytes(whole)
+    start_over(FolderStore(out), NANO, print, yes=True)
+    assert sorted(path.name for path in out.iterdir()) == [WORK_FOLDER]
+
+
+def test_all_shards_that_were_getting_their_names_go_too(tmp_path: Path) -> None:
+    """A run names any number of small ones before it records them. If one of them is foreign, all stay."""
+    out = make_folder(tmp_path)
+    runs.forget_after(out, 2)
+    assert len(runs.shards_in(out)) > 4
+    third = out / "edufineweb_train_000002.npy"
+    whole = third.read_bytes()
+    third.write_bytes(b"precious")
+    before = everything_in(out)
+    with pytest.raises(OutputError, match=f"{third.name} is here"):
+        start_over(FolderStore(out), NANO, print, yes=True)
+    assert everything_in(out) == before
     third.write_bytes(whole)
     start_over(FolderStore(out), NANO, print, yes=True)
     assert sorted(path.name for path in out.iterdir()) == [WORK_FOLDER]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.run.build import build
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.watching.screen import Screen
 from tests.support import runs
 from tests.support.documents import make_documents

@@ -28,7 +28,7 @@ from fineweb_shards.store.manifest import (
     save_manifest,
 )
 from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 from tests.support import layout_reference, reference, runs
 from tests.support.layout_reference import Wanted

@@ -10,7 +10,7 @@ import pytest
 
 from fineweb_shards.errors import NetworkError
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store.mirrored_files import MirroredFiles
+from fineweb_shards.store.bucket_work_folder import MirroredFiles
 from tests.support.bucket_server import Door, Fault
 
 LOG = ".fineweb-shards/log.txt"

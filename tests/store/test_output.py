@@ -31,7 +31,7 @@ from fineweb_shards.store.shard_files import TokenWriter, seal_segment
 from fineweb_shards.store.store import OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.system.durable import WORK_FOLDER
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursor, Placement, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2

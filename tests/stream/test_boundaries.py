@@ -17,8 +17,7 @@ from fineweb_shards.executors.isolate_bad_document import digest_of, encode_one_
 from fineweb_shards.executors.local.worker import Outbox
 from fineweb_shards.executors.messages import Encoded
 from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.sources.parts import Parts
-from fineweb_shards.sources.source import open_source
+from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.stream.boundaries import Span, count_between, join_spans
 from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.texts import Texts

@@ -22,14 +22,14 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import QUARANTINE_NAME, report_problems
 from fineweb_shards.run.job import Job
-from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.manifest import FILE_NAME, load_manifest
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.stream.length_limits import LengthLimits, leave_out
 from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.stitcher import add_cursors, stitch
-from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.memory_guard import MemoryGuard
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Counts, Cursor, Cursors, EncodedBlock, Quarantined

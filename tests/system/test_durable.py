@@ -13,8 +13,8 @@ import pytest
 
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 from fineweb_shards.system import durable
-from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked, write_file
-from fineweb_shards.system.own_files import read_file
+from fineweb_shards.system.durable import FolderLock, is_locked, write_file
+from fineweb_shards.system.own_files import WORK_FOLDER, read_file
 from tests.support.doubles import FailingCall
 from tests.support.promises import Tries
 

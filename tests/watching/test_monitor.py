@@ -16,7 +16,8 @@ from fineweb_shards.report.facts import FILE_NAME as REPORT
 from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system import durable
-from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
+from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Cursor
 from fineweb_shards.watching import monitor as monitor_module
 from fineweb_shards.watching.heartbeat import WAITING, Heartbeat, Snapshot, current_invocation, load_heartbeat

@@ -20,7 +20,8 @@ from fineweb_shards.reading.statistics import complete_folder_statistics, load_f
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import render_page
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.system.durable import WORK_FOLDER, FolderLock
+from fineweb_shards.system.durable import FolderLock
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
 from fineweb_shards.watching.history import History, load_history

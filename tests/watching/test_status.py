@@ -23,7 +23,8 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import save_manifest
 from fineweb_shards.system import durable
-from fineweb_shards.system.durable import WORK_FOLDER, FolderLock, is_locked
+from fineweb_shards.system.durable import FolderLock, is_locked
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.shell_commands import program
 from fineweb_shards.watching import monitor
 from fineweb_shards.watching import monitor as start

@@ -35,7 +35,7 @@ from fineweb_shards.executors.messages import (
 from fineweb_shards.executors.prefetch import Prefetcher
 from fineweb_shards.executors.task import WorkOrder, WriteOrder
 from fineweb_shards.executors.worker_death import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
-from fineweb_shards.sources.parts import Parts
+from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.shard_files import TokenWriter
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.system.shared_memory import SharedBytes

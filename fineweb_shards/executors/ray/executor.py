@@ -68,8 +68,8 @@ from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.worker_death import Death
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
-from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
-from fineweb_shards.system.own_files import make_folder
+from fineweb_shards.system.durable import write_quickly
+from fineweb_shards.system.own_files import WORK_FOLDER, make_folder
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
 from fineweb_shards.units import show_number_of

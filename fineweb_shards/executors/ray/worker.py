@@ -51,9 +51,8 @@ from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.executors.worker_death import Death, DeathKind
 from fineweb_shards.storage.place import LOCAL
 from fineweb_shards.store.store import Segment
-from fineweb_shards.system.durable import WORK_FOLDER
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
-from fineweb_shards.system.own_files import make_folder, read_file, refuse_link
+from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, read_file, refuse_link
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, Tokens
 

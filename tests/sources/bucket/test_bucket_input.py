@@ -19,8 +19,7 @@ from fineweb_shards.formats import base
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import make_job
 from fineweb_shards.run.plan import make_plan
-from fineweb_shards.sources.changed_files import check_same_files
-from fineweb_shards.sources.files import files_to_json, find_files
+from fineweb_shards.sources.files import check_same_files, files_to_json, find_files
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.system.shell_commands import install_command

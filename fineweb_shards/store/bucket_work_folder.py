@@ -1,16 +1,24 @@
-"""Lock a folder of a bucket for one run: an object that is replaced every few seconds, by compare-and-set.
+"""The work folder of a bucket: the lock of a run, and copies of this machine's small files.
 
-An object store can't tell whether a process still lives. So a run that finds a lock waits: if the object is
-replaced meanwhile, its run is alive, and this one is refused. If not, for long enough, it is dead, and this
-run takes the lock over. A dead run of the same scratch folder is recognized at once, by that folder's lock.
+The lock is an object that is replaced every few seconds, by compare-and-set. An object store can't tell
+whether a process still lives. So a run that finds a lock waits: if the object is replaced meanwhile, its run
+is alive, and this one is refused. If not, for long enough, it is dead, and this run takes the lock over. A
+dead run of the same scratch folder is recognized at once, by that folder's lock.
 
 A run that was only asleep, and wakes up after another one has taken over, uploads nothing more, and its next
 manifest is refused, because it is not the one that it has read. Only what it was uploading may still arrive.
+
+With every beat of the lock, files that have changed are copied: heartbeat, log, history, report, tokenizer.
+None of them is a checkpoint. They are for `status` and `report` elsewhere, and for a run that is finished on
+another machine. A copy is fetched if somebody else has written it. Times don't tell: a file keeps growing
+while it is uploaded, and clocks differ. So a file beside the others notes which copies this folder has
+written or read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -18,6 +26,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -25,11 +34,12 @@ from fineweb_shards.errors import LockedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_errors import ConflictError
-from fineweb_shards.storage.bucket_requests import Version
+from fineweb_shards.storage.bucket_requests import PROBE_PREFIX, Version
+from fineweb_shards.storage.place import plain_etag
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.durable import LOCK_NAME, WORK_FOLDER, output_error, write_quickly
-from fineweb_shards.system.json_values import get, parse_object
-from fineweb_shards.system.own_files import read_file
+from fineweb_shards.system.durable import LOCK_NAME, is_lock_name, output_errors, write_quickly
+from fineweb_shards.system.json_values import expect, get, parse_object
+from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, read_file
 from fineweb_shards.units import show_seconds
 
 OBJECT_NAME = f"{WORK_FOLDER}/lock.json"
@@ -43,6 +53,8 @@ _LONGEST_BEAT_ANSWER_SECONDS = 10.0
 _LONGEST_END_SECONDS = 60.0
 _LONGEST_END_AFTER_ERROR_SECONDS = 4.0  # a Ctrl-C is not kept waiting for a network that is gone
 _SCRATCH_ID_NAME = f"{LOCK_NAME}.id"
+_NOTES_NAME = "copies.json"
+_LARGEST_BYTES = 64 * 2**20  # of a copy; a tokenizer's file has 20 MB at most
 
 
 class BucketLock:
@@ -91,7 +103,20 @@ class BucketLock:
                     text = f"another run was quicker to take the lock; try {number} of {_MOST_TRIES}"
                     self._observer.set_wait("lock", text)
                     time.sleep(_LOOK_SECONDS)
-                version = self._try_to_take()
+                found = self._bucket.read(OBJECT_NAME)
+                if found is not None:
+                    self.follows_dead_run = True
+                    # A run with the same scratch folder is dead: that folder is locked by this run.
+                    if _read_field(found[0], "scratch") != self._holder["scratch"]:
+                        found = self._wait_for_sign(*found)
+                try:
+                    version: Version | None = self._write(self._bucket, found[1] if found else None)
+                except ConflictError:
+                    continue
+                if not self._bucket.has_conditional_writes:
+                    # Another run may have looked before this one wrote, and written after it.
+                    time.sleep(_LOOK_SECONDS)
+                    version = self._find_own_version()
                 if version is not None:
                     return version
         finally:
@@ -103,25 +128,6 @@ class BucketLock:
             f"Wait for other runs. If there are none, delete {address.child(OBJECT_NAME)} and run the same "
             "command again.",
         )
-
-    def _try_to_take(self) -> Version | None:
-        """Take the lock if it is free, or that of a dead run; LockedError if its run is alive. None if
-        another run was quicker."""
-        found = self._bucket.read(OBJECT_NAME)
-        if found is not None:
-            self.follows_dead_run = True
-            if not self._is_of_this_scratch(found[0]):
-                found = self._wait_for_sign(*found)
-        try:
-            version = self._bucket.write(
-                OBJECT_NAME, self._content(), replaces=found[1] if found is not None else None
-            )
-        except ConflictError:
-            return None
-        if self._bucket.has_conditional_writes:
-            return version
-        time.sleep(_LOOK_SECONDS)  # another run may have looked before this one wrote, and written after it
-        return self._find_own_version()
 
     def _wait_for_sign(self, content: bytes, version: Version) -> tuple[bytes, Version] | None:
         """Wait until a lock has not been renewed for so long that its run must be dead, and return it; None
@@ -158,19 +164,14 @@ class BucketLock:
                 f"{show_seconds(STALE_SECONDS)}."
             )
 
-    def _is_of_this_scratch(self, content: bytes) -> bool:
-        """Return whether a lock is that of a run with the same scratch folder, which is dead: that folder is
-        locked by this run."""
-        return _read_field(content, "scratch") == self._holder["scratch"]
-
     def _find_own_version(self) -> Version | None:
-        """Return the version of the lock if it is this run's; None if it is another's, or gone."""
         found = self._bucket.read(OBJECT_NAME)
         return found[1] if found is not None and _read_field(found[0], "run") == self.run_id else None
 
-    def _content(self) -> bytes:
+    def _write(self, bucket: Bucket, replaces: Version | None) -> Version:
         self._beats += 1
-        return json.dumps({**self._holder, "beats": self._beats, "written": time.time()}).encode()
+        content = {**self._holder, "beats": self._beats, "written": time.time()}
+        return bucket.write(OBJECT_NAME, json.dumps(content).encode(), replaces=replaces)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
@@ -190,7 +191,7 @@ class BucketLock:
         """Replace the lock, unless it is another run's by now."""
         with self._turn:
             try:
-                self._version = bucket.write(OBJECT_NAME, self._content(), replaces=self._version)
+                self._version = self._write(bucket, self._version)
             except ConflictError:  # or a beat was written, and its answer was lost
                 self._version = self._find_own_version()
             self._lost = self._version is None
@@ -198,15 +199,15 @@ class BucketLock:
 
     def _end(self) -> None:
         """Copy the small files for the last time, and remove the lock."""
-        self._thread.join()
-        if self._lost:
-            return
-        self._attempt(lambda: self._on_beat(self._hasty_bucket))
-        self._attempt(self._release)
 
-    def _release(self) -> None:
-        if self._find_own_version() is not None:
-            self._hasty_bucket.delete([OBJECT_NAME])
+        def release() -> None:
+            if self._find_own_version() is not None:
+                self._hasty_bucket.delete([OBJECT_NAME])
+
+        self._thread.join()
+        if not self._lost:
+            self._attempt(lambda: self._on_beat(self._hasty_bucket))
+            self._attempt(release)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Do what the run does not depend on; report a failure instead of raising it."""
@@ -221,13 +222,11 @@ def _read_scratch_id(scratch: Path) -> str:
     """Return what tells this scratch folder from all others, also from one of the same name on a machine of
     the same name: a random number that is kept in it. The caller must have the folder locked."""
     path = scratch / WORK_FOLDER / _SCRATCH_ID_NAME
-    try:
+    with output_errors(path):
         with contextlib.suppress(FileNotFoundError, ValueError):
             return read_file(path).decode("ascii")
         number = secrets.token_hex(16)
         write_quickly(path, number.encode())
-    except OSError as error:
-        raise output_error(path, error) from error
     return number
 
 
@@ -252,3 +251,90 @@ def _describe(content: bytes) -> str:
         return f"process {get(holder, 'process', int)} on {get(holder, 'machine', str)}, last sign {age} ago"
     except ValueError:
         return "an unknown one"
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What this folder knows of a copy: its ETag, and the hashes of what it may hold. There are several after
+    uploads that were not answered: any of them may have been done."""
+
+    etag: str = ""
+    sha256: tuple[str, ...] = ()
+
+
+class MirroredFiles:
+    """The files directly in a work folder, and those of a bucket's."""
+
+    def __init__(self, bucket: Bucket, folder: Path) -> None:
+        self._bucket = bucket
+        self._folder = folder
+        self._known: dict[str, tuple[int, int]] = {}  # state of files that are the same in both
+        self._copies: dict[str, _Copy] = {}
+
+    def pull(self) -> None:
+        """Copy files from the bucket that somebody else has written, or that are missing here."""
+        try:
+            notes = parse_object(read_file(self._folder / _NOTES_NAME))
+            copies = {name: expect(name, note, dict) for name, note in notes.items()}
+            self._copies = {
+                name: _Copy(get(note, "etag", str), tuple(get(note, "sha256", list)))
+                for name, note in copies.items()
+            }
+        except (OSError, ValueError):  # missing or damaged
+            self._copies = {}
+        for info in self._bucket.list_folder(WORK_FOLDER):
+            path = self._folder / info.name.rpartition("/")[2]
+            if not _is_mirrored(path.name) or info.size_bytes > _LARGEST_BYTES:
+                continue
+            known = self._copies.get(path.name, _Copy())
+            if is_plain_file(path) and info.etag != "" and info.etag == known.etag:
+                continue
+            found = self._bucket.read(info.name, _LARGEST_BYTES)
+            if found is None:
+                continue
+            data, version = found
+            digest = hashlib.sha256(data).hexdigest()
+            if not is_plain_file(path) or digest not in known.sha256:
+                write_quickly(path, data)
+                self._known[path.name] = _state_of(path)
+            self._note(path.name, _Copy(plain_etag(version.etag), (digest,)))
+
+    def remove(self) -> None:
+        """Remove the copies in the bucket."""
+        names = [info.name for info in self._bucket.list_folder(WORK_FOLDER)]
+        self._bucket.delete([name for name in names if _is_mirrored(name.rpartition("/")[2])])
+        self._known.clear()
+        self._copies.clear()
+
+    def push(self, bucket: Bucket) -> None:
+        """Copy files that have changed into the bucket, which may wait less long for it than ours."""
+        for path in sorted(self._folder.iterdir()):
+            if not _is_mirrored(path.name) or not is_plain_file(path):
+                continue
+            state = _state_of(path)
+            if self._known.get(path.name) == state or state[1] > _LARGEST_BYTES:
+                continue
+            data = read_file(path, _LARGEST_BYTES)
+            digest = hashlib.sha256(data).hexdigest()
+            before = self._copies.get(path.name, _Copy())
+            # Before it is sent: the answer may never come.
+            self._note(path.name, _Copy(before.etag, (*before.sha256, digest)))
+            version = bucket.overwrite(f"{WORK_FOLDER}/{path.name}", data)
+            self._note(path.name, _Copy(plain_etag(version.etag), (digest,)))
+            self._known[path.name] = state
+
+    def _note(self, name: str, copy: _Copy) -> None:
+        self._copies[name] = copy
+        text = json.dumps({name: asdict(one) for name, one in self._copies.items()})
+        with contextlib.suppress(OSError):  # a full disk: then a copy is fetched that need not be
+            write_quickly(self._folder / _NOTES_NAME, text.encode())
+
+
+def _is_mirrored(name: str) -> bool:
+    is_probe = f"{WORK_FOLDER}/{name}".startswith(PROBE_PREFIX)
+    return not (is_probe or is_lock_name(name) or name == _NOTES_NAME or name.endswith(".tmp"))
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    state = path.stat()
+    return state.st_mtime_ns, state.st_size
