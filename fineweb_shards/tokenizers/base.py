@@ -36,10 +36,6 @@ class JoinedIds:
         end = self.positions[i + 1] if i + 1 < len(self.positions) else len(self.ids)
         return self.ids[self.positions[i] + 1 : end]
 
-    def split(self) -> list[Tokens]:
-        """Return the ids of each text."""
-        return [self.of_text(i) for i in range(len(self.positions))]
-
 
 def join_ids(texts: list[Tokens]) -> Iterator[JoinedIds]:
     """Join the ids of texts, some texts at a time."""

@@ -18,24 +18,21 @@ from fineweb_shards.system.durable import output_error, write_file
 from fineweb_shards.system.own_files import is_plain_file, make_folder, read_file
 from fineweb_shards.system.standard_streams import without_errors_on_screen
 from fineweb_shards.tokenizers.base import is_failure
-from fineweb_shards.tokenizers.builtin_vocabularies import find_builtin
-from fineweb_shards.tokenizers.patterns import PATTERNS, get_pattern, resolve_pattern
+from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS, PATTERNS, get_pattern, resolve_pattern
 from fineweb_shards.tokenizers.references import require_reference
-from fineweb_shards.tokenizers.tokenizer_json import is_byte_level, pre_tokenizers
 from fineweb_shards.tokenizers.vocabulary_files import (
     FILE_NAMES,
     MOST_BYTES,
     MOST_IDS,
     format_ranks,
-    has_definition,
+    is_byte_level,
     load_definition,
     looks_like_ranks,
     parse_ranks,
+    pre_tokenizers,
 )
 from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
 
-_PICKLE = b"\x80"
-_PROTOBUF = b"\n"  # the first field of a SentencePiece model, its pieces
 # What makes a rank file of a pickled tiktoken.Encoding, such as nanochat's. Only its owner can trust it.
 _CONVERT = """It is a pickle, which can run any program when it is loaded, so it is not. If you trust it:
     import base64, pickle; e = pickle.load(open("tokenizer.pkl", "rb")); r = e._mergeable_ranks
@@ -69,7 +66,7 @@ def read_definition(data: bytes, name: str, *, pattern: str, eot: str) -> Defini
         raise UsageError(
             f"--pattern {pattern}: {name} is no rank file, and has its own pattern.", "Leave --pattern out."
         )
-    if data[:1] == _PICKLE:
+    if data[:1] == b"\x80":
         raise UsageError(f"{name}: a pickled tokenizer is not read.", _CONVERT)
     if data.lstrip()[:1] == b"{":
         return _read_json(data, name, eot)
@@ -78,7 +75,8 @@ def read_definition(data: bytes, name: str, *, pattern: str, eot: str) -> Defini
 
 def copy_definition(vocabulary: Vocabulary, folder: Path) -> None:
     """Copy a tokenizer's file into another folder, if there is one."""
-    if vocabulary != GPT2 and has_definition(vocabulary):
+    path = Path(vocabulary.folder, FILE_NAMES[vocabulary.reference])
+    if vocabulary != GPT2 and vocabulary.folder and is_plain_file(path):
         _save(vocabulary, load_definition(vocabulary), folder)
 
 
@@ -105,24 +103,22 @@ def _read_ranks(data: bytes, name: str, pattern: str, eot: str) -> Definition:
     ranks = parse_ranks(data, name)
     data = format_ranks(ranks)
     sha256 = hashlib.sha256(data).hexdigest()
-    known = find_builtin(sha256)
+    known_name, known = next(
+        ((one, builtin) for one, builtin in BUILTINS.items() if builtin.sha256 == sha256), (name, None)
+    )
     if not pattern and known is None:
         raise UsageError(
             f"{name}: a rank file does not say by which pattern text is cut into pieces.",
             f"Give it with --pattern: {', '.join(PATTERNS)}, or a regular expression.",
         )
-    pattern = resolve_pattern(pattern) if pattern else known[1].pattern if known else ""
-    special = known[1].special_tokens if known else {}
-    name = known[0] if known else name
+    pattern = resolve_pattern(pattern or (known.pattern if known else ""))
+    special = known.special_tokens if known else {}
     texts = {rank: token.decode("utf-8", "backslashreplace") for token, rank in ranks.items()}
-    number = choose_eot(eot, special, texts, name)
+    number = choose_eot(eot, special, texts, known_name)
     size = 1 + max(*ranks.values(), *special.values(), number)
-    vocabulary = Vocabulary(
-        name, sha256, size, number, pattern=pattern, cut_rule=get_pattern(pattern).cut_rule
-    )
-    if vocabulary == GPT2:
-        return GPT2_DEFINITION
-    return Definition(vocabulary, data, special)
+    cut_rule = get_pattern(pattern).cut_rule
+    vocabulary = Vocabulary(known_name, sha256, size, number, pattern=pattern, cut_rule=cut_rule)
+    return GPT2_DEFINITION if vocabulary == GPT2 else Definition(vocabulary, data, special)
 
 
 def _read_json(data: bytes, name: str, eot: str) -> Definition:
@@ -174,7 +170,7 @@ def _read_json(data: bytes, name: str, eot: str) -> Definition:
 
 
 def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition:
-    if data[:1] != _PROTOBUF:
+    if data[:1] != b"\n":  # the first field of the model, its pieces
         raise _unknown(name)
     require_reference("sentencepiece", name)
     import sentencepiece
@@ -215,9 +211,15 @@ def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:
 
 
 # What tokenizers call the token for the end of a text. One that has exactly one of them leaves no doubt.
-_USUAL_NAMES = frozenset(
-    ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<EOT>", "<｜end▁of▁sentence｜>")
-)
+_USUAL_NAMES = {
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<EOT>",
+    "<｜end▁of▁sentence｜>",
+}
 _MOST_LISTED = 12
 
 

@@ -13,20 +13,17 @@ import numpy as np
 
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Engine, Ids, Reference
-from fineweb_shards.tokenizers.patterns import PATTERNS
+from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
 from fineweb_shards.tokenizers.references import make_reference
-from fineweb_shards.tokenizers.tokenizer_json import ranks_to_json
 from fineweb_shards.tokenizers.unicode_differences import UnicodeDifferences
 from fineweb_shards.tokenizers.vocabulary_files import (
     find_engine_file,
     is_gpt2_text,
     load_gpt2_merges,
     load_gpt2_ranks,
+    ranks_to_json,
 )
 from fineweb_shards.vocabulary import Vocabulary
-
-# With patterns that it does not know by their spelling, it takes this for white space, which it once was.
-_MISTAKEN = "\u180e"
 
 
 class FastokensEngine(Engine):
@@ -36,7 +33,8 @@ class FastokensEngine(Engine):
 
     def __init__(self, vocabulary: Vocabulary | None = None, mistaken: str = "") -> None:
         super().__init__(vocabulary, mistaken)
-        self._differences = UnicodeDifferences(mistaken + _MISTAKEN)
+        # It takes U+180E for white space, which it once was, with patterns that it does not know by spelling.
+        self._differences = UnicodeDifferences(mistaken + "\u180e")
         # One thread per process: there is a worker process for each core. Rayon reads this variable once,
         # when its thread pool starts, which is after this line in every process of a run.
         os.environ["RAYON_NUM_THREADS"] = "1"

@@ -61,7 +61,9 @@ class GigatokenEngine(Engine):
             return BPETokenizer.from_tiktoken(str(path), "gpt2", {BOUNDARY: self.vocabulary.size})
 
     def encode(self, texts: Texts) -> list[Ids]:
-        return [ids for joined in self.encode_joined(texts) for ids in joined.split()]
+        return [
+            joined.of_text(i) for joined in self.encode_joined(texts) for i in range(len(joined.positions))
+        ]
 
     def encode_joined(self, texts: Texts) -> Iterator[JoinedIds]:
         if not self._knows_boundary:

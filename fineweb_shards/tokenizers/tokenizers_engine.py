@@ -12,8 +12,7 @@ import numpy as np
 
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.base import Ids, Reference
-from fineweb_shards.tokenizers.tokenizer_json import byte_letters
-from fineweb_shards.tokenizers.vocabulary_files import load_definition
+from fineweb_shards.tokenizers.vocabulary_files import byte_letters, load_definition
 
 if TYPE_CHECKING:
     import tokenizers
@@ -33,30 +32,26 @@ class TokenizersEngine(Reference):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker process for each core
         import tokenizers
 
-        tokenizer = tokenizers.Tokenizer.from_str(self._definition.decode())
+        tokenizer = tokenizers.Tokenizer.from_str(load_definition(self.vocabulary).decode())
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True  # their names in a text are ordinary text
         return tokenizer
-
-    @property
-    def _definition(self) -> bytes:
-        return load_definition(self.vocabulary)
 
     def encode_text(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode(self, texts: Texts) -> list[Ids]:
-        return [ids for part in texts.parts(_CALL_BYTES) for ids in self._encode_part(part)]
-
-    def _encode_part(self, texts: list[str]) -> list[Ids]:
-        # Without the offsets of tokens in the text, which nobody asks for.
-        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(one.ids, np.uint32) for one in encoded]
+        ids: list[Ids] = []
+        for part in texts.parts(_CALL_BYTES):
+            # Without the offsets of tokens in the text, which nobody asks for.
+            encoded = self.tokenizer.encode_batch_fast(part, add_special_tokens=False)
+            ids += [np.array(one.ids, np.uint32) for one in encoded]
+        return ids
 
     def load_token_bytes(self) -> tuple[bytes, ...]:
-        definition = json.loads(self._definition)
+        definition = json.loads(load_definition(self.vocabulary))
         special = {token["id"] for token in definition.get("added_tokens") or [] if token["special"]}
         spell = _spell_bytes if "ByteLevel" in _types_in(definition.get("decoder")) else _spell_text
         tokens = [b""] * self.vocabulary.size
