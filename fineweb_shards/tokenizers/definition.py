@@ -226,35 +226,29 @@ _MOST_LISTED = 12
 def choose_eot(wanted: str, special: Mapping[str, int], texts: Mapping[int, str], name: str) -> int:
     """Return the id of EOT in the tokenizer `name`: the one that is `wanted`, by name or id, or if nothing is
     wanted the only usual one. `special` are its special tokens, `texts` those that stand for text."""
-    if not wanted:
-        usual = [number for token, number in special.items() if token in _USUAL_NAMES and number not in texts]
-        if len(usual) == 1:
-            return usual[0]
-        raise UsageError(f"{name}: it is not obvious which token ends a document.", _list(special, texts))
-    if wanted in special and special[wanted] not in texts:
-        return special[wanted]
-    if not wanted.isdecimal():
-        raise UsageError(f"--eot {wanted}: {name} has no special token of this name.", _list(special, texts))
-    number = int(wanted)
-    if number in texts:
-        raise UsageError(
-            f"--eot {wanted}: in {name} this id stands for the text {texts[number][:40]!r}.",
-            _list(special, texts),
-        )
+    free = {token: number for token, number in special.items() if number not in texts}
+    usual = [number for token, number in free.items() if token in _USUAL_NAMES]
     highest = max([*texts, *special.values()])
-    if number > 2 * highest + 1000:
+    if not wanted and len(usual) == 1:
+        return usual[0]
+    if wanted in free:
+        return free[wanted]
+    if not wanted:
+        problem = f"{name}: it is not obvious which token ends a document."
+    elif not wanted.isdecimal():
+        problem = f"--eot {wanted}: {name} has no special token of this name."
+    elif int(wanted) in texts:
+        problem = f"--eot {wanted}: in {name} this id stands for the text {texts[int(wanted)][:40]!r}."
+    elif int(wanted) > 2 * highest + 1000:
         raise UsageError(
             f"--eot {wanted}: the ids of {name} end at {highest:,}.",
             f"{highest + 1} is the next one that is free.",
         )
-    return number
-
-
-def _list(special: Mapping[str, int], texts: Mapping[int, str]) -> str:
-    """Return a hint with the special tokens there are."""
-    if not special:
-        free = max(texts) + 1
-        return f"Name one with --eot ID. The ids of its tokens end at {free - 1}, so {free} is free."
+    else:
+        return int(wanted)
     listed = [f"{token} ({number})" for token, number in sorted(special.items(), key=lambda one: one[1])]
     more = f" and {len(listed) - _MOST_LISTED:,} more" if len(listed) > _MOST_LISTED else ""
-    return f"Name one with --eot NAME or --eot ID: {', '.join(listed[:_MOST_LISTED])}{more}."
+    hint = f"Name one with --eot NAME or --eot ID: {', '.join(listed[:_MOST_LISTED])}{more}."
+    if not special:
+        hint = f"Name one with --eot ID. The ids of its tokens end at {highest}, so {highest + 1} is free."
+    raise UsageError(problem, hint)

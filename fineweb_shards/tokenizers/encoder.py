@@ -65,13 +65,11 @@ def make_mender(vocabulary: Vocabulary) -> SeamMender:
     """Return the SeamMender of this process; threads may share it, because nothing in it changes."""
     reference = make_reference(vocabulary)
     encoder = Encoder(reference, reference, eot_first=True, seed=0)
-
-    def encode(text: str) -> list[int]:
-        # With an Encoder, because a window may grow to a length on which tiktoken alone panics.
-        ids: list[int] = encoder.encode_documents(Texts.from_strings([text]))[0].tolist()
-        return ids
-
-    return SeamMender(encode, load_token_bytes(vocabulary).token_bytes)
+    # With an Encoder, because a window may grow to a length on which tiktoken alone panics.
+    return SeamMender(
+        lambda text: encoder.encode_documents(Texts.from_strings([text]))[0].tolist(),
+        load_token_bytes(vocabulary).token_bytes,
+    )
 
 
 class UnencodableError(Exception):
@@ -83,10 +81,8 @@ class Encoder:
 
     def __init__(self, engine: Engine, reference: Reference, *, eot_first: bool, seed: int) -> None:
         self.vocabulary = reference.vocabulary
-        self._engine = engine
-        self._reference = reference
-        self._eot_first = eot_first
-        self._seed = seed
+        self._engine, self._reference = engine, reference
+        self._eot_first, self._seed = eot_first, seed
 
     @cached_property
     def fallback(self) -> Encoder | None:

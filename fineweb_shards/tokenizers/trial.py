@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import pickle
 import random
 import subprocess
@@ -22,27 +21,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fineweb_shards.errors import ExactnessError, InputError, ShardError, UsageError, WorkerError
-from fineweb_shards.system.durable import write_file
-from fineweb_shards.system.own_files import is_plain_file
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import ENGINES, FAST_ENGINES, resolve_engine
 from fineweb_shards.tokenizers.base import Engine, Ids, Reference, is_failure
-from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS, get_pattern
-from fineweb_shards.tokenizers.gigatoken_engine import BOUNDARY
+from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
 from fineweb_shards.tokenizers.references import REFERENCES, load_token_bytes, make_reference
 from fineweb_shards.tokenizers.unicode_differences import agreed_characters
-from fineweb_shards.tokenizers.vocabulary_files import (
-    ENGINE_FILES,
-    engine_file,
-    is_byte_level,
-    is_gpt2_text,
-    list_merges,
-    load_definition,
-    load_ranks,
-    ranks_to_json,
-    special_token,
-    without_special_tokens,
-)
+from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text, prepare_engine_file
 from fineweb_shards.vocabulary import Vocabulary
 
 # What `digest_tokens` returns for tiktoken's tokens of `hostile_strings` in GPT-2; a test compares them.
@@ -117,13 +102,14 @@ def try_engines(
 ) -> Trial:
     """Return the engine called `wanted`, or for `auto` the fastest; UsageError if it can't encode with this
     vocabulary, whose files are saved. The names of its special and other added tokens are tried as text."""
+    engine = resolve_engine(wanted)
+    if wanted in REFERENCES and wanted != vocabulary.reference:
+        raise UsageError(
+            f"--engine {wanted}: the reference for {vocabulary.name} is {vocabulary.reference}.",
+            f"Use --engine auto, or --engine {vocabulary.reference}.",
+        )
     if is_gpt2_text(vocabulary):
-        engine = resolve_engine(wanted)
-        if issubclass(engine, Reference) and engine.name != vocabulary.reference:
-            raise _wrong_reference(wanted, vocabulary)
         return Trial(engine, GPT2_SHA256)
-    if wanted != "auto":
-        resolve_engine(wanted)
     names = tuple(special_tokens), tuple(added_tokens)
     # Twice: what killed the first process, such as a moment without memory, may be over.
     found = _try_in_process(wanted, vocabulary, *names)
@@ -176,10 +162,8 @@ def _try_here(
         reference = make_reference(vocabulary)
         check_reference(reference, special_tokens)
         expected = digest_tokens(reference.encode(Texts.from_strings(hostile_strings())))
-    except ShardError:
-        raise
     except BaseException as error:
-        if not is_failure(error):
+        if isinstance(error, ShardError) or not is_failure(error):
             raise
         raise InputError(
             f"{vocabulary.name}: {vocabulary.reference} fails on ordinary texts with it ({_shorten(error)}).",
@@ -187,8 +171,6 @@ def _try_here(
             "Or use another tokenizer.",
         ) from error
     if wanted in REFERENCES:
-        if wanted != vocabulary.reference:
-            raise _wrong_reference(wanted, vocabulary)
         return Trial(type(reference), expected)
     refusals: list[str] = []
     if vocabulary.reference != "sentencepiece":  # no other engine claims to read its models exactly
@@ -233,13 +215,6 @@ def _try_engine(engine: type[Engine], reference: Reference, names: Iterable[str]
 
 def _shorten(error: BaseException) -> str:
     return " ".join(str(error).split())[:120]
-
-
-def _wrong_reference(wanted: str, vocabulary: Vocabulary) -> UsageError:
-    return UsageError(
-        f"--engine {wanted}: the reference for {vocabulary.name} is {vocabulary.reference}.",
-        f"Use --engine auto, or --engine {vocabulary.reference}.",
-    )
 
 
 def check_reference(reference: Reference, special_tokens: Iterable[str]) -> None:
@@ -298,24 +273,6 @@ def _agree(encode: Encode, reference: Reference, blocks: list[list[str]]) -> lis
     texts = Texts.from_strings(lines)
     pairs = zip(encode(texts), reference.encode(texts), strict=True)
     return [found.tolist() == expected.tolist() for found, expected in pairs]
-
-
-def prepare_engine_file(vocabulary: Vocabulary) -> None:
-    """Make the engine file beside the vocabulary's own, unless it is there from an earlier run."""
-    path = engine_file(vocabulary)
-    if is_plain_file(path):
-        return
-    boundary = [special_token(BOUNDARY, vocabulary.size)]
-    if vocabulary.reference == "tiktoken":
-        ranks = load_ranks(vocabulary)
-        text = ranks_to_json(ranks, list_merges(ranks), get_pattern(vocabulary.pattern), boundary)
-    else:
-        tokenizer = json.loads(load_definition(vocabulary))
-        text = without_special_tokens(tokenizer, boundary if is_byte_level(tokenizer) else [])
-    write_file(path, text.encode(), path.parent)
-    for other in path.parent.glob(ENGINE_FILES):
-        if other != path:
-            other.unlink()
 
 
 def _answer() -> None:

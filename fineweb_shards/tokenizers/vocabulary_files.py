@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import InputError, ShardError, UsageError
+from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import is_plain_file, read_file
-from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS, Pattern
+from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS, Pattern, get_pattern
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 Ranks = dict[bytes, int]
@@ -42,6 +43,9 @@ FILE_NAMES = {
     "sentencepiece": "tokenizer.model",
 }
 ENGINE_FILES = "engine-*.json"
+# What gigatoken is given between texts. It has no end that is also its beginning, so it is found nowhere but
+# where it was put.
+BOUNDARY = "\u0091fineweb-shards: a text ends here\u0092"
 MOST_BYTES = 256 * 2**20  # a tokenizer's file has 35 MB at most, so far
 _ENGINE_FILE_VERSION = 1  # to be raised when it is made in another way
 _AGAIN = "The file is damaged or incomplete: fetch it again, or export it again from its tokenizer."
@@ -77,8 +81,7 @@ def parse_ranks(data: bytes, name: str) -> Ranks:
 
 def format_ranks(ranks: Ranks) -> bytes:
     """Return the lines of a rank file, in the order of the ranks. The published files are exactly that."""
-    lines = (b2a_base64(token, newline=False) + b" %d\n" % rank for token, rank in sort_ranks(ranks))
-    return b"".join(lines)
+    return b"".join(b2a_base64(token, newline=False) + b" %d\n" % rank for token, rank in sort_ranks(ranks))
 
 
 def sort_ranks(ranks: Ranks) -> list[tuple[bytes, int]]:
@@ -210,42 +213,41 @@ def ranks_to_json(ranks: Ranks, merges: Merges, pattern: Pattern, added: list[di
     split = {"type": "Split", "pattern": {"Regex": pattern.spelling}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": is_gpt2}
     sequence = {"type": "Sequence", "pretokenizers": [split, byte_level]}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "added_tokens": added,
-            "normalizer": None,
-            "pre_tokenizer": byte_level if is_gpt2 else sequence,
-            "post_processor": None,
-            "decoder": {"type": "ByteLevel"},
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": "",
-                "end_of_word_suffix": "",
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": True,  # tiktoken looks a whole piece up first
-                "vocab": {spell(token): rank for token, rank in ranks.items()},
-                "merges": [[spell(left), spell(right)] for left, right in merges],
-            },
-        }
-    )
+    unset = {"dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    flags = {
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": True,
+    }  # tiktoken looks a whole piece up
+    vocab = {spell(token): rank for token, rank in ranks.items()}
+    pairs = [[spell(left), spell(right)] for left, right in merges]
+    model = {"type": "BPE", **unset, **flags, "vocab": vocab, "merges": pairs}
+    before = {"version": "1.0", "added_tokens": added, "normalizer": None}
+    after = {"post_processor": None, "decoder": {"type": "ByteLevel"}, "model": model}
+    return json.dumps({**before, "pre_tokenizer": byte_level if is_gpt2 else sequence, **after})
 
 
-def without_special_tokens(tokenizer: dict[str, Any], added: list[dict[str, Any]]) -> str:
-    """Return a `tokenizer.json` with `added` tokens in place of its special ones, and nothing that shortens
-    or pads a text."""
-    kept = [token for token in tokenizer.get("added_tokens", []) if not token["special"]]
-    changes = {"added_tokens": kept + added, "truncation": None, "padding": None, "post_processor": None}
-    return json.dumps(tokenizer | changes)
-
-
-def special_token(content: str, number: int) -> dict[str, Any]:
-    """Return an entry of `added_tokens`."""
+def prepare_engine_file(vocabulary: Vocabulary) -> None:
+    """Make the engine file beside the vocabulary's own, unless it is there from an earlier run: with the
+    boundary as its only special token, and nothing that shortens or pads a text."""
+    path = engine_file(vocabulary)
+    if is_plain_file(path):
+        return
     no = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": number, "content": content, **no, "special": True}
+    boundary = [{"id": vocabulary.size, "content": BOUNDARY, **no, "special": True}]
+    if vocabulary.reference == "tiktoken":
+        ranks = load_ranks(vocabulary)
+        text = ranks_to_json(ranks, list_merges(ranks), get_pattern(vocabulary.pattern), boundary)
+    else:
+        tokenizer = json.loads(load_definition(vocabulary))
+        added = [token for token in tokenizer.get("added_tokens", []) if not token["special"]]
+        added += boundary if is_byte_level(tokenizer) else []
+        changes = {"added_tokens": added, "truncation": None, "padding": None, "post_processor": None}
+        text = json.dumps(tokenizer | changes)
+    write_file(path, text.encode(), path.parent)
+    for other in path.parent.glob(ENGINE_FILES):
+        if other != path:
+            other.unlink()
 
 
 def byte_letters() -> dict[int, str]:
