@@ -229,9 +229,10 @@ class RowOrder(Order):
         epoch, number = key
         known = self._shards.known
         # Begin to fetch the shard that comes after this one in the epoch.
-        turn = 1 + (number if self._turns is None else self._turns.index(number))
-        if turn < (len(known) if self._turns is None else len(self._turns)):
-            known[self._shard(turn)].fetch_ahead()
+        turns = range(len(known)) if self._turns is None else self._turns
+        following = turns.index(number) + 1
+        if following < len(turns):
+            known[turns[following]].fetch_ahead()
         generator = np.random.default_rng([self._settings.seed or 0, epoch, number])
         stream, boundaries = self._arrange(known[number], generator)
         if self._settings.align:

@@ -66,8 +66,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fineweb_shards.errors import ExactnessError
-from fineweb_shards.texts import TextBuffer, Texts
-from fineweb_shards.tokenizers.base import Ids
+from fineweb_shards.texts import Ids, TextBuffer, Texts
 from fineweb_shards.vocabulary import CutRule
 
 WHITE_SPACE = frozenset(

@@ -70,7 +70,14 @@ def read_definition(data: bytes, name: str, *, pattern: str, eot: str) -> Defini
         raise UsageError(f"{name}: a pickled tokenizer is not read.", _CONVERT)
     if data.lstrip()[:1] == b"{":
         return _read_json(data, name, eot)
-    return _read_sentencepiece(data, name, eot)
+    # The first field of a SentencePiece model are its pieces.
+    definition = _read_sentencepiece(data, name, eot) if data[:1] == b"\n" else None
+    if definition is None:
+        raise InputError(
+            f"{name}: it is no tokenizer that is known here.",
+            "Rank files (.tiktoken), Hugging Face's tokenizer.json and SentencePiece's .model are.",
+        )
+    return definition
 
 
 def copy_definition(vocabulary: Vocabulary, folder: Path) -> None:
@@ -169,30 +176,21 @@ def _read_json(data: bytes, name: str, eot: str) -> Definition:
     return Definition(vocabulary, data, special, others)
 
 
-def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition:
-    if data[:1] != b"\n":  # the first field of the model, its pieces
-        raise _unknown(name)
+def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition | None:
     require_reference("sentencepiece", name)
     import sentencepiece
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=data)
         pieces = range(processor.vocab_size())
-    except (RuntimeError, TypeError) as error:
-        raise _unknown(name) from error
+    except (RuntimeError, TypeError):
+        return None
     special = {processor.id_to_piece(i): i for i in pieces if processor.is_control(i)}
     texts = {i: processor.id_to_piece(i) for i in pieces if not processor.is_control(i)}
     number = choose_eot(eot, special, texts, name)
     size = max(processor.vocab_size(), number + 1)
     vocabulary = Vocabulary(name, hashlib.sha256(data).hexdigest(), size, number, "", "sentencepiece")
     return Definition(vocabulary, data, special)
-
-
-def _unknown(name: str) -> InputError:
-    return InputError(
-        f"{name}: it is no tokenizer that is known here.",
-        "Rank files (.tiktoken), Hugging Face's tokenizer.json and SentencePiece's .model are.",
-    )
 
 
 def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:

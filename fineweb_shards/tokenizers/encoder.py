@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import ExactnessError
-from fineweb_shards.texts import Texts, TokenLists
-from fineweb_shards.tokenizers.base import Engine, Ids, JoinedIds, Reference, is_failure, join_ids
+from fineweb_shards.texts import Ids, Texts, TokenLists
+from fineweb_shards.tokenizers.base import Engine, JoinedIds, Reference, is_failure, join_ids
 from fineweb_shards.tokenizers.cuts import (
     CONTEXT_BYTES,
     LONGEST_UNCUT_BYTES,

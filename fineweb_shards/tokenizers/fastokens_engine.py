@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Engine, Ids
+from fineweb_shards.texts import Ids, Texts
+from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.unicode_differences import UnicodeDifferences

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fineweb_shards.system.machine import own_memory_bytes
-from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Engine, Ids, JoinedIds, join_ids
+from fineweb_shards.texts import Ids, Texts
+from fineweb_shards.tokenizers.base import Engine, JoinedIds, join_ids
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.unicode_differences import UnicodeDifferences
 from fineweb_shards.tokenizers.vocabulary_files import (

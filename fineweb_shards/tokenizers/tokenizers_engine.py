@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Ids, Reference
+from fineweb_shards.texts import Ids, Texts
+from fineweb_shards.tokenizers.base import Reference
 from fineweb_shards.tokenizers.vocabulary_files import byte_letters, load_definition
 
 if TYPE_CHECKING:

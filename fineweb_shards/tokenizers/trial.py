@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fineweb_shards.errors import ExactnessError, InputError, ShardError, UsageError, WorkerError
-from fineweb_shards.texts import Texts
+from fineweb_shards.texts import Ids, Texts
 from fineweb_shards.tokenizers import ENGINES, FAST_ENGINES, resolve_engine
-from fineweb_shards.tokenizers.base import Engine, Ids, Reference, is_failure
+from fineweb_shards.tokenizers.base import Engine, Reference, is_failure
 from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
 from fineweb_shards.tokenizers.references import REFERENCES, load_token_bytes, make_reference
 from fineweb_shards.tokenizers.unicode_differences import agreed_characters

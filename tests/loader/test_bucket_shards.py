@@ -366,6 +366,27 @@ def test_a_full_disk_is_said(url: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert not cached(tmp_path)
 
 
+def test_a_disk_that_is_full_for_the_first_try(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody reads is deleted, and the shard is fetched again, whatever the first try has left."""
+    old = tmp_path / ("1" * 64 + ".tokens")
+    old.write_bytes(b"x")
+    whole = cache_module.fetch_range
+
+    def fetch(store: Any, name: str, begin: int, end: int, path: Path) -> str:
+        if old.exists():
+            path.write_bytes(b"x" * 1000)
+            raise OSError(28, "No space left on device")
+        return whole(store, name, begin, end, path)
+
+    monkeypatch.setattr(cache_module, "fetch_range", fetch)
+    x, _ = loader_of(url, tmp_path).next_batch()
+    assert x.ravel().tolist() == reference.stream(DOCUMENTS)[SHARD_TOKENS : SHARD_TOKENS + 160].tolist()
+    assert not old.exists()
+    assert not list(tmp_path.glob("*.part"))
+
+
 def test_what_is_not_there_is_said(bucket_url: str, tmp_path: Path) -> None:
     """No shards below an address, or no such bucket."""
     with pytest.raises(InputError, match="no file of tokens with 'train' in its name"):

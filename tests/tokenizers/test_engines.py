@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.errors import ExactnessError, UsageError
-from fineweb_shards.texts import Texts, replace_surrogates
+from fineweb_shards.texts import Ids, Texts, replace_surrogates
 from fineweb_shards.tokenizers import FAST_ENGINES, resolve_engine
-from fineweb_shards.tokenizers.base import Engine, Ids
+from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.tokenizers.trial import (
