@@ -143,7 +143,6 @@ class ShardCache:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 self._make_room(0)
-                part.unlink(missing_ok=True)  # as much as there was space for
                 digest = fetch_range(piece.store, piece.name, piece.begin, piece.end, part)
             location = piece.store.location
             if piece.sha256 and digest != piece.sha256:
