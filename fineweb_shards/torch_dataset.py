@@ -30,9 +30,9 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fineweb_shards.loader import ShardLoader
-from fineweb_shards.loader.order import Shuffle
 from fineweb_shards.loader.shard_cache import DEFAULT_BYTES
 from fineweb_shards.loader.shard_loader import renamed_argument, torch_worker
+from fineweb_shards.loader.shards import Shuffle
 
 
 class TensorBatch(NamedTuple):
@@ -82,7 +82,9 @@ class ShardDataset(IterableDataset):
         if (rank is None) != (world_size is None):
             raise ValueError("pass both rank and world_size, or neither")
         if rank is None or world_size is None:
-            rank, world_size = _rank_of_this_process()
+            rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._loader = ShardLoader(
             shards,
             split,
@@ -156,9 +158,3 @@ class ShardDataset(IterableDataset):
             raise ValueError(f"the state was saved in a DataLoader with {saved}, here it is {here}")
         self._loader.load_state_dict(state)
         self._loaded, self._next = (int(state["epoch"]), int(state["batch"]) - here["worker"]), None
-
-
-def _rank_of_this_process() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -95,7 +95,7 @@ class Batch:
     size_bytes: int  # of text, possibly estimated; bounds how much is in flight
     starts_mid_document: bool = False  # begins inside a document: no EOT in front
     ends_mid_document: bool = False  # the next batch begins inside a document
-    starts_at_seam: bool = False  # begins at a cut that may have torn a token: see tokenizers/seams.py
+    starts_at_seam: bool = False  # begins at a cut that may have torn a token: see tokenizers/cuts.py
     ends_at_seam: bool = False  # the next batch begins at such a cut
     rows: tuple[int, int] | None = None  # in parquet: only these rows of a large row group
     separator: str = ""  # in text: what separates documents, if it was detected and not given

@@ -30,8 +30,8 @@ class Vocabulary:
     sha256: str  # of the file that defines it
     size: int  # number of ids, including EOT
     eot: int  # separates documents, and is never encoded from text
-    # How a text is cut into pieces, of which each is encoded on its own: a name in tokenizers/patterns.py, or
-    # a regular expression. Empty if the file itself says so.
+    # How a text is cut into pieces, of which each is encoded on its own: a name in
+    # tokenizers/builtin_vocabularies.py, or a regular expression. Empty if the file itself says so.
     pattern: str = "gpt2"
     reference: str = "tiktoken"  # the engine whose output is correct by definition
     cut_rule: CutRule | None = field(default=None, compare=False)  # None: documents are encoded whole

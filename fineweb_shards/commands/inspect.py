@@ -22,7 +22,7 @@ from fineweb_shards.reading.inspection import Match, Target, write_token_bytes
 from fineweb_shards.reading.statistics import TokenStatistics, bucket_range
 from fineweb_shards.reading.token_file import DTYPES
 from fineweb_shards.system.terminal import printable, safe_text
-from fineweb_shards.tokenizers.decoder import decode
+from fineweb_shards.tokenizers.references import decode
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import Vocabulary
 

@@ -27,7 +27,7 @@ from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, UnencodableError
 from fineweb_shards.tokenizers.references import make_reference
-from fineweb_shards.tokenizers.selftest import GPT2_SHA256, check_engine
+from fineweb_shards.tokenizers.trial import GPT2_SHA256, check_engine
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
 from fineweb_shards.types import Batch, Counts, EncodedBlock, HeldTokens, Quarantined, TextChunk, Tokens
 from fineweb_shards.vocabulary import Vocabulary

@@ -20,34 +20,29 @@ import re
 import secrets
 import stat
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError
-from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.loader.forkable_store import ForkableStore
-from fineweb_shards.reading.token_file import TokenFile, TokenFolder, open_files_in
-from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store.opening import READING_OUTAGE_SECONDS, cache_home
-from fineweb_shards.store.shard_files import list_files
+from fineweb_shards.reading.token_file import TokenFile
+from fineweb_shards.reading.token_stream import fetch_range
+from fineweb_shards.storage.bucket_credentials import check_not_forked
+from fineweb_shards.store.opening import cache_home
+from fineweb_shards.store.store import Store
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import lock_file, try_lock, unlock
 from fineweb_shards.system.own_files import open_own
-from fineweb_shards.types import Dtype, ShardRecord, Tokens
+from fineweb_shards.types import Tokens
 
 DEFAULT_BYTES = 20 * 10**9
-_SUFFIX = ".tokens"
-_PART_SUFFIX = ".part"
 # What `_path` and `_download` name, and nothing else: the folder is the user's, and may hold other files.
-_PIECE_NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
-_PART_NAME = re.compile(rf"[0-9a-f]{{64}}\.[0-9a-f]{{8}}{re.escape(_PART_SUFFIX)}")
-_PIECE_BYTES = 2**28  # of a file that no manifest divides
+_PIECE_NAME = re.compile(r"[0-9a-f]{64}\.tokens")
+_PART_NAME = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{8}\.part")
 _FEWEST_MAPPED = 2
 _LOCKS = 64  # a lock is for all pieces with the same remainder: so that no piece leaves a lock file
 
@@ -56,7 +51,7 @@ _LOCKS = 64  # a lock is for all pieces with the same remainder: so that no piec
 class ShardPiece:
     """The bytes of a file from `begin` to `end`, which are fetched at once."""
 
-    store: ForkableStore
+    store: Store
     name: str
     begin: int
     end: int
@@ -87,6 +82,7 @@ class ShardCache:
     def map(self, piece: ShardPiece) -> NDArray[np.uint8]:
         """Map a piece into memory; fetch it first if it is not here. It is not deleted as long as the array,
         or a part of it, exists."""
+        check_not_forked(piece.store.location)  # also if this piece is here: the next one may not be
         path = self._path(piece)
         while True:
             self._fetch(piece)
@@ -101,7 +97,10 @@ class ShardCache:
             in_background(partial(self._fetch, piece))
 
     def _path(self, piece: ShardPiece) -> Path:
-        return self.folder / f"{piece.key}{_SUFFIX}"
+        return self.folder / f"{piece.key}.tokens"
+
+    def _lock_path(self, key: str) -> Path:
+        return self.folder / f"lock-{int(key[:8], 16) % _LOCKS}"
 
     def _has(self, piece: ShardPiece) -> bool:
         try:
@@ -116,10 +115,12 @@ class ShardCache:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._locked(piece.key):
-                if not self._has(piece):  # another process may have fetched it
-                    self._make_room(self.limit_bytes - piece.size_bytes)
+            with open_own(self._lock_path(piece.key), "a+b") as lock:
+                lock_file(lock)
+                try:
                     self._download(piece)
+                finally:
+                    unlock(lock)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 what = f"{error.filename or self.folder}: {error.strerror or error}."
@@ -130,31 +131,36 @@ class ShardCache:
             ) from error
 
     def _download(self, piece: ShardPiece) -> None:
-        part = self.folder / f"{piece.key}.{secrets.token_hex(4)}{_PART_SUFFIX}"
+        """Fetch a piece and check that it is the content that was meant. The caller holds its lock."""
+        if self._has(piece):  # another process has fetched it
+            return
+        self._make_room(self.limit_bytes - piece.size_bytes)
+        part = self.folder / f"{piece.key}.{secrets.token_hex(4)}.part"
         try:
             try:
-                digest = piece.store.fetch_range(piece.name, piece.begin, piece.end, part)
+                digest = fetch_range(piece.store, piece.name, piece.begin, piece.end, part)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 self._make_room(0)
-                digest = piece.store.fetch_range(piece.name, piece.begin, piece.end, part)
-            _check(piece, digest)
+                digest = fetch_range(piece.store, piece.name, piece.begin, piece.end, part)
+            location = piece.store.location
+            if piece.sha256 and digest != piece.sha256:
+                raise DamageError(
+                    f"{location}/{piece.name}: SHA-256 of bytes {piece.begin:,} to {piece.end:,} is "
+                    f"{digest}, should be {piece.sha256}.",
+                    f"`fineweb-shards verify {location}` names all damaged files. If it was rebuilt, restart "
+                    "the training.",
+                )
+            found = None if piece.sha256 else piece.store.find(piece.name)
+            if not piece.sha256 and (found is None or found.etag != piece.etag):
+                raise ChangedError(
+                    f"{location}/{piece.name}: the object was replaced while it was being read.",
+                    "Restart the training, or restore the object.",
+                )
             os.replace(part, self._path(piece))
         finally:
             part.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
-        with open_own(self._lock_path(key), "a+b") as file:
-            lock_file(file)
-            try:
-                yield
-            finally:
-                unlock(file)
-
-    def _lock_path(self, key: str) -> Path:
-        return self.folder / f"lock-{int(key[:8], 16) % _LOCKS}"
 
     def _make_room(self, left_bytes: int) -> None:
         """Delete pieces that are not being read, least recently used first, until the rest has at most
@@ -192,36 +198,27 @@ def _remove_unlocked(path: Path, lock: Path) -> bool:
         return True
 
 
-def _check(piece: ShardPiece, digest: str) -> None:
-    """Raise an error if what was fetched is not the content that was meant."""
-    location = piece.store.location
-    if piece.sha256 and digest != piece.sha256:
-        raise DamageError(
-            f"{location}/{piece.name}: SHA-256 of bytes {piece.begin:,} to {piece.end:,} is {digest}, should "
-            f"be {piece.sha256}.",
-            f"`fineweb-shards verify {location}` names all damaged files. If it was rebuilt, restart the "
-            "training.",
-        )
-    if not piece.sha256:
-        found = piece.store.find(piece.name)
-        if found is None or found.etag != piece.etag:
-            raise ChangedError(
-                f"{location}/{piece.name}: the object was replaced while it was being read.",
-                "Restart the training, or restore the object.",
-            )
+@dataclass(frozen=True, slots=True)
+class BucketPieces:
+    """The pieces of a file in a bucket, in order and without a gap, and where they are kept."""
+
+    pieces: tuple[ShardPiece, ...]
+    cache: ShardCache
 
 
 class PiecedTokens:
-    """Tokens that can be sliced like an array. The pieces follow each other without a gap.
+    """The tokens of a file, or of a part of it, which can be sliced like an array.
 
     The pieces that were read last stay mapped, at most a quarter of the cache, and are not deleted meanwhile.
     """
 
-    def __init__(self, file: TokenFile, pieces: Sequence[ShardPiece], cache: ShardCache) -> None:
+    def __init__(self, file: TokenFile, bucket: BucketPieces) -> None:
         self._file = file
-        self._pieces = pieces
-        self._begins = [piece.begin for piece in pieces]
-        self._cache = cache
+        self._pieces = [
+            piece for piece in bucket.pieces if piece.begin < file.end_bytes and file.header_bytes < piece.end
+        ]
+        self._begins = [piece.begin for piece in self._pieces]
+        self._cache = bucket.cache
         self._mapped: dict[int, Tokens] = {}  # by the number of a piece; the last one was read last
 
     def __len__(self) -> int:
@@ -243,6 +240,11 @@ class PiecedTokens:
             parts.append(tokens[max(0, begin - origin) // width : (min(end, piece.end) - origin) // width])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def fetch_ahead(self, number: int = 0) -> None:
+        """Begin to fetch a piece, if there is one of this number."""
+        if number < len(self._pieces):
+            self._cache.fetch_ahead(self._pieces[number])
+
     def _map(self, number: int) -> Tokens:
         """Return the tokens of a piece; fetch the next one in the background if this one is new."""
         tokens = self._mapped.pop(number, None)
@@ -251,8 +253,7 @@ class PiecedTokens:
             data = self._cache.map(piece)[max(0, header - piece.begin) :]
             dtype = self._file.dtype
             tokens = data[: len(data) // dtype.itemsize * dtype.itemsize].view(dtype)
-            if number + 1 < len(self._pieces):
-                self._cache.fetch_ahead(self._pieces[number + 1])
+            self.fetch_ahead(number + 1)
         self._mapped[number] = tokens
         mapped_bytes = sum(self._pieces[mapped].size_bytes for mapped in self._mapped)
         while len(self._mapped) > _FEWEST_MAPPED and mapped_bytes > self._cache.limit_bytes // 4:
@@ -260,84 +261,3 @@ class PiecedTokens:
             mapped_bytes -= self._pieces[first].size_bytes
             del self._mapped[first]
         return tokens
-
-
-@dataclass(frozen=True, slots=True)
-class BucketPieces:
-    """The pieces of a file in a bucket, in order, and where they are kept."""
-
-    pieces: tuple[ShardPiece, ...]
-    cache: ShardCache
-
-    def map(self, file: TokenFile) -> PiecedTokens:
-        """Return the tokens of a file, or of a part of it."""
-        return PiecedTokens(file, self._needed(file), self.cache)
-
-    def fetch_ahead(self, file: TokenFile) -> None:
-        """Begin to fetch the first piece."""
-        for piece in self._needed(file)[:1]:
-            self.cache.fetch_ahead(piece)
-
-    def _needed(self, file: TokenFile) -> list[ShardPiece]:
-        return [
-            piece for piece in self.pieces if piece.begin < file.end_bytes and file.header_bytes < piece.end
-        ]
-
-
-def open_bucket_folder(location: str, cache: ShardCache) -> TokenFolder:
-    """Open a folder in a bucket."""
-    bucket = Bucket(location, READING_OUTAGE_SECONDS, refusal=InputError)
-    return TokenFolder(ForkableStore(bucket, cache.folder))
-
-
-def open_bucket_files(
-    folder: TokenFolder, names: Sequence[str], dtype: Dtype | None, cache: ShardCache
-) -> Iterator[tuple[TokenFile, BucketPieces]]:
-    """Open files. What the manifest says of them need not be asked: with thousands of shards that would take
-    minutes."""
-    manifest = folder.manifest
-    known = {file.name: file for file in list_files(manifest.shards)} if manifest else {}
-    found = folder.store.find_all(names) if manifest else {}
-    whole = {
-        name
-        for name, file in found.items()
-        if name in known and file.named and file.size_bytes == known[name].end_bytes
-    }
-    other = [name for name in names if name not in whole]
-    opened = dict(zip(other, open_files_in(folder, other, dtype), strict=True))
-    for name in names:
-        if name in opened or manifest is None:
-            yield opened[name], BucketPieces(tuple(_cut(opened[name])), cache)
-        else:
-            file, shard_format = known[name], manifest.shard_format
-            yield (
-                token_file(folder, shard_format, name, 0, file.tokens),
-                pieces_of(folder, file.segments, cache),
-            )
-
-
-def token_file(
-    folder: TokenFolder, shard_format: ShardFormat, name: str, offset: int, tokens: int
-) -> TokenFile:
-    """Return the file of a manifest, or a segment of it, as something to read."""
-    begin = max(offset, shard_format.header_bytes)
-    return TokenFile(folder, name, shard_format.layout.name, begin, tokens, shard_format.read_dtype)
-
-
-def pieces_of(folder: TokenFolder, records: Sequence[ShardRecord], cache: ShardCache) -> BucketPieces:
-    """Return the segments of a file as pieces, each with its hash."""
-    store = cast(ForkableStore, folder.store)
-    pieces = (
-        ShardPiece(store, record.name, record.offset, record.offset + record.bytes, record.sha256)
-        for record in records
-    )
-    return BucketPieces(tuple(pieces), cache)
-
-
-def _cut(file: TokenFile) -> Iterator[ShardPiece]:
-    """Yield pieces of a file that no manifest knows."""
-    store = cast(ForkableStore, file.folder.store)
-    found = store.find(file.name)
-    for begin in range(file.header_bytes, file.end_bytes, _PIECE_BYTES):
-        end = min(begin + _PIECE_BYTES, file.end_bytes)
-        yield ShardPiece(store, file.name, begin, end, etag=found.etag if found else "")

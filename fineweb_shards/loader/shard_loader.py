@@ -22,17 +22,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from fineweb_shards.errors import InputError
-from fineweb_shards.loader.order import Order, RowOrder, RowRule, SequentialOrder, Shuffle
+from fineweb_shards.loader.order import Order, RowOrder, SequentialOrder
 from fineweb_shards.loader.shard_cache import DEFAULT_BYTES, ShardCache
-from fineweb_shards.loader.shards import FollowedShards, Shards, open_folder, open_shards
+from fineweb_shards.loader.shards import FollowedShards, LoaderSettings, Shuffle, open_folder, open_shards
 from fineweb_shards.reading.token_file import DTYPES, split_location
 
 # What a state that was saved before there were these settings has for them.
@@ -99,50 +100,25 @@ class ShardLoader:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         if shuffle == "documents" and seed is None:
             raise ValueError('shuffle="documents" needs a seed')
-        self._settings: dict[str, Any] = {
-            "batch_size": batch_size,
-            "seq_len": seq_len,
-            "world_size": world_size,
-            "seed": seed,
-            "shuffle": shuffle,
-            "align": align,
-            "eot": eot,
-            "follow": follow,
-        }
-        self._shape = (batch_size, seq_len)
-        self._torch = framework == "torch" or (
-            framework == "auto" and bool(importlib.util.find_spec("torch"))
-        )
+        if follow and not isinstance(shards, (str, Path)):
+            raise ValueError("follow=True needs a folder, not a list of files")
         if cache_bytes < 1:
             raise ValueError("cache_bytes must be at least 1")
+        self._settings = LoaderSettings(batch_size, seq_len, world_size, seed, shuffle, align, eot, follow)
+        self._torch = framework == "torch" or (framework == "auto" and find_spec("torch") is not None)
         self._name = (
             shards if isinstance(shards, (str, Path)) else split_location(shards[0])[0] if shards else ""
         )
         cache = ShardCache(cache_dir, cache_bytes)
-        documents = align is not None or shuffle == "documents"
-        self._shards: Shards
-        if follow:
-            if not isinstance(shards, (str, Path)):
-                raise ValueError("follow=True needs a folder, not a list of files")
-            self._shards = FollowedShards(
-                open_folder(shards, cache),
-                split,
-                documents=documents,
-                eot=eot,
-                patience_seconds=patience_seconds,
-                cache=cache,
-            )
+        if not follow:
+            self._shards = open_shards(shards, split, self._settings, DTYPES.get(dtype or ""), cache)
         else:
-            width = DTYPES.get(dtype or "")
-            self._shards = open_shards(shards, split, documents=documents, eot=eot, dtype=width, cache=cache)
+            folder = open_folder(self._name, cache)
+            self._shards = FollowedShards(folder, split, self._settings, patience_seconds, cache)
         if seed is not None:
             self._check_fits(cache_bytes)
-        self._order: Order
-        if align is None and seed is None:
-            self._order = SequentialOrder(self._shards, batch_size * seq_len, rank, world_size)
-        else:
-            rule = RowRule(seq_len, align is not None, None if seed is None else shuffle)
-            self._order = RowOrder(self._shards, rule, batch_size, rank, world_size, seed=seed, grows=follow)
+        order = SequentialOrder if align is None and seed is None else RowOrder
+        self._order: Order = order(self._shards, self._settings, rank)
         self._epoch, self._number = 0, 0  # of the next batch
         if not follow:
             self._check_not_empty(0)
@@ -211,7 +187,8 @@ class ShardLoader:
         """Return one batch of an epoch by its number, counted from 0."""
         if not self.has_batch(epoch, number):
             raise IndexError(f"epoch {epoch} has no batch {number}")
-        x, y = (rows.reshape(self._shape) for rows in self._order.batch(epoch, number))
+        shape = self._settings.batch_size, self._settings.seq_len
+        x, y = (rows.reshape(shape) for rows in self._order.batch(epoch, number))
         if not self._torch:
             return x, y
         torch = importlib.import_module("torch")  # only here: loading it is slow, and numpy alone is enough
@@ -223,7 +200,7 @@ class ShardLoader:
         return {
             "epoch": self._epoch,
             "batch": self._number,
-            **self._settings,
+            **asdict(self._settings),
             "shard_count": shards,
             "shards": self._digest(shards),
         }
@@ -237,9 +214,9 @@ class ShardLoader:
         state = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
         known = len(self._shards.known)
         # A build that is followed may have made more shards since, or this rank has not looked yet.
-        shards = int(state.get("shard_count", known)) if self._settings["follow"] else known
+        shards = int(state.get("shard_count", known)) if self._settings.follow else known
         there = not shards or self._shards.has(shards - 1)
-        here = {**self._settings, "shards": self._digest(shards) if there else "fewer"}
+        here = {**asdict(self._settings), "shards": self._digest(shards) if there else "fewer"}
         total = int(state.get("world_size", 0)) * int(state.get("batch_size", 0))
         if self._order.any_world_size and total == here["world_size"] * here["batch_size"]:
             del here["world_size"], here["batch_size"]
@@ -254,16 +231,17 @@ class ShardLoader:
 
     def _digest(self, shards: int) -> str:
         """Return a hash of the names and lengths of the first shards."""
-        labels = "\n".join(shard.label for shard in self._shards.known[:shards])
+        labels = "\n".join(f"{one.file.name} {one.file.tokens}" for one in self._shards.known[:shards])
         return hashlib.sha256(labels.encode()).hexdigest()
 
     def _check_fits(self, cache_bytes: int) -> None:
         """Raise InputError if a shard in a bucket that is shuffled does not fit into the cache: its pieces
         would be fetched again and again."""
         for shard in self._shards.known:
-            if shard.bucket is not None and shard.size_bytes > cache_bytes:
+            size_bytes = shard.file.end_bytes - shard.file.header_bytes
+            if shard.bucket is not None and size_bytes > cache_bytes:
                 raise InputError(
-                    f"{shard.file.address}: with a seed all of its {shard.size_bytes:,} bytes are read in "
+                    f"{shard.file.address}: with a seed all of its {size_bytes:,} bytes are read in "
                     f"any order, and cache_bytes is {cache_bytes:,}.",
                     "Set cache_bytes higher, or export it into a layout with smaller files.",
                 )
@@ -271,10 +249,10 @@ class ShardLoader:
     def _check_not_empty(self, epoch: int) -> None:
         """Raise InputError for an epoch without any batch, instead of looking for one for ever."""
         if not self._order.has(epoch, 0):
-            batch_size, seq_len = self._shape
+            settings = self._settings
             raise InputError(
-                f"{self._name}: no shard holds a batch of {batch_size} x {seq_len} tokens for each of "
-                f"{self._settings['world_size']} ranks.",
+                f"{self._name}: no shard holds a batch of {settings.batch_size} x {settings.seq_len} tokens "
+                f"for each of {settings.world_size} ranks.",
                 "Choose a smaller batch_size or seq_len.",
             )
 

@@ -12,17 +12,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal
 
 from fineweb_shards.errors import ChangedError, InputError
-from fineweb_shards.loader.shard_cache import (
-    BucketPieces,
-    ShardCache,
-    open_bucket_files,
-    open_bucket_folder,
-    pieces_of,
-    token_file,
-)
+from fineweb_shards.layouts.base import ShardFormat
+from fineweb_shards.loader.shard_cache import BucketPieces, PiecedTokens, ShardCache, ShardPiece
 from fineweb_shards.reading.document_starts import (
     TokenSequence,
     contains_eot,
@@ -40,8 +34,12 @@ from fineweb_shards.reading.token_file import (
     token_names,
     vocabulary_beside,
 )
+from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest, parse_manifest
+from fineweb_shards.store.opening import READING_OUTAGE_SECONDS
+from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.types import Dtype, Positions, ShardRecord
 from fineweb_shards.units import show_number_of, show_seconds
@@ -49,9 +47,31 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 # Where documents are looked up, their positions are kept in memory: a larger file counts as several shards.
 MOST_TOKENS = 2**27
+_PIECE_BYTES = 2**28  # of a file in a bucket that no manifest divides
 _FIRST_PAUSE_SECONDS = 0.05
 _FIRST_REMOTE_PAUSE_SECONDS = 1.0  # every look at a bucket is two requests
 _LONGEST_PAUSE_SECONDS = 5.0
+
+Shuffle = Literal["rows", "documents"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSettings:
+    """What decides which tokens are in which batch, beside the shards: as ShardLoader documents it."""
+
+    batch_size: int
+    seq_len: int
+    world_size: int
+    seed: int | None
+    shuffle: Shuffle
+    align: Literal["document"] | None
+    eot: int | None
+    follow: bool
+
+    @property
+    def needs_documents(self) -> bool:
+        """Whether documents have to be found in the shards."""
+        return self.align is not None or self.shuffle == "documents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +84,14 @@ class Shard:
     before: TokenFile | None = None  # what comes before it in the stream, if EOT comes after documents
     bucket: BucketPieces | None = None  # where it is fetched from; None: it is on this machine
 
-    @property
-    def tokens(self) -> int:
-        return self.file.tokens
-
-    @property
-    def size_bytes(self) -> int:
-        return self.tokens * self.file.dtype.itemsize
-
-    @property
-    def label(self) -> str:
-        """What a checkpoint says about it."""
-        return f"{self.file.name} {self.tokens}"
-
     def map(self) -> TokenSequence:
         """Map the tokens into memory; pages are read when they are used. What is in a bucket is fetched."""
-        return self.file.map() if self.bucket is None else self.bucket.map(self.file)
+        return self.file.map() if self.bucket is None else PiecedTokens(self.file, self.bucket)
 
     def fetch_ahead(self) -> None:
         """Begin to fetch what is in a bucket, because its turn comes soon."""
         if self.bucket is not None:
-            self.bucket.fetch_ahead(self.file)
+            PiecedTokens(self.file, self.bucket).fetch_ahead()
 
     def document_starts(self) -> Positions:
         """Return where in the shard documents begin."""
@@ -94,119 +101,133 @@ class Shard:
             self.map(), self.vocabulary, eot_first=self.eot_first, starts_mid_document=mid_document
         )
 
-    def parts(self, most_tokens: int) -> Iterator[Shard]:
-        """Yield the shard in parts of at most `most_tokens` tokens."""
-        before, width_bytes = self.before, self.file.dtype.itemsize
-        for begin in range(0, max(1, self.tokens), most_tokens):
-            part = replace(
-                self.file,
-                header_bytes=self.file.header_bytes + begin * width_bytes,
-                tokens=min(most_tokens, self.tokens - begin),
-            )
-            yield replace(self, file=part, before=before)
-            before = None if self.eot_first else part
 
+class Shards:
+    """A list of shards, to which a running build may add more (FollowedShards). Those that it has never
+    change."""
 
-class Shards(Protocol):
-    """A list of shards to which a running build may add more. Those that it has never change."""
-
-    @property
-    def known(self) -> Sequence[Shard]:
-        """Those that were there at the last look."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether no shard will be added."""
+    def __init__(self, known: Sequence[Shard], *, complete: bool = True) -> None:
+        self.known = known  # those that were there at the last look
+        self.complete = complete  # whether no shard will be added
 
     def has(self, number: int) -> bool:
         """Return whether there is a shard of this number; wait while a build may still make it."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedShards:
-    """Shards of a folder in which no build is running."""
-
-    known: Sequence[Shard]
-    complete: bool = True
-
-    def has(self, number: int) -> bool:
         return number < len(self.known)
+
+
+def open_folder(location: str | Path, cache: ShardCache) -> TokenFolder:
+    """Open a folder of shards. Nothing is fetched yet."""
+    if not is_address(location):
+        return TokenFolder(FolderStore(Path(location)))
+    bucket = Bucket(location, READING_OUTAGE_SECONDS, refusal=InputError)
+    return TokenFolder(BucketStore(bucket, cache.folder))
 
 
 def open_shards(
     shards: str | Path | Sequence[str | Path],
     split: str,
-    *,
-    documents: bool,
-    eot: int | None,
-    dtype: Dtype | None = None,
+    settings: LoaderSettings,
+    dtype: Dtype | None,
     cache: ShardCache,
-) -> FinishedShards:
+) -> Shards:
     """Open the files of a folder with `split` in their name, or these files. Those that are in a bucket are
     fetched into the cache."""
-    found = _open_files(shards, split, dtype, cache)
+    if isinstance(shards, (str, Path)):
+        folder = open_folder(shards, cache)
+        try:
+            names = token_names(folder, split)
+        except OSError as error:
+            raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
+        found = list(_open_in(folder, names, dtype, cache))
+    else:
+        found = _open_list(shards, dtype, cache)
     if not found:
         raise InputError(
             f"{shards}: there is no file of tokens with {split!r} in its name.", "Check the split."
         )
-    if not documents:
-        return FinishedShards(found)
-    first = found[0].file
-    found = [_with_vocabulary(shard, eot) for shard in found]
-    if eot is not None or not vocabulary_beside(first):
-        vocabulary = with_eot(GPT2, eot)  # nobody has recorded it
-        if not contains_eot(first, vocabulary):
-            raise InputError(
-                f"{first.address}: it has no token {vocabulary.eot}, which should separate documents.",
-                "Name the token that does with eot=.",
-            )
-    return FinishedShards(divide(found))
+    if not settings.needs_documents:
+        return Shards(found)
+    found = [_with_vocabulary(shard, settings.eot) for shard in found]
+    first, vocabulary = found[0].file, with_eot(GPT2, settings.eot)
+    is_recorded = settings.eot is None and vocabulary_beside(first)
+    if not is_recorded and not contains_eot(first, vocabulary):
+        raise InputError(
+            f"{first.address}: it has no token {vocabulary.eot}, which should separate documents.",
+            "Name the token that does with eot=.",
+        )
+    return Shards(divide(found))
 
 
 def divide(shards: Iterable[Shard]) -> list[Shard]:
     """Return the shards with large ones in parts, so that the table of a shard's documents stays small."""
-    return [part for shard in shards for part in shard.parts(MOST_TOKENS)]
-
-
-def open_folder(location: str | Path, cache: ShardCache) -> TokenFolder:
-    """Open a folder of shards. Nothing is fetched yet."""
-    if is_address(location):
-        return open_bucket_folder(location, cache)
-    return TokenFolder(FolderStore(Path(location)))
-
-
-def _open_files(
-    shards: str | Path | Sequence[str | Path], split: str, dtype: Dtype | None, cache: ShardCache
-) -> list[Shard]:
-    if not isinstance(shards, (str, Path)):
-        return _open_list(shards, dtype, cache)
-    folder = open_folder(shards, cache)
-    try:
-        names = token_names(folder, split)
-    except OSError as error:
-        raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
-    return _open_in(folder, names, dtype, cache)
+    parts = []
+    for shard in shards:
+        file, before = shard.file, shard.before
+        for begin in range(0, max(1, file.tokens), MOST_TOKENS):
+            begin_bytes = file.header_bytes + begin * file.dtype.itemsize
+            tokens = min(MOST_TOKENS, file.tokens - begin)
+            part = replace(file, header_bytes=begin_bytes, tokens=tokens)
+            parts.append(replace(shard, file=part, before=before))
+            before = None if shard.eot_first else part
+    return parts
 
 
 def _open_list(locations: Sequence[str | Path], dtype: Dtype | None, cache: ShardCache) -> list[Shard]:
     """Open files by their paths or addresses, which may be in several folders."""
-    folders: dict[str, TokenFolder] = {}
     names: dict[str, list[str]] = {}
     for location in locations:
         folder, name = split_location(location)
-        if folder not in folders:
-            folders[folder] = open_folder(folder if is_address(location) else Path(folder), cache)
         names.setdefault(folder, []).append(name)
-    opened = {folder: iter(_open_in(folders[folder], names[folder], dtype, cache)) for folder in names}
+    opened = {folder: _open_in(open_folder(folder, cache), names[folder], dtype, cache) for folder in names}
     return [next(opened[split_location(location)[0]]) for location in locations]
 
 
 def _open_in(
     folder: TokenFolder, names: Sequence[str], dtype: Dtype | None, cache: ShardCache
-) -> list[Shard]:
+) -> Iterator[Shard]:
+    """Open files of a folder. What the manifest of one in a bucket says of them need not be asked: with
+    thousands of shards that would take minutes."""
     if not folder.store.is_remote:
-        return [Shard(file) for file in open_files_in(folder, names, dtype)]
-    return [Shard(file, bucket=pieces) for file, pieces in open_bucket_files(folder, names, dtype, cache)]
+        yield from map(Shard, open_files_in(folder, names, dtype))
+        return
+    manifest, store = folder.manifest, folder.store
+    known = {file.name: file for file in list_files(manifest.shards)} if manifest else {}
+    found = store.find_all(names) if manifest else {}
+    whole = {
+        name
+        for name, file in found.items()
+        if name in known and file.named and file.size_bytes == known[name].end_bytes
+    }
+    other = [name for name in names if name not in whole]
+    opened = dict(zip(other, open_files_in(folder, other, dtype), strict=True))
+    for name in names:
+        if manifest is not None and name in whole:
+            yield _recorded_shard(folder, manifest.shard_format, known[name].segments, cache)
+            continue
+        file, now = opened[name], store.find(name)
+        etag = now.etag if now else ""
+        pieces = (
+            ShardPiece(store, name, begin, min(begin + _PIECE_BYTES, file.end_bytes), etag=etag)
+            for begin in range(file.header_bytes, file.end_bytes, _PIECE_BYTES)
+        )
+        yield Shard(file, bucket=BucketPieces(tuple(pieces), cache))
+
+
+def _recorded_shard(
+    folder: TokenFolder, shard_format: ShardFormat, records: Sequence[ShardRecord], cache: ShardCache
+) -> Shard:
+    """Return segments of a file, which follow each other; in a bucket each is a piece with its hash."""
+    first, store = records[0], folder.store
+    begin = max(first.offset, shard_format.header_bytes)
+    tokens = sum(record.tokens for record in records)
+    file = TokenFile(folder, first.name, shard_format.layout.name, begin, tokens, shard_format.read_dtype)
+    if not store.is_remote:
+        return Shard(file)
+    pieces = (
+        ShardPiece(store, record.name, record.offset, record.offset + record.bytes, record.sha256)
+        for record in records
+    )
+    return Shard(file, bucket=BucketPieces(tuple(pieces), cache))
 
 
 def _with_vocabulary(shard: Shard, eot: int | None) -> Shard:
@@ -228,44 +249,40 @@ def with_eot(vocabulary: Vocabulary, eot: int | None) -> Vocabulary:
     return vocabulary if eot is None else replace(vocabulary, eot=eot)
 
 
-class FollowedShards:
+class FollowedShards(Shards):
     """Shards to which a build adds more. They are in the order in which they were made."""
 
     def __init__(
         self,
         folder: TokenFolder,
         split: str,
-        *,
-        documents: bool,
-        eot: int | None,
+        settings: LoaderSettings,
         patience_seconds: float,
         cache: ShardCache,
     ) -> None:
         """Wait at most `patience_seconds` for a build that is not running. The cache is for shards in a
         bucket."""
+        super().__init__([], complete=False)
         if not folder.store.is_remote and not folder.store.folder.is_dir():
             raise InputError(
                 f"{folder}: there is no such folder, so no build to follow.",
                 "Start the build first, or make the folder if one is about to start.",
             )
-        self.known: Sequence[Shard] = []
-        self.complete = False
-        self._folder, self._split, self._documents, self._eot = folder, split, documents, eot
+        self._folder, self._split, self._settings, self._cache = folder, split, settings, cache
         self._patience_seconds = patience_seconds
-        self._cache = cache
-        self._first_pause = _FIRST_REMOTE_PAUSE_SECONDS if folder.store.is_remote else _FIRST_PAUSE_SECONDS
         self._clock = Clock()
         self._records: tuple[ShardRecord, ...] = ()
         self._version: object = None  # of the manifest that was read last
 
     def has(self, number: int) -> bool:
-        pause = self._first_pause
+        first_pause = _FIRST_REMOTE_PAUSE_SECONDS if self._folder.store.is_remote else _FIRST_PAUSE_SECONDS
+        pause = first_pause
         last_sign = self._clock.now()  # of a running build
         while number >= len(self.known) and not self.complete:
             # First: a build that ends now has then written everything.
             running = self._folder.store.is_locked()
             if self._look():
-                pause, last_sign = self._first_pause, self._clock.now()
+                pause, last_sign = first_pause, self._clock.now()
                 continue
             if running:
                 last_sign = self._clock.now()
@@ -284,7 +301,12 @@ class FollowedShards:
         if data is None:
             return False
         manifest = parse_manifest(data, store.folder, store.location)
-        self._check_unchanged(manifest.shards)
+        for old, new in zip(self._records, manifest.shards, strict=False):
+            if (old.name, old.offset, old.sha256) != (new.name, new.offset, new.sha256):
+                raise ChangedError(
+                    f"{self._folder}: {old.name} has changed since it was read: this is another build.",
+                    "Restart the training, or restore the shards.",
+                )
         self._version = version
         if len(manifest.shards) >= len(self._records):  # fewer: a build makes lost files again
             self._records = manifest.shards
@@ -292,32 +314,21 @@ class FollowedShards:
             self.complete = manifest.complete
         return True
 
-    def _check_unchanged(self, records: Sequence[ShardRecord]) -> None:
-        """Raise ChangedError if shards that were read are not the same any more."""
-        for old, new in zip(self._records, records, strict=False):
-            if (old.name, old.offset, old.sha256) != (new.name, new.offset, new.sha256):
-                raise ChangedError(
-                    f"{self._folder}: {old.name} has changed since it was read: this is another build.",
-                    "Restart the training, or restore the shards.",
-                )
-
     def _list_shards(self, manifest: Manifest) -> list[Shard]:
-        shard_format = manifest.shard_format
-        vocabulary = with_eot(manifest.vocabulary, self._eot) if self._documents else None
+        documents = self._settings.needs_documents
+        vocabulary = with_eot(manifest.vocabulary, self._settings.eot) if documents else None
         eot_first = manifest.layout.eot_first
-        by_document = bool(manifest.split_rule.val_ratio)
         last: dict[str, TokenFile] = {}  # the last shard of each stream
         shards = []
         for record in manifest.shards:
-            file = token_file(self._folder, shard_format, record.name, record.offset, record.tokens)
-            pieces = pieces_of(self._folder, [record], self._cache) if self._folder.store.is_remote else None
+            shard = _recorded_shard(self._folder, manifest.shard_format, [record], self._cache)
             # Documents that are chosen one by one make two streams; else training continues validation.
-            stream = record.split if by_document else ""
+            stream = record.split if manifest.split_rule.val_ratio else ""
             if self._split in record.name:
                 before = None if eot_first else last.get(stream)
-                shards.append(Shard(file, vocabulary, eot_first, before, pieces))
-            last[stream] = file
-        return divide(shards) if self._documents else shards
+                shards.append(replace(shard, vocabulary=vocabulary, eot_first=eot_first, before=before))
+            last[stream] = shard.file
+        return divide(shards) if documents else shards
 
     def _stopped(self) -> InputError:
         """Return an error that says that no build is running here, and the next step."""

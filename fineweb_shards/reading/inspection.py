@@ -34,8 +34,7 @@ from fineweb_shards.reading.token_file import (
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import ForeignFileError, read_file
-from fineweb_shards.tokenizers.decoder import BOUNDARY, decode
-from fineweb_shards.tokenizers.references import load_token_bytes
+from fineweb_shards.tokenizers.references import BOUNDARY, decode, load_token_bytes
 from fineweb_shards.types import Dtype, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 

@@ -29,8 +29,7 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import write_quickly
 from fineweb_shards.system.own_files import SMALL_BYTES, WORK_FOLDER, read_file
 from fineweb_shards.system.terminal import cut_at_word
-from fineweb_shards.tokenizers.decoder import decode
-from fineweb_shards.tokenizers.references import load_token_bytes
+from fineweb_shards.tokenizers.references import decode, load_token_bytes
 from fineweb_shards.types import ShardRecord, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 

@@ -28,8 +28,7 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
-from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS
-from fineweb_shards.tokenizers.patterns import PATTERNS
+from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS, PATTERNS
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds, show_count
 from fineweb_shards.vocabulary import GPT2
 

@@ -30,7 +30,7 @@ from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.storage.streams import expansion_of
 from fineweb_shards.system.machine import busy_cores, free_disk_bytes
-from fineweb_shards.tokenizers.decoder import decode
+from fineweb_shards.tokenizers.references import decode
 from fineweb_shards.types import Cursor, Cursors
 from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import GPT2

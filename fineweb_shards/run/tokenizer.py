@@ -17,7 +17,7 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS, BuiltinVocabulary
 from fineweb_shards.tokenizers.definition import GPT2_DEFINITION, Definition, read_definition
-from fineweb_shards.tokenizers.vocabulary_files import format_ranks, load_definition, load_gpt2_definition
+from fineweb_shards.tokenizers.vocabulary_files import format_ranks, load_definition, load_gpt2_ranks
 from fineweb_shards.vocabulary import GPT2
 
 # What a folder or a repository with a tokenizer has, the most telling first.
@@ -37,7 +37,7 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
             "Leave it out, or name a rank file with --tokenizer.",
         )
     if wanted == GPT2.name:
-        data, name = load_gpt2_definition(), wanted
+        data, name = format_ranks(load_gpt2_ranks()), wanted
     elif known is not None:
         data = _recorded(wanted, begun) or _fetch_known(wanted, known, config, observer)
         name = wanted

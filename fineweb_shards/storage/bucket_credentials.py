@@ -37,11 +37,7 @@ _process: int | None = None  # that has used obstore first, also in those that w
 def get_store(address: BucketAddress, *, for_upload: bool = False) -> ObjectStore:
     """Return this process's store for a bucket."""
     global _process
-    if was_forked():
-        raise UsageError(
-            f"{address}: this process was forked from one that has used an object store, and would hang.",
-            "Start processes with the method spawn.",
-        )
+    check_not_forked(address)
     key = (address.scheme, address.bucket, for_upload)
     with _lock:
         _process = os.getpid()
@@ -50,10 +46,16 @@ def get_store(address: BucketAddress, *, for_upload: bool = False) -> ObjectStor
         return _stores[key]
 
 
-def was_forked() -> bool:
-    """Tell whether this process was forked from one that has used obstore. Its threads are not here, so that
-    every request would wait for them for ever."""
-    return _process not in (None, os.getpid())
+def check_not_forked(address: object) -> None:
+    """Raise UsageError in a process that was forked from one that has used obstore. Its threads are not here,
+    so that every request would wait for them for ever. The message has the next step in it: that of an
+    exception in a worker of a torch DataLoader is all that is shown."""
+    if _process not in (None, os.getpid()):
+        raise UsageError(
+            f"{address}: this process was forked from one that has used an object store, and would hang; it "
+            'has to be spawned, as by DataLoader(…, multiprocessing_context="spawn").',
+            'Pass multiprocessing_context="spawn" to the DataLoader.',
+        )
 
 
 def forget_stores(address: BucketAddress) -> None:

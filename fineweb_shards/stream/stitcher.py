@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fineweb_shards.tokenizers.seams import SeamMender
+from fineweb_shards.tokenizers.cuts import SeamMender
 from fineweb_shards.types import Counts, Cursors, EncodedBlock, TokenBlock
 
 

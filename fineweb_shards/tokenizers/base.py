@@ -11,12 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fineweb_shards.texts import Texts
+from fineweb_shards.texts import Ids, Texts
 from fineweb_shards.types import Positions, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
@@ -36,10 +35,6 @@ class JoinedIds:
         end = self.positions[i + 1] if i + 1 < len(self.positions) else len(self.ids)
         return self.ids[self.positions[i] + 1 : end]
 
-    def split(self) -> list[Tokens]:
-        """Return the ids of each text."""
-        return [self.of_text(i) for i in range(len(self.positions))]
-
 
 def join_ids(texts: list[Tokens]) -> Iterator[JoinedIds]:
     """Join the ids of texts, some texts at a time."""
@@ -49,10 +44,6 @@ def join_ids(texts: list[Tokens]) -> Iterator[JoinedIds]:
         parts[1::2] = some
         widths = np.fromiter(map(len, some), np.int64, len(some)) + 1
         yield JoinedIds(np.concatenate(parts), np.cumsum(widths) - widths)
-
-
-# Of the width that the engine returns: the encoder checks the range before it narrows them.
-Ids = NDArray[np.integer[Any]]
 
 
 def is_failure(error: BaseException) -> bool:
@@ -84,7 +75,7 @@ class Engine(ABC):
 
     @abstractmethod
     def encode(self, texts: Texts) -> list[Ids]:
-        """Return the tokens of each text.
+        """Return the tokens of each text, of any width: encoder.py checks their range before it narrows them.
 
         May raise any exception for a text that it can't encode; encoder.py handles it.
         """

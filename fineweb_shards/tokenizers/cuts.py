@@ -1,4 +1,5 @@
-"""Find places where a long text can be cut in two without changing its tokens.
+"""Find places where a long text can be cut in two without changing its tokens, or with tokens that are
+repaired afterwards.
 
 A vocabulary's tokenizer first splits a text into pieces with a pattern, then encodes every piece on its own.
 A *safe* cut is at a place where a piece must begin, whatever comes before or after. Where that is depends on
@@ -14,7 +15,16 @@ the pattern, so each vocabulary names the rule that holds for its own (`Vocabula
 
 English has such a place every few bytes. Other text (Chinese, base64, a million dashes) may have none for
 gigabytes. It is cut at a *seam*: a place inside a piece where both halves are still split into the same
-pieces as the whole, but a token may have been cut in two. seams.py repairs the tokens there.
+pieces as the whole, but a token may have been cut in two. `SeamMender` repairs ("mends") the tokens there.
+
+Byte-pair encoding is local: a sequence of tokens is the encoding of its bytes exactly if every two
+neighbours are the encoding of *their* bytes. So if two halves were encoded separately, only tokens near
+the seam can be wrong. A window around the seam is encoded again, in one call, and widened until its
+first token equals the left half's token there and its last token equals the right half's token there.
+Then all neighbours fit, and the result is what one call for the whole text would have returned.
+
+Usually a window of a dozen tokens is enough. In a run of one repeated character every token of the right
+half may differ; then the window grows to the end of the right half, which is bounded by the batch size.
 
 **words**, for the family of patterns that grew out of it (cl100k, o200k, Llama 3, Qwen, nanochat): after a
 letter, before a space or the comma or full stop of Chinese. That is safe because of three things:
@@ -50,12 +60,13 @@ tiktoken#400).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fineweb_shards.texts import TextBuffer, Texts
+from fineweb_shards.errors import ExactnessError
+from fineweb_shards.texts import Ids, TextBuffer, Texts
 from fineweb_shards.vocabulary import CutRule
 
 WHITE_SPACE = frozenset(
@@ -89,7 +100,8 @@ _SAFE: dict[CutRule, re.Pattern[bytes]] = {
 }
 _STEP_BYTES = 4096
 _LONGEST_CHARACTER_BYTES = 3  # of those in the patterns above
-_CONTRACTION_LETTERS = frozenset("sdmtlvr")
+_SEAM_WINDOW_BYTES = 64 * 1024
+_FIRST_WINDOW_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +134,6 @@ def find_cut(data: bytes | memoryview, low: int, high: int, rule: CutRule | None
     return None
 
 
-def find_first_cut(data: bytes | memoryview, low: int, rule: CutRule | None) -> Cut | None:
-    """Return the first safe cut after `low`; None if there is none."""
-    if rule is None:
-        return None
-    position = next(_safe_cuts(data, low, len(data), rule), None)
-    return None if position is None else Cut(position)
-
-
 def _safe_cuts(data: bytes | memoryview, low: int, high: int, rule: CutRule) -> Iterator[int]:
     """Yield the safe cuts in `data[low:high]`, in order, and perhaps a few after it."""
     first, last = max(low - _LONGEST_CHARACTER_BYTES, 0), high + _LONGEST_CHARACTER_BYTES
@@ -139,8 +143,14 @@ def _safe_cuts(data: bytes | memoryview, low: int, high: int, rule: CutRule) -> 
 
 def _may_be_seam(data: bytes | memoryview, position: int) -> bool:
     """Return whether a cut at `position` leaves all other boundaries between pieces as they are."""
-    if not _is_character_boundary(data, position):
-        return False
+    # Decoding the two sides separately must give the same text as decoding them together. That holds before
+    # every byte that begins a character. A continuation byte belongs to the bytes before it, unless four
+    # continuation bytes precede it: no character is that long, so all of them are invalid and replaced byte
+    # by byte.
+    if position < len(data) and data[position] & 0xC0 == 0x80:
+        preceding = data[max(0, position - 4) : position]
+        if len(preceding) < 4 or any(byte & 0xC0 != 0x80 for byte in preceding):
+            return False
     left = bytes(data[max(0, position - CONTEXT_BYTES) : position]).decode("utf-8", "replace")
     right = bytes(data[position : position + CONTEXT_BYTES]).decode("utf-8", "replace")
     if len(left) < 3 or len(right) < 3:
@@ -150,37 +160,14 @@ def _may_be_seam(data: bytes | memoryview, position: int) -> bool:
         return False  # the space belongs to the word that follows
     if before == "\r" and after == "\n":
         return False  # together they are one line end
-    if after == "'" and right[1] in _CONTRACTION_LETTERS:
+    if after == "'" and right[1] in "sdmtlvr":
         return False  # the right side might now begin with a contraction
     return not ("'" in left[-3:] and (after in "elsdmtvr"))  # or a contraction might be cut in two
 
 
-def _is_character_boundary(data: bytes | memoryview, position: int) -> bool:
-    """Return whether decoding the two sides separately gives the same text as decoding them together.
-
-    This holds before every byte that begins a character. A continuation byte belongs to the bytes before
-    it, unless four continuation bytes precede it: no character is that long, so all of them are invalid
-    and replaced byte by byte.
-    """
-    if position >= len(data) or data[position] & 0xC0 != 0x80:
-        return True
-    before = data[max(0, position - 4) : position]
-    return len(before) == 4 and all(byte & 0xC0 == 0x80 for byte in before)
-
-
-_SEAM_WINDOW_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Passages:
-    """The passages of some documents, in order."""
-
-    texts: Texts
-    seams: list[list[bool]]  # for each passage of each document, whether the cut before it is a seam
-
-
-def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> Passages:
-    """Cut each text into passages of about `passage_bytes`, longer where there is no place to cut."""
+def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> tuple[Texts, list[list[bool]]]:
+    """Cut each text into passages of about `passage_bytes`, longer where there is no place to cut. Return
+    them, and for each passage of each text whether the cut before it is a seam."""
     buffers, seams = [], []
     for buffer in texts.buffers:
         data = memoryview(buffer.data)
@@ -192,12 +179,14 @@ def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> Pass
             ends += boundaries[1:]
             seams.append([False, *(cut.seam for cut in cuts)])
         buffers.append(TextBuffer(buffer.data, np.array(starts, np.int64), np.array(ends, np.int64)))
-    return Passages(Texts(*buffers), seams)
+    return Texts(*buffers), seams
 
 
 def find_cuts(text: memoryview, piece_bytes: int, rule: CutRule | None) -> list[Cut]:
     """Return where to cut a text. Without seams a piece of more than `piece_bytes` has no safe cut inside it,
     so that its length depends on the text alone."""
+    if rule is None:
+        return []
     has_seams = rule == "gpt2"
     cuts: list[Cut] = []
     position = 0
@@ -205,9 +194,82 @@ def find_cuts(text: memoryview, piece_bytes: int, rule: CutRule | None) -> list[
         target = position + piece_bytes
         # Where there are seams, one near the target is better than a safe cut far from it.
         low = max(position + CONTEXT_BYTES, target - _SEAM_WINDOW_BYTES) if has_seams else position
-        cut = find_cut(text, low, target, rule) or find_first_cut(text, target, rule)
+        cut = find_cut(text, low, target, rule)
         if cut is None:
-            break
+            safe = next(_safe_cuts(text, target, len(text), rule), None)
+            if safe is None:
+                break
+            cut = Cut(safe)
         cuts.append(cut)
         position = cut.position
     return cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """A repair: replace the last `left_tokens` and the first `right_tokens` at the seam by `middle`."""
+
+    left_tokens: int
+    middle: Ids
+    right_tokens: int
+
+
+class SeamMender:
+    """Computes how to join token arrays at seams; `encode` is the reference tokenizer."""
+
+    def __init__(self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]) -> None:
+        self._encode = encode
+        self._token_bytes = token_bytes
+
+    def mend(self, left: Ids, right: Ids, *, left_is_whole: bool) -> Mend:
+        """Return how to join `left` and `right`, the tokens of one document on both sides of a seam.
+
+        `left_is_whole` says that the left side begins where a piece begins: a window that covers all of it
+        is then correct even if its first token differs.
+        """
+        want_left = want_right = _FIRST_WINDOW_TOKENS
+        while True:
+            n_left = self._widen_left(left, want_left)
+            n_right = self._widen_right(right, want_right)
+            window = b"".join(
+                self._token_bytes[token]
+                for token in (*left[len(left) - n_left :].tolist(), *right[:n_right].tolist())
+            )
+            middle = self._encode(window.decode("utf-8"))
+            left_fits = (left_is_whole and n_left == len(left)) or middle[0] == left[-n_left]
+            right_fits = n_right == len(right) or middle[-1] == right[n_right - 1]
+            if left_fits and right_fits:
+                return Mend(n_left, np.array(middle, left.dtype), n_right)
+            if not left_fits:
+                if n_left == len(left):
+                    raise ExactnessError("A document's tokens could not be joined at a cut.")
+                want_left *= 4
+            if not right_fits:
+                want_right *= 4
+
+    def _widen_left(self, tokens: Ids, wanted: int) -> int:
+        """Return how many tokens to take from the end: `wanted`, or more to begin with a whole character."""
+        count = min(wanted, len(tokens))
+        while count < len(tokens) and self._continues_character(int(tokens[-count])):
+            count += 1
+        return count
+
+    def _widen_right(self, tokens: Ids, wanted: int) -> int:
+        """Return how many tokens to take from the start: `wanted`, or more.
+
+        They must end with a whole character that is not white space. A window that ends there would be split
+        differently from the whole text: a run of white space stays in one piece at the end of a text, but not
+        before a word.
+        """
+        count = min(wanted, len(tokens))
+        while count < len(tokens):
+            tail = b"".join(self._token_bytes[token] for token in tokens[max(0, count - 8) : count].tolist())
+            ends_in_white_space = tail.decode("utf-8", "ignore")[-1:] in WHITE_SPACE
+            if not ends_in_white_space and not self._continues_character(int(tokens[count])):
+                break
+            count += 1
+        return count
+
+    def _continues_character(self, token: int) -> bool:
+        """Return whether a token begins with a UTF-8 continuation byte."""
+        return self._token_bytes[token][0] & 0xC0 == 0x80

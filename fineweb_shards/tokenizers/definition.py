@@ -18,24 +18,21 @@ from fineweb_shards.system.durable import output_error, write_file
 from fineweb_shards.system.own_files import is_plain_file, make_folder, read_file
 from fineweb_shards.system.standard_streams import without_errors_on_screen
 from fineweb_shards.tokenizers.base import is_failure
-from fineweb_shards.tokenizers.builtin_vocabularies import find_builtin
-from fineweb_shards.tokenizers.patterns import PATTERNS, get_pattern, resolve_pattern
+from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS, PATTERNS, get_pattern, resolve_pattern
 from fineweb_shards.tokenizers.references import require_reference
-from fineweb_shards.tokenizers.tokenizer_json import is_byte_level, pre_tokenizers
 from fineweb_shards.tokenizers.vocabulary_files import (
     FILE_NAMES,
     MOST_BYTES,
     MOST_IDS,
     format_ranks,
-    has_definition,
+    is_byte_level,
     load_definition,
     looks_like_ranks,
     parse_ranks,
+    pre_tokenizers,
 )
 from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
 
-_PICKLE = b"\x80"
-_PROTOBUF = b"\n"  # the first field of a SentencePiece model, its pieces
 # What makes a rank file of a pickled tiktoken.Encoding, such as nanochat's. Only its owner can trust it.
 _CONVERT = """It is a pickle, which can run any program when it is loaded, so it is not. If you trust it:
     import base64, pickle; e = pickle.load(open("tokenizer.pkl", "rb")); r = e._mergeable_ranks
@@ -69,16 +66,24 @@ def read_definition(data: bytes, name: str, *, pattern: str, eot: str) -> Defini
         raise UsageError(
             f"--pattern {pattern}: {name} is no rank file, and has its own pattern.", "Leave --pattern out."
         )
-    if data[:1] == _PICKLE:
+    if data[:1] == b"\x80":
         raise UsageError(f"{name}: a pickled tokenizer is not read.", _CONVERT)
     if data.lstrip()[:1] == b"{":
         return _read_json(data, name, eot)
-    return _read_sentencepiece(data, name, eot)
+    # The first field of a SentencePiece model are its pieces.
+    definition = _read_sentencepiece(data, name, eot) if data[:1] == b"\n" else None
+    if definition is None:
+        raise InputError(
+            f"{name}: it is no tokenizer that is known here.",
+            "Rank files (.tiktoken), Hugging Face's tokenizer.json and SentencePiece's .model are.",
+        )
+    return definition
 
 
 def copy_definition(vocabulary: Vocabulary, folder: Path) -> None:
     """Copy a tokenizer's file into another folder, if there is one."""
-    if vocabulary != GPT2 and has_definition(vocabulary):
+    path = Path(vocabulary.folder, FILE_NAMES[vocabulary.reference])
+    if vocabulary != GPT2 and vocabulary.folder and is_plain_file(path):
         _save(vocabulary, load_definition(vocabulary), folder)
 
 
@@ -105,24 +110,22 @@ def _read_ranks(data: bytes, name: str, pattern: str, eot: str) -> Definition:
     ranks = parse_ranks(data, name)
     data = format_ranks(ranks)
     sha256 = hashlib.sha256(data).hexdigest()
-    known = find_builtin(sha256)
+    known_name, known = next(
+        ((one, builtin) for one, builtin in BUILTINS.items() if builtin.sha256 == sha256), (name, None)
+    )
     if not pattern and known is None:
         raise UsageError(
             f"{name}: a rank file does not say by which pattern text is cut into pieces.",
             f"Give it with --pattern: {', '.join(PATTERNS)}, or a regular expression.",
         )
-    pattern = resolve_pattern(pattern) if pattern else known[1].pattern if known else ""
-    special = known[1].special_tokens if known else {}
-    name = known[0] if known else name
+    pattern = resolve_pattern(pattern or (known.pattern if known else ""))
+    special = known.special_tokens if known else {}
     texts = {rank: token.decode("utf-8", "backslashreplace") for token, rank in ranks.items()}
-    number = choose_eot(eot, special, texts, name)
+    number = choose_eot(eot, special, texts, known_name)
     size = 1 + max(*ranks.values(), *special.values(), number)
-    vocabulary = Vocabulary(
-        name, sha256, size, number, pattern=pattern, cut_rule=get_pattern(pattern).cut_rule
-    )
-    if vocabulary == GPT2:
-        return GPT2_DEFINITION
-    return Definition(vocabulary, data, special)
+    cut_rule = get_pattern(pattern).cut_rule
+    vocabulary = Vocabulary(known_name, sha256, size, number, pattern=pattern, cut_rule=cut_rule)
+    return GPT2_DEFINITION if vocabulary == GPT2 else Definition(vocabulary, data, special)
 
 
 def _read_json(data: bytes, name: str, eot: str) -> Definition:
@@ -173,30 +176,21 @@ def _read_json(data: bytes, name: str, eot: str) -> Definition:
     return Definition(vocabulary, data, special, others)
 
 
-def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition:
-    if data[:1] != _PROTOBUF:
-        raise _unknown(name)
+def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition | None:
     require_reference("sentencepiece", name)
     import sentencepiece
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=data)
         pieces = range(processor.vocab_size())
-    except (RuntimeError, TypeError) as error:
-        raise _unknown(name) from error
+    except (RuntimeError, TypeError):
+        return None
     special = {processor.id_to_piece(i): i for i in pieces if processor.is_control(i)}
     texts = {i: processor.id_to_piece(i) for i in pieces if not processor.is_control(i)}
     number = choose_eot(eot, special, texts, name)
     size = max(processor.vocab_size(), number + 1)
     vocabulary = Vocabulary(name, hashlib.sha256(data).hexdigest(), size, number, "", "sentencepiece")
     return Definition(vocabulary, data, special)
-
-
-def _unknown(name: str) -> InputError:
-    return InputError(
-        f"{name}: it is no tokenizer that is known here.",
-        "Rank files (.tiktoken), Hugging Face's tokenizer.json and SentencePiece's .model are.",
-    )
 
 
 def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:
@@ -215,44 +209,44 @@ def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:
 
 
 # What tokenizers call the token for the end of a text. One that has exactly one of them leaves no doubt.
-_USUAL_NAMES = frozenset(
-    ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<EOT>", "<｜end▁of▁sentence｜>")
-)
+_USUAL_NAMES = {
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<EOT>",
+    "<｜end▁of▁sentence｜>",
+}
 _MOST_LISTED = 12
 
 
 def choose_eot(wanted: str, special: Mapping[str, int], texts: Mapping[int, str], name: str) -> int:
     """Return the id of EOT in the tokenizer `name`: the one that is `wanted`, by name or id, or if nothing is
     wanted the only usual one. `special` are its special tokens, `texts` those that stand for text."""
-    if not wanted:
-        usual = [number for token, number in special.items() if token in _USUAL_NAMES and number not in texts]
-        if len(usual) == 1:
-            return usual[0]
-        raise UsageError(f"{name}: it is not obvious which token ends a document.", _list(special, texts))
-    if wanted in special and special[wanted] not in texts:
-        return special[wanted]
-    if not wanted.isdecimal():
-        raise UsageError(f"--eot {wanted}: {name} has no special token of this name.", _list(special, texts))
-    number = int(wanted)
-    if number in texts:
-        raise UsageError(
-            f"--eot {wanted}: in {name} this id stands for the text {texts[number][:40]!r}.",
-            _list(special, texts),
-        )
+    free = {token: number for token, number in special.items() if number not in texts}
+    usual = [number for token, number in free.items() if token in _USUAL_NAMES]
     highest = max([*texts, *special.values()])
-    if number > 2 * highest + 1000:
+    if not wanted and len(usual) == 1:
+        return usual[0]
+    if wanted in free:
+        return free[wanted]
+    if not wanted:
+        problem = f"{name}: it is not obvious which token ends a document."
+    elif not wanted.isdecimal():
+        problem = f"--eot {wanted}: {name} has no special token of this name."
+    elif int(wanted) in texts:
+        problem = f"--eot {wanted}: in {name} this id stands for the text {texts[int(wanted)][:40]!r}."
+    elif int(wanted) > 2 * highest + 1000:
         raise UsageError(
             f"--eot {wanted}: the ids of {name} end at {highest:,}.",
             f"{highest + 1} is the next one that is free.",
         )
-    return number
-
-
-def _list(special: Mapping[str, int], texts: Mapping[int, str]) -> str:
-    """Return a hint with the special tokens there are."""
-    if not special:
-        free = max(texts) + 1
-        return f"Name one with --eot ID. The ids of its tokens end at {free - 1}, so {free} is free."
+    else:
+        return int(wanted)
     listed = [f"{token} ({number})" for token, number in sorted(special.items(), key=lambda one: one[1])]
     more = f" and {len(listed) - _MOST_LISTED:,} more" if len(listed) > _MOST_LISTED else ""
-    return f"Name one with --eot NAME or --eot ID: {', '.join(listed[:_MOST_LISTED])}{more}."
+    hint = f"Name one with --eot NAME or --eot ID: {', '.join(listed[:_MOST_LISTED])}{more}."
+    if not special:
+        hint = f"Name one with --eot ID. The ids of its tokens end at {highest}, so {highest + 1} is free."
+    raise UsageError(problem, hint)

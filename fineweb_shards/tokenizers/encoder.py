@@ -1,6 +1,6 @@
 """Encode documents to blocks of tokens, with an engine, so that any document gives the reference's tokens.
 
-- A long document is encoded in passages, cut where it does not change the tokens (cuts.py, seams.py).
+- A long document is encoded in passages, cut where it does not change the tokens (cuts.py).
 - An exception of the engine becomes an UnencodableError; the caller may then use `fallback`. So does a text
   that is too long to be encoded whole and has no place to cut.
 - A seeded sample is encoded again with the reference, and any difference stops the run.
@@ -20,16 +20,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import ExactnessError
-from fineweb_shards.texts import Texts, TokenLists
-from fineweb_shards.tokenizers.base import Engine, Ids, JoinedIds, Reference, is_failure, join_ids
-from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, LONGEST_UNCUT_BYTES, cut_passages, find_cut
+from fineweb_shards.texts import Ids, Texts, TokenLists
+from fineweb_shards.tokenizers.base import Engine, JoinedIds, Reference, is_failure, join_ids
+from fineweb_shards.tokenizers.cuts import (
+    CONTEXT_BYTES,
+    LONGEST_UNCUT_BYTES,
+    SeamMender,
+    cut_passages,
+    find_cut,
+)
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.references import load_token_bytes, make_reference
-from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import Counts, Cursor, EncodedBlock, Positions, TextChunk, Tokens, id_of
+from fineweb_shards.types import Counts, EncodedBlock, Positions, TextChunk, Tokens, id_of
 from fineweb_shards.vocabulary import CutRule, Vocabulary
+
+PASSAGE_BYTES = 256 * 1024
+# One in this many documents is encoded again, and only the beginning of a long one: tiktoken is about
+# 20 times slower, and this way the check takes well under 3 % of the time.
+SAMPLE_ONE_IN = 1024
+SAMPLE_BYTES = 16 * 1024
+# Where there is no rule for cutting, whole documents are encoded again: as many bytes in all, but up to this
+# many at once.
+_LONGEST_WHOLE_BYTES = 2**20
 
 
 def place_eots(chunk: TextChunk, lengths: NDArray[np.int64], *, eot_first: bool) -> Positions:
@@ -46,23 +60,16 @@ def place_eots(chunk: TextChunk, lengths: NDArray[np.int64], *, eot_first: bool)
     return eots
 
 
-PASSAGE_BYTES = 256 * 1024
-_NO_PLACES = np.empty(0, np.int64)
-
-
 @cache
 def make_mender(vocabulary: Vocabulary) -> SeamMender:
     """Return the SeamMender of this process; threads may share it, because nothing in it changes."""
-    known = load_token_bytes(vocabulary)
     reference = make_reference(vocabulary)
     encoder = Encoder(reference, reference, eot_first=True, seed=0)
-
-    def encode(text: str) -> list[int]:
-        # With an Encoder, because a window may grow to a length on which tiktoken alone panics.
-        ids: list[int] = encoder.encode_documents(Texts.from_strings([text]))[0].tolist()
-        return ids
-
-    return SeamMender(encode, known.token_bytes)
+    # With an Encoder, because a window may grow to a length on which tiktoken alone panics.
+    return SeamMender(
+        lambda text: encoder.encode_documents(Texts.from_strings([text]))[0].tolist(),
+        load_token_bytes(vocabulary).token_bytes,
+    )
 
 
 class UnencodableError(Exception):
@@ -74,10 +81,8 @@ class Encoder:
 
     def __init__(self, engine: Engine, reference: Reference, *, eot_first: bool, seed: int) -> None:
         self.vocabulary = reference.vocabulary
-        self._engine = engine
-        self._reference = reference
-        self._eot_first = eot_first
-        self._seed = seed
+        self._engine, self._reference = engine, reference
+        self._eot_first, self._seed = eot_first, seed
 
     @cached_property
     def fallback(self) -> Encoder | None:
@@ -85,15 +90,14 @@ class Encoder:
 
         Beside a reference it must be one that is known to give the same tokens without a test.
         """
+        engine: Engine | None = None
         if not isinstance(self._engine, Reference):
-            return self._with_engine(self._reference)
-        if not is_gpt2_text(self.vocabulary):
+            engine = self._reference
+        elif is_gpt2_text(self.vocabulary):
+            others = (one for one in (GigatokenEngine, FastokensEngine) if one.installed_version())
+            engine = next((other(self.vocabulary) for other in others), None)
+        if engine is None:
             return None
-        others = (one for one in (GigatokenEngine, FastokensEngine) if one.installed_version())
-        other = next(others, None)
-        return None if other is None else self._with_engine(other(self.vocabulary))
-
-    def _with_engine(self, engine: Engine) -> Encoder:
         return Encoder(engine, self._reference, eot_first=self._eot_first, seed=self._seed)
 
     def encode(self, chunk: TextChunk, where: str) -> EncodedBlock:
@@ -103,14 +107,17 @@ class Encoder:
         """
         tokens, positions = self._encode_joined(chunk.texts)
         if not isinstance(self._engine, Reference):
-            documents = JoinedIds(tokens[:-1], positions[:-1])
-            check_sample(chunk, documents, self._reference, self._engine.name, self._seed, where)
+            self._check_sample(chunk, JoinedIds(tokens[:-1], positions[:-1]), where)
         lengths = np.diff(positions) - 1
         wrong = list(_token_count_mismatches(chunk, lengths, where))
+        # Without the EOT after the last document, or the one before the first if EOTs come after documents;
+        # and without those where a document continues from the previous chunk, or in the next.
+        first = int(chunk.starts_mid_document or not self._eot_first)
+        last = int(chunk.ends_mid_document or self._eot_first)
         return EncodedBlock(
             start=chunk.start,
             end=chunk.end,
-            tokens=self._drop_outer_eots(chunk, tokens),
+            tokens=tokens[first : len(tokens) - last],
             eots=place_eots(chunk, lengths, eot_first=self._eot_first),
             starts_at_seam=chunk.starts_at_seam,
             ends_at_seam=chunk.ends_at_seam,
@@ -124,19 +131,16 @@ class Encoder:
         if texts.longest_bytes <= PASSAGE_BYTES:
             with self._translated_errors():
                 return self._engine.encode(texts)
-        passages = cut_passages(texts, PASSAGE_BYTES, self.vocabulary.cut_rule)
-        self._check_length(passages.texts.longest_bytes)
-        with self._translated_errors():
-            parts = iter(self._engine.encode(passages.texts))
-        return [self._join([(next(parts), seam) for seam in seams]) for seams in passages.seams]
-
-    def _check_length(self, uncut_bytes: int) -> None:
-        """Raise UnencodableError if a text is too long to be encoded without being cut."""
-        if uncut_bytes > LONGEST_UNCUT_BYTES:
+        passages, seams = cut_passages(texts, PASSAGE_BYTES, self.vocabulary.cut_rule)
+        if passages.longest_bytes > LONGEST_UNCUT_BYTES:
             raise UnencodableError(
-                f"it has {uncut_bytes:,} bytes without a place where {self.vocabulary.name} allows a cut, "
-                f"and at most {LONGEST_UNCUT_BYTES:,} are encoded at once; split it into several documents"
+                f"it has {passages.longest_bytes:,} bytes without a place where {self.vocabulary.name} "
+                f"allows a cut, and at most {LONGEST_UNCUT_BYTES:,} are encoded at once; split it into "
+                "several documents"
             )
+        with self._translated_errors():
+            parts = iter(self._engine.encode(passages))
+        return [self._join([(next(parts), seam) for seam in document]) for document in seams]
 
     def _join(self, parts: list[tuple[Ids, bool]]) -> Ids:
         """Join the tokens of one document's passages, each with its `seam` flag, and repair them at seams."""
@@ -166,19 +170,26 @@ class Encoder:
 
     def _encode_joined(self, texts: Texts) -> tuple[Tokens, Positions]:
         """Return the tokens with an EOT before each document and after the last one, and where EOTs are."""
+        vocabulary, length = self.vocabulary, 0
         parts: list[Tokens] = []
         positions: list[Positions] = []
-        length = 0
         for joined in self._iter_joined(texts):
             # A small id, so that what is checked is what the engine made.
-            joined.ids[joined.positions] = int(self.vocabulary.eot == 0)
-            self._check_range(joined.ids)
-            parts.append(joined.ids.astype(self.vocabulary.dtype))
+            joined.ids[joined.positions] = int(vocabulary.eot == 0)
+            # Narrowed, an id that no text has would become another one.
+            lowest = int(joined.ids.min(initial=0)) if joined.ids.dtype.kind == "i" else 0
+            highest = int(joined.ids.max(initial=0))
+            # Where EOT is not the last id, the largest one says nothing about it.
+            has_eot = highest >= vocabulary.eot and vocabulary.count_eots(joined.ids) > 0
+            if has_eot or not 0 <= lowest <= highest < vocabulary.size:
+                wrong = vocabulary.eot if has_eot else highest
+                raise ExactnessError(f"{self._engine.name} made token {wrong}, which no text can have.")
+            parts.append(joined.ids.astype(vocabulary.dtype))
             positions.append(joined.positions + length)
             length += len(joined.ids)
-        eots = np.append(np.concatenate([_NO_PLACES, *positions]), length)
-        tokens = np.concatenate([*parts, np.zeros(1, self.vocabulary.dtype)])
-        tokens[eots] = self.vocabulary.eot
+        eots = np.concatenate([*positions, np.array([length], np.int64)])
+        tokens = np.concatenate([*parts, np.zeros(1, vocabulary.dtype)])
+        tokens[eots] = vocabulary.eot
         return tokens, eots
 
     def _iter_joined(self, texts: Texts) -> Iterator[JoinedIds]:
@@ -190,23 +201,22 @@ class Encoder:
             with self._translated_errors():
                 yield from self._engine.encode_joined(texts)
 
-    def _drop_outer_eots(self, chunk: TextChunk, tokens: Tokens) -> Tokens:
-        """Drop the EOT after the last document, or the one before the first if EOTs come after documents; and
-        those where a document continues from the previous chunk, or in the next."""
-        first = int(chunk.starts_mid_document or not self._eot_first)
-        last = int(chunk.ends_mid_document or self._eot_first)
-        return tokens[first : len(tokens) - last]
-
-    def _check_range(self, tokens: Ids) -> None:
-        """Raise ExactnessError if one of the ids is no text's: narrowed, it would become another one."""
-        vocabulary = self.vocabulary
-        lowest = int(tokens.min(initial=0)) if tokens.dtype.kind == "i" else 0
-        highest = int(tokens.max(initial=0))
-        # Where EOT is not the last id, the largest one says nothing about it.
-        has_eot = highest >= vocabulary.eot and vocabulary.count_eots(tokens) > 0
-        if has_eot or not 0 <= lowest <= highest < vocabulary.size:
-            wrong = vocabulary.eot if has_eot else highest
-            raise ExactnessError(f"{self._engine.name} made token {wrong}, which no text can have.")
+    def _check_sample(self, chunk: TextChunk, tokens: JoinedIds, where: str) -> None:
+        """Encode a sample of a chunk's documents with the reference; ExactnessError if any token differs."""
+        chooser = random.Random(f"{self._seed} {where} {chunk.start}")  # noqa: S311, RUF100
+        for i in choose_documents(len(chunk.documents), chooser):
+            document = chunk.texts[i]
+            text = _comparable(document, self.vocabulary.cut_rule)
+            expected = self._reference.encode_text(text)
+            # Of a long document only a prefix is compared; see _comparable.
+            whole = len(text) == len(document)
+            found = (tokens.of_text(i) if whole else tokens.of_text(i)[: len(expected)]).tolist()
+            if found != expected:
+                start = f"position {chunk.start.position}" if chunk.start else "in the middle of a batch"
+                raise ExactnessError(
+                    f"{self._engine.name} and {self.vocabulary.reference} disagree about document {i + 1} of "
+                    f"{where} ({start}), which begins {text[:60]!r}."
+                )
 
 
 def _token_count_mismatches(chunk: TextChunk, lengths: NDArray[np.int64], where: str) -> Iterator[str]:
@@ -257,34 +267,6 @@ class TokenJoiner:
         )
 
 
-# One in this many documents is encoded again, and only the beginning of a long one: tiktoken is about
-# 20 times slower, and this way the check takes well under 3 % of the time.
-SAMPLE_ONE_IN = 1024
-SAMPLE_BYTES = 16 * 1024
-# Where there is no rule for cutting, whole documents are encoded again: as many bytes in all, but up to this
-# many at once.
-_LONGEST_WHOLE_BYTES = 2**20
-
-
-def check_sample(
-    chunk: TextChunk, tokens: JoinedIds, reference: Reference, engine: str, seed: int, where: str
-) -> None:
-    """Encode a sample of a chunk's documents with the reference; ExactnessError if any token differs."""
-    chooser = random.Random(f"{seed} {where} {chunk.start}")  # noqa: S311, RUF100
-    for i in choose_documents(len(chunk.documents), chooser):
-        document = chunk.texts[i]
-        text = _comparable(document, reference.vocabulary.cut_rule)
-        expected = reference.encode_text(text)
-        # Of a long document only a prefix is compared; see _comparable.
-        whole = len(text) == len(document)
-        found = (tokens.of_text(i) if whole else tokens.of_text(i)[: len(expected)]).tolist()
-        if found != expected:
-            raise ExactnessError(
-                f"{engine} and {reference.vocabulary.reference} disagree about document {i + 1} of "
-                f"{where} ({_describe(chunk.start)}), which begins {text[:60]!r}."
-            )
-
-
 def choose_documents(documents: int, chooser: random.Random) -> list[int]:
     """Choose the indices of the documents to check, each with the same small probability."""
     expected, chosen = documents / SAMPLE_ONE_IN, set[int]()
@@ -303,7 +285,3 @@ def _comparable(document: str, rule: CutRule | None) -> str:
     if cut is None or cut.seam:
         return ""  # no prefix that can be compared on its own
     return data[: cut.position].decode()
-
-
-def _describe(start: Cursor | None) -> str:
-    return f"position {start.position}" if start else "in the middle of a batch"

@@ -11,22 +11,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Engine, Ids, Reference
-from fineweb_shards.tokenizers.patterns import PATTERNS
+from fineweb_shards.texts import Ids, Texts
+from fineweb_shards.tokenizers.base import Engine
+from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
 from fineweb_shards.tokenizers.references import make_reference
-from fineweb_shards.tokenizers.tokenizer_json import ranks_to_json
 from fineweb_shards.tokenizers.unicode_differences import UnicodeDifferences
 from fineweb_shards.tokenizers.vocabulary_files import (
     find_engine_file,
     is_gpt2_text,
     load_gpt2_merges,
     load_gpt2_ranks,
+    ranks_to_json,
 )
 from fineweb_shards.vocabulary import Vocabulary
-
-# With patterns that it does not know by their spelling, it takes this for white space, which it once was.
-_MISTAKEN = "\u180e"
 
 
 class FastokensEngine(Engine):
@@ -36,27 +33,28 @@ class FastokensEngine(Engine):
 
     def __init__(self, vocabulary: Vocabulary | None = None, mistaken: str = "") -> None:
         super().__init__(vocabulary, mistaken)
-        self._differences = UnicodeDifferences(mistaken + _MISTAKEN)
+        # It takes U+180E for white space, which it once was, with patterns that it does not know by spelling.
+        self._differences = UnicodeDifferences(mistaken + "\u180e")
         # One thread per process: there is a worker process for each core. Rayon reads this variable once,
         # when its thread pool starts, which is after this line in every process of a run.
         os.environ["RAYON_NUM_THREADS"] = "1"
         import fastokens  # imported here, because some platforms have no wheel
 
-        self._reference: Reference | None = None  # for texts that fastokens would get wrong
-        if is_gpt2_text(self.vocabulary):
+        self._is_gpt2 = is_gpt2_text(
+            self.vocabulary
+        )  # of others there are texts that fastokens would get wrong
+        if self._is_gpt2:
             ranks = load_gpt2_ranks()
             text = ranks_to_json(ranks, load_gpt2_merges(ranks), PATTERNS["gpt2"], [])
         else:
             text = find_engine_file(self.vocabulary).read_text()
-            self._reference = make_reference(self.vocabulary)
         self._tokenizer = fastokens.Tokenizer.from_json_str(text)
 
     def encode(self, texts: Texts) -> list[Ids]:
         data, offsets = self._tokenizer.encode_batch_flat(list(texts), split_special_tokens=True)
         ids: Ids = np.frombuffer(data, "<u4")
         tokens = [ids[start:end] for start, end in pairwise(np.frombuffer(offsets, "<i8").tolist())]
-        if self._reference:
-            for i, text in enumerate(texts.iter_bytes()):
-                if self._differences.is_in(text):
-                    tokens[i] = np.array(self._reference.encode_text(text.decode()), np.uint32)
+        for i, text in enumerate(() if self._is_gpt2 else texts.iter_bytes()):
+            if self._differences.is_in(text):
+                tokens[i] = np.array(make_reference(self.vocabulary).encode_text(text.decode()), np.uint32)
         return tokens

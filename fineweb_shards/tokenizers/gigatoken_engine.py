@@ -9,17 +9,21 @@ documents are short.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fineweb_shards.system.machine import own_memory_bytes
-from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Engine, Ids, JoinedIds, Reference, join_ids
+from fineweb_shards.texts import Ids, Texts
+from fineweb_shards.tokenizers.base import Engine, JoinedIds, join_ids
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.unicode_differences import UnicodeDifferences
-from fineweb_shards.tokenizers.vocabulary_files import find_engine_file, is_gpt2_text, open_gpt2_ranks
+from fineweb_shards.tokenizers.vocabulary_files import (
+    BOUNDARY,
+    find_engine_file,
+    is_gpt2_text,
+    open_gpt2_ranks,
+)
 from fineweb_shards.vocabulary import Vocabulary
 
 # Its cache of words grows without limit: by 13 MB in 50 MB of English, by 90 MB in 10 MB of random letters.
@@ -30,9 +34,7 @@ _LOOK_EVERY_BYTES = 2**20
 # By how many bytes it grows for each byte of text at the most; 9 to 12 were seen. It grows in steps, by up to
 # 64 MB when its table doubles, whenever one looks.
 _MOST_GROWTH = 16
-# It has no end that is also its beginning, so it is found nowhere but where it was put. A text that has it is
-# noticed by the number of boundaries, and left to the reference.
-BOUNDARY = "\u0091fineweb-shards: a text ends here\u0092"
+# A text that has it is noticed by the number of boundaries, and left to the reference.
 _BOUNDARY_BYTES = BOUNDARY.encode()
 _CALL_BYTES = 256 * 1024  # fits into the processor's cache, with its tokens
 
@@ -61,7 +63,9 @@ class GigatokenEngine(Engine):
             return BPETokenizer.from_tiktoken(str(path), "gpt2", {BOUNDARY: self.vocabulary.size})
 
     def encode(self, texts: Texts) -> list[Ids]:
-        return [ids for joined in self.encode_joined(texts) for ids in joined.split()]
+        return [
+            joined.of_text(i) for joined in self.encode_joined(texts) for i in range(len(joined.positions))
+        ]
 
     def encode_joined(self, texts: Texts) -> Iterator[JoinedIds]:
         if not self._knows_boundary:
@@ -91,30 +95,22 @@ class GigatokenEngine(Engine):
 
     def _encode_alone(self, text: bytes) -> Ids:
         if self._differences.is_in(text) or _BOUNDARY_BYTES in text:
-            return np.array(self._reference.encode_text(text.decode()), np.uint32)
+            return np.array(make_reference(self.vocabulary).encode_text(text.decode()), np.uint32)
         return self._call(text)
 
-    @cached_property
-    def _reference(self) -> Reference:
-        return make_reference(self.vocabulary)
-
     def _call(self, data: bytes) -> Ids:
+        """Encode with the tokenizer; before that, replace it if its cache has become too large."""
         self._until_look_bytes -= len(data)
         if self._until_look_bytes <= 0:
-            self._bound_cache()
+            # The process's own growth, because the size of the cache is not told. Whatever else grows by that
+            # much only has the effect that the cache is emptied sooner.
+            memory_bytes = own_memory_bytes()
+            self._memory_bytes = self._memory_bytes or memory_bytes
+            room_bytes = self._memory_bytes + _CACHE_BYTES - memory_bytes
+            if room_bytes < 0:
+                self._tokenizer = None  # first, so that there are never two of them
+                self._tokenizer = self._load()
+                self._memory_bytes = 0
+            self._until_look_bytes = max(_LOOK_EVERY_BYTES, room_bytes // _MOST_GROWTH)
         ids: Ids = self._tokenizer.encode(data)
         return ids
-
-    def _bound_cache(self) -> None:
-        """Replace the tokenizer if its cache has become too large, and say when to look again."""
-        # The process's own growth, because the size of the cache is not told. Whatever else grows by that
-        # much only has the effect that the cache is emptied sooner.
-        memory_bytes = own_memory_bytes()
-        if not self._memory_bytes:
-            self._memory_bytes = memory_bytes
-        room_bytes = self._memory_bytes + _CACHE_BYTES - memory_bytes
-        if room_bytes < 0:
-            self._tokenizer = None  # first, so that there are never two of them
-            self._tokenizer = self._load()
-            self._memory_bytes = 0
-        self._until_look_bytes = max(_LOOK_EVERY_BYTES, room_bytes // _MOST_GROWTH)

@@ -2,13 +2,17 @@
 file: Hugging Face's tokenizers and tiktoken differ about one document in four under the same vocabulary.
 
 A manifest and a worker's settings only name the vocabulary (`fineweb_shards.vocabulary`); the bytes of its
-tokens are loaded where they are needed, once per process.
+tokens are loaded where they are needed, once per process. With them `decode` makes bytes of tokens, with
+NumPy, for inspection and reports.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.system.shell_commands import install_command
@@ -16,8 +20,11 @@ from fineweb_shards.tokenizers.base import Reference
 from fineweb_shards.tokenizers.sentencepiece_engine import SentencePieceEngine
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.tokenizers.tokenizers_engine import TokenizersEngine
+from fineweb_shards.types import Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
+BOUNDARY = b"\xff"  # what `decode` makes of EOT: UTF-8 text never contains this byte
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 REFERENCES: dict[str, type[Reference]] = {
     reference.name: reference for reference in (TiktokenEngine, TokenizersEngine, SentencePieceEngine)
 }
@@ -25,8 +32,7 @@ REFERENCES: dict[str, type[Reference]] = {
 
 def require_reference(name: str, file: str) -> None:
     """Raise UsageError if the package that encodes a file of this kind is not installed."""
-    reference = REFERENCES[name]
-    if not reference.installed_version():
+    if not REFERENCES[name].installed_version():
         raise UsageError(
             f"{file}: such a tokenizer needs the package {name}, which is not installed here.",
             f"Install it: {install_command(name)}",
@@ -56,3 +62,33 @@ def _load(vocabulary: Vocabulary) -> Vocabulary:
     tokens = list(make_reference(vocabulary).load_token_bytes())
     tokens[vocabulary.eot] = b""
     return replace(vocabulary, token_bytes=tuple(tokens))
+
+
+def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
+    """Return the bytes of tokens, with BOUNDARY for each EOT.
+
+    Ids outside the vocabulary, and the token whose byte is BOUNDARY, become the replacement character, so
+    that a BOUNDARY in the result is always an EOT.
+    """
+    if not len(tokens):
+        return b""
+    data, all_starts, all_lengths = _byte_table(vocabulary)
+    ids = np.minimum(tokens, np.int64(vocabulary.size))
+    lengths = all_lengths[ids]
+    ends = np.cumsum(lengths)
+    # Compute each output byte's position in the table: four times as fast as joining pieces.
+    positions = np.repeat(all_starts[ids] - (ends - lengths), lengths)
+    positions += np.arange(ends[-1])
+    return bytes(data[positions].data)
+
+
+@cache
+def _byte_table(vocabulary: Vocabulary) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the bytes of all tokens, one after the other, where those of each begin, and how many they are.
+    After the last token comes the replacement for all invalid ids."""
+    known = load_token_bytes(vocabulary).token_bytes
+    spelled = [token.replace(BOUNDARY, _REPLACEMENT) for token in known]
+    spelled += [_REPLACEMENT] * (vocabulary.size + 1 - len(known))
+    spelled[vocabulary.eot] = BOUNDARY
+    lengths = np.array([len(token) for token in spelled], np.int64)
+    return np.frombuffer(b"".join(spelled), np.uint8), np.cumsum(lengths) - lengths, lengths

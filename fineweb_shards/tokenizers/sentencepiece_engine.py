@@ -11,9 +11,6 @@ from fineweb_shards.tokenizers.vocabulary_files import load_definition
 if TYPE_CHECKING:
     import sentencepiece
 
-_SPACE_LETTER = "▁"
-_UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
-
 
 class SentencePieceEngine(Reference):
     """The reference for vocabularies that a SentencePiece model defines."""
@@ -32,15 +29,13 @@ class SentencePieceEngine(Reference):
         return ids
 
     def load_token_bytes(self) -> tuple[bytes, ...]:
-        return tuple(map(self._bytes_of, range(self.vocabulary.size)))
-
-    def _bytes_of(self, number: int) -> bytes:
-        processor = self.processor
-        if number >= processor.vocab_size() or processor.is_control(number) or processor.is_unused(number):
-            return b""
-        if processor.is_unknown(number):
-            return _UNKNOWN
-        piece: str = processor.id_to_piece(number)
-        if processor.is_byte(number):
-            return bytes.fromhex(piece[3:5])
-        return piece.replace(_SPACE_LETTER, " ").encode()
+        processor, tokens = self.processor, [b""] * self.vocabulary.size
+        for number in range(processor.vocab_size()):
+            piece = processor.id_to_piece(number)
+            if processor.is_unknown(number):
+                tokens[number] = "\N{REPLACEMENT CHARACTER}".encode()
+            elif processor.is_byte(number):
+                tokens[number] = bytes.fromhex(piece[3:5])
+            elif not processor.is_control(number) and not processor.is_unused(number):
+                tokens[number] = piece.replace("▁", " ").encode()
+        return tuple(tokens)

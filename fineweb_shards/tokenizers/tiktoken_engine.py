@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.tokenizers.base import Reference
-from fineweb_shards.tokenizers.patterns import get_pattern
+from fineweb_shards.tokenizers.builtin_vocabularies import get_pattern
 from fineweb_shards.tokenizers.vocabulary_files import load_ranks
 
 if TYPE_CHECKING:

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Ids, Reference
-from fineweb_shards.tokenizers.tokenizer_json import byte_letters
-from fineweb_shards.tokenizers.vocabulary_files import load_definition
+from fineweb_shards.texts import Ids, Texts
+from fineweb_shards.tokenizers.base import Reference
+from fineweb_shards.tokenizers.vocabulary_files import byte_letters, load_definition
 
 if TYPE_CHECKING:
     import tokenizers
 
 _CALL_BYTES = 256 * 1024  # a token takes some 200 bytes until its text is done
-_SPACE_LETTER = "▁"  # stands for a space in vocabularies that come from SentencePiece
 
 
 class TokenizersEngine(Reference):
@@ -33,36 +31,40 @@ class TokenizersEngine(Reference):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker process for each core
         import tokenizers
 
-        tokenizer = tokenizers.Tokenizer.from_str(self._definition.decode())
+        tokenizer = tokenizers.Tokenizer.from_str(load_definition(self.vocabulary).decode())
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True  # their names in a text are ordinary text
         return tokenizer
-
-    @property
-    def _definition(self) -> bytes:
-        return load_definition(self.vocabulary)
 
     def encode_text(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode(self, texts: Texts) -> list[Ids]:
-        return [ids for part in texts.parts(_CALL_BYTES) for ids in self._encode_part(part)]
-
-    def _encode_part(self, texts: list[str]) -> list[Ids]:
-        # Without the offsets of tokens in the text, which nobody asks for.
-        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(one.ids, np.uint32) for one in encoded]
+        ids: list[Ids] = []
+        for part in texts.parts(_CALL_BYTES):
+            # Without the offsets of tokens in the text, which nobody asks for.
+            encoded = self.tokenizer.encode_batch_fast(part, add_special_tokens=False)
+            ids += [np.array(one.ids, np.uint32) for one in encoded]
+        return ids
 
     def load_token_bytes(self) -> tuple[bytes, ...]:
-        definition = json.loads(self._definition)
+        definition = json.loads(load_definition(self.vocabulary))
         special = {token["id"] for token in definition.get("added_tokens") or [] if token["special"]}
-        spell = _spell_bytes if "ByteLevel" in _types_in(definition.get("decoder")) else _spell_text
+        is_byte_level = "ByteLevel" in _types_in(definition.get("decoder"))
+        bytes_of = {letter: byte for byte, letter in byte_letters().items()}
         tokens = [b""] * self.vocabulary.size
         for token, number in self.tokenizer.get_vocab(with_added_tokens=True).items():
-            if number not in special:
-                tokens[number] = spell(token)
+            if number in special:
+                continue
+            if is_byte_level:  # a letter for each byte; added tokens may not be spelled so
+                is_spelled = all(letter in bytes_of for letter in token)
+                tokens[number] = bytes(bytes_of[letter] for letter in token) if is_spelled else token.encode()
+            elif re.fullmatch("<0x[0-9A-Fa-f]{2}>", token):
+                tokens[number] = bytes.fromhex(token[3:5])
+            else:  # `▁` stands for a space in vocabularies that come from SentencePiece
+                tokens[number] = token.replace("▁", " ").encode()
         return tuple(tokens)
 
 
@@ -71,20 +73,3 @@ def _types_in(part: dict[str, Any] | None) -> set[str]:
     if part is None:
         return set()
     return {part["type"]}.union(*(_types_in(one) for one in part.get("decoders", [])))
-
-
-_BYTES = {letter: byte for byte, letter in byte_letters().items()}
-
-
-def _spell_bytes(token: str) -> bytes:
-    """Return the bytes of a token that is spelled with a letter for each byte; added ones may not be."""
-    if all(letter in _BYTES for letter in token):
-        return bytes(_BYTES[letter] for letter in token)
-    return token.encode()
-
-
-def _spell_text(token: str) -> bytes:
-    """Return the bytes of a token that is spelled as text, or as a byte in the form `<0x0A>`."""
-    if re.fullmatch("<0x[0-9A-Fa-f]{2}>", token):
-        return bytes.fromhex(token[3:5])
-    return token.replace(_SPACE_LETTER, " ").encode()

@@ -1,74 +1,90 @@
-"""Try which engine can encode with a vocabulary, before a run: the fastest that passes the self-test.
+"""Try, before a run, which engine can encode with a vocabulary: the fastest that passes the self-test.
+
+The self-test encodes difficult strings and compares with the reference. It finds an engine that was updated,
+miscompiled, or takes another pattern, before any shard is written. Every worker encodes a few hundred
+strings, in milliseconds; the parent, which knows the reference's tokens, tells it their hash. GPT-2's is
+known beforehand, so that it needs no trial. For another vocabulary the trial compares its own tokens, too.
 
 The trial has a process of its own: loading a vocabulary of 200,000 tokens into every engine leaves half a
-gigabyte, and some of them print when they give up. It also makes the file that fast engines load. GPT-2 needs
-no trial.
+gigabyte, and some of them print when they give up. It also makes the file that fast engines load.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import itertools
 import pickle
+import random
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fineweb_shards.errors import ExactnessError, InputError, ShardError, UsageError, WorkerError
-from fineweb_shards.system.durable import write_file
-from fineweb_shards.system.own_files import is_plain_file
+from fineweb_shards.texts import Ids, Texts
 from fineweb_shards.tokenizers import ENGINES, FAST_ENGINES, resolve_engine
 from fineweb_shards.tokenizers.base import Engine, Reference, is_failure
-from fineweb_shards.tokenizers.gigatoken_engine import BOUNDARY
-from fineweb_shards.tokenizers.patterns import get_pattern
+from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
 from fineweb_shards.tokenizers.references import REFERENCES, load_token_bytes, make_reference
-from fineweb_shards.tokenizers.selftest import (
-    GPT2_SHA256,
-    check_engine_in_full,
-    check_reference,
-    expected_sha256,
-    find_mistaken,
-)
-from fineweb_shards.tokenizers.tokenizer_json import (
-    is_byte_level,
-    list_merges,
-    ranks_to_json,
-    special_token,
-    without_special_tokens,
-)
-from fineweb_shards.tokenizers.vocabulary_files import (
-    ENGINE_FILES,
-    engine_file,
-    is_gpt2_text,
-    load_definition,
-    load_ranks,
-)
+from fineweb_shards.tokenizers.unicode_differences import agreed_characters
+from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text, prepare_engine_file
 from fineweb_shards.vocabulary import Vocabulary
 
-
-def prepare_engine_file(vocabulary: Vocabulary) -> None:
-    """Make the engine file beside the vocabulary's own, unless it is there from an earlier run."""
-    path = engine_file(vocabulary)
-    if is_plain_file(path):
-        return
-    write_file(path, _make(vocabulary).encode(), path.parent)
-    for other in path.parent.glob(ENGINE_FILES):
-        if other != path:
-            other.unlink()
-
-
-def _make(vocabulary: Vocabulary) -> str:
-    boundary = [special_token(BOUNDARY, vocabulary.size)]
-    if vocabulary.reference == "tiktoken":
-        ranks = load_ranks(vocabulary)
-        return ranks_to_json(ranks, list_merges(ranks), get_pattern(vocabulary.pattern), boundary)
-    tokenizer: dict[str, Any] = json.loads(load_definition(vocabulary))
-    return without_special_tokens(tokenizer, boundary if is_byte_level(tokenizer) else [])
-
-
-_OUT_OF_MEMORY_EXIT_CODE = 112
+# What `digest_tokens` returns for tiktoken's tokens of `hostile_strings` in GPT-2; a test compares them.
+GPT2_SHA256 = "f84f803c8e6f78f5adbfe2c06c140d4dedf49b49a7fbaf28953069adc202d400"
+_OWN_TOKENS = 4000  # of a vocabulary's tokens, how many are tried as texts, and beside others
 _MOST_MISTAKEN = 5000  # more, and another engine may be better
+_OUT_OF_MEMORY_EXIT_CODE = 112
+
+Encode = Callable[[Texts], list[Ids]]
+
+_WORDS = ["a", "Hello", "don't", "I'LL", "we've", "'s", "'S", "naïve", "Straße", "你好", "日本語", "สวัสดี"]
+_WORDS += ["العربية", "हिन्दी", "한국어", "🙂", "👩‍👩‍👧", "é", "e\u0301", "ﬁ", "ǅ", "ª", "ᾳ"]
+_NUMBERS = ["7", "1234567890", "٣", "Ⅷ", "½", "²", "①", "𝟘"]
+_SIGNS = ["!", "...", "<|endoftext|>", "'", "''", "’", "_", "$", "—", "\u200b", "\ufeff", "\ufffd", "\0"]
+_SIGNS += ["\u180e", "\U000e0001", "\x7f", "\u202e", "\ud800", "\udfff", "\U0010ffff"]
+_SPACES = [" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n ", "\xa0", "\u3000", "\u2028", "\x85", "\x1f"]
+
+
+def hostile_strings() -> list[str]:
+    """Return strings in which all kinds of characters meet, in both orders, with and without white space."""
+    atoms = [*_WORDS, *_NUMBERS, *_SIGNS, *_SPACES]
+    strings = ["", *atoms, *(atom * 40 for atom in atoms)]
+    partners = ["a", "7", "!", " ", "\n", "'s", "你"]
+    strings += [left + right for left, right in itertools.product(atoms, partners)]
+    strings += [f"{atom} {partner}" for atom, partner in itertools.product(atoms, ["x", " 9", "  ?"])]
+    strings += ["".join(atoms), " ".join(atoms), "\n".join(atoms)]
+    return strings
+
+
+def digest_tokens(documents: Iterable[Ids]) -> str:
+    """Return the SHA-256 of the tokens of some documents and of where each of them ends."""
+    digest = hashlib.sha256()
+    for tokens in documents:
+        digest.update(len(tokens).to_bytes(4, "little") + tokens.astype("<u4").tobytes())
+    return digest.hexdigest()
+
+
+def check_engine(encode: Encode, name: str, reference: Reference, expected: str) -> None:
+    """Raise ExactnessError for the first string that is not encoded as the reference does.
+
+    The reference itself is only asked if the tokens don't have the expected hash: loading it takes a worker
+    longer than the whole test.
+    """
+    strings = hostile_strings()
+    documents = encode(Texts.from_strings(strings))
+    if digest_tokens(documents) != expected:
+        _compare(strings, documents, name, reference)
+
+
+def _compare(strings: Sequence[str], documents: list[Ids], name: str, reference: Reference) -> None:
+    right = reference.encode(Texts.from_strings(strings))
+    for text, tokens, expected in zip(strings, documents, right, strict=True):
+        if tokens.tolist() != expected.tolist():
+            raise ExactnessError(
+                f"The self-test failed: {name} encodes {text[:40]!r} as {tokens[:20].tolist()}, "
+                f"{reference.name} as {expected[:20].tolist()}."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +97,27 @@ class Trial:
     mistaken: str = ""  # characters that the engine takes for something else
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    vocabulary: Vocabulary
-    special_tokens: tuple[str, ...]
-    added_tokens: tuple[str, ...]
-    engine: str
-
-
 def try_engines(
     wanted: str, vocabulary: Vocabulary, special_tokens: Iterable[str] = (), added_tokens: Iterable[str] = ()
 ) -> Trial:
     """Return the engine called `wanted`, or for `auto` the fastest; UsageError if it can't encode with this
     vocabulary, whose files are saved. The names of its special and other added tokens are tried as text."""
+    engine = resolve_engine(wanted)
+    if wanted in REFERENCES and wanted != vocabulary.reference:
+        raise UsageError(
+            f"--engine {wanted}: the reference for {vocabulary.name} is {vocabulary.reference}.",
+            f"Use --engine auto, or --engine {vocabulary.reference}.",
+        )
     if is_gpt2_text(vocabulary):
-        engine = resolve_engine(wanted)
-        if issubclass(engine, Reference) and engine.name != vocabulary.reference:
-            raise _wrong_reference(wanted, vocabulary)
         return Trial(engine, GPT2_SHA256)
-    if wanted != "auto":
-        resolve_engine(wanted)
-    request = _Request(vocabulary, tuple(special_tokens), tuple(added_tokens), wanted)
+    names = tuple(special_tokens), tuple(added_tokens)
     # Twice: what killed the first process, such as a moment without memory, may be over.
-    found = _try_in_process(request)
+    found = _try_in_process(wanted, vocabulary, *names)
     if isinstance(found, str):
-        found = _try_in_process(request)
+        found = _try_in_process(wanted, vocabulary, *names)
     if isinstance(found, str) and wanted == "auto":  # the reference alone takes the least memory
         why = f"the process that tried faster engines {found}, twice"
-        found = _try_in_process(replace(request, engine=vocabulary.reference))
+        found = _try_in_process(vocabulary.reference, vocabulary, *names)
         if isinstance(found, Trial):
             return replace(found, refusals=(why,))
     if isinstance(found, str):
@@ -120,20 +129,24 @@ def try_engines(
     return found
 
 
-def _try_in_process(request: _Request) -> Trial | str:
+def _try_in_process(
+    wanted: str, vocabulary: Vocabulary, special_tokens: tuple[str, ...], added_tokens: tuple[str, ...]
+) -> Trial | str:
     """Try the engines in a process of its own; return how it died if something has killed it, or it has run
     out of memory."""
     command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
-    done = subprocess.run(command, input=pickle.dumps(request), capture_output=True, check=False)
+    request = pickle.dumps((wanted, vocabulary, special_tokens, added_tokens))
+    done = subprocess.run(command, input=request, capture_output=True, check=False)
     if done.returncode < 0:
         return f"was killed by signal {-done.returncode}"
     if done.returncode == _OUT_OF_MEMORY_EXIT_CODE:
         return "ran out of memory"
     if done.returncode:
-        name, said = request.vocabulary.name, done.stderr.decode("utf-8", "replace")[-300:]
+        said = done.stderr.decode("utf-8", "replace")[-300:]
         raise ShardError(
-            f"The tokenizer {name} could not be tried: the process ended with {done.returncode}: {said}",
-            f"Try --engine {request.vocabulary.reference}, and please report it.",
+            f"The tokenizer {vocabulary.name} could not be tried: the process ended with {done.returncode}: "
+            f"{said}",
+            f"Try --engine {vocabulary.reference}, and please report it.",
         )
     answer: Trial | ShardError = pickle.loads(done.stdout)
     if isinstance(answer, ShardError):
@@ -141,17 +154,16 @@ def _try_in_process(request: _Request) -> Trial | str:
     return answer
 
 
-def _try_here(request: _Request) -> Trial:
+def _try_here(
+    wanted: str, vocabulary: Vocabulary, special_tokens: tuple[str, ...], added_tokens: tuple[str, ...]
+) -> Trial:
     """Try the engines in this process."""
-    vocabulary, wanted = request.vocabulary, request.engine
     try:
         reference = make_reference(vocabulary)
-        check_reference(reference, request.special_tokens)
-        expected = expected_sha256(vocabulary)
-    except ShardError:
-        raise
+        check_reference(reference, special_tokens)
+        expected = digest_tokens(reference.encode(Texts.from_strings(hostile_strings())))
     except BaseException as error:
-        if not is_failure(error):
+        if isinstance(error, ShardError) or not is_failure(error):
             raise
         raise InputError(
             f"{vocabulary.name}: {vocabulary.reference} fails on ordinary texts with it ({_shorten(error)}).",
@@ -159,14 +171,12 @@ def _try_here(request: _Request) -> Trial:
             "Or use another tokenizer.",
         ) from error
     if wanted in REFERENCES:
-        if wanted != vocabulary.reference:
-            raise _wrong_reference(wanted, vocabulary)
         return Trial(type(reference), expected)
     refusals: list[str] = []
     if vocabulary.reference != "sentencepiece":  # no other engine claims to read its models exactly
         prepare_engine_file(vocabulary)
         for name in FAST_ENGINES if wanted == "auto" else [wanted]:
-            found = _try_engine(ENGINES[name], reference, request)
+            found = _try_engine(ENGINES[name], reference, special_tokens + added_tokens)
             if isinstance(found, Engine):
                 return Trial(ENGINES[name], expected, tuple(refusals), found.mistaken)
             refusals.append(found)
@@ -179,9 +189,10 @@ def _try_here(request: _Request) -> Trial:
     return Trial(type(reference), expected, tuple(refusals))
 
 
-def _try_engine(engine: type[Engine], reference: Reference, request: _Request) -> Engine | str:
-    """Return an engine that encodes as the reference does, or why it can't be used."""
-    vocabulary, names = reference.vocabulary, request.special_tokens + request.added_tokens
+def _try_engine(engine: type[Engine], reference: Reference, names: Iterable[str]) -> Engine | str:
+    """Return an engine that encodes as the reference does, or why it can't be used. The `names` of special
+    and added tokens are tried as text."""
+    vocabulary = reference.vocabulary
     if not engine.installed_version():
         return f"{engine.name} is not installed"
     load_token_bytes(vocabulary)  # not inside `try`: if that fails, no engine is to blame
@@ -191,7 +202,8 @@ def _try_engine(engine: type[Engine], reference: Reference, request: _Request) -
         if len(mistaken) > _MOST_MISTAKEN:
             return f"{engine.name} takes {len(mistaken):,} characters for something else"
         tried = engine(vocabulary, mistaken) if mistaken else tried
-        check_engine_in_full(tried.encode, engine.name, reference, names)
+        strings = [*hostile_strings(), *own_strings(vocabulary, names)]
+        _compare(strings, tried.encode(Texts.from_strings(strings)), engine.name, reference)
     except ExactnessError as error:
         return error.message.removeprefix("The self-test failed: ").rstrip(".")
     except BaseException as error:
@@ -205,18 +217,68 @@ def _shorten(error: BaseException) -> str:
     return " ".join(str(error).split())[:120]
 
 
-def _wrong_reference(wanted: str, vocabulary: Vocabulary) -> UsageError:
-    return UsageError(
-        f"--engine {wanted}: the reference for {vocabulary.name} is {vocabulary.reference}.",
-        f"Use --engine auto, or --engine {vocabulary.reference}.",
-    )
+def check_reference(reference: Reference, special_tokens: Iterable[str]) -> None:
+    """Raise UsageError if a vocabulary loses text, or makes an EOT of it."""
+    vocabulary = reference.vocabulary
+    for text in special_tokens:
+        tried = (reference.encode_text(around) for around in (text, f"a{text}b", f"a {text} b"))
+        if any(vocabulary.eot in tokens for tokens in tried):
+            raise UsageError(
+                f"{vocabulary.name}: the text {text!r} in a document would become the EOT {vocabulary.eot}, "
+                "and be taken for a boundary.",
+                f"Choose an id with --eot that no text has: {vocabulary.size} is the next one that is free.",
+            )
+    if vocabulary.reference != "tiktoken" or vocabulary.pattern in PATTERNS:
+        return  # the others may change a text: they have normalizers
+    tokens = load_token_bytes(vocabulary).token_bytes
+    for text in Texts.from_strings(hostile_strings()):
+        found = b"".join(tokens[token] for token in reference.encode_text(text))
+        if found != text.encode():
+            raise UsageError(
+                f"--pattern {vocabulary.pattern}: it passes over parts of a text, which would be lost: of "
+                f"{text[:40]!r} it leaves {found.decode('utf-8', 'replace')[:40]!r}.",
+                r"Most patterns end with |\s+(?!\S)|\s+ and take every other character before that.",
+            )
+
+
+def own_strings(vocabulary: Vocabulary, names: Iterable[str]) -> list[str]:
+    """Return texts made of a vocabulary's own tokens: alone, before and after others, and the longest. The
+    `names` of special and added tokens are all tried, in every position."""
+    tokens = [token.decode("utf-8", "ignore") for token in load_token_bytes(vocabulary).token_bytes if token]
+    chooser = random.Random(vocabulary.sha256)  # noqa: S311, RUF100
+    chosen = chooser.sample(tokens, min(_OWN_TOKENS, len(tokens)))
+    longest = sorted(tokens, key=len)[-100:]
+    pairs = [left + right for left, right in zip(chosen, reversed(chosen), strict=True)]
+    lines = [" ".join(chooser.choices(tokens, k=20)) for _ in range(200)]
+    named = [text for name in names for text in (name, f"x{name}y", f" {name} ", name + name, f"{name} z")]
+    return [*chosen, *longest, *pairs, *lines, *named]
+
+
+def find_mistaken(encode: Encode, reference: Reference) -> str:
+    """Return the characters that an engine takes for something else than the reference does: as letters,
+    digits, marks or white space, or in another order."""
+    characters = agreed_characters()
+    blocks = [characters[i : i + 64] for i in range(0, len(characters), 64)]
+    agreed = _agree(encode, reference, blocks)
+    doubtful = [block for block, same in zip(blocks, agreed, strict=True) if not same]
+    alone = [[character] for block in doubtful for character in block]
+    agreed = _agree(encode, reference, alone)
+    return "".join(character for (character,), same in zip(alone, agreed, strict=True) if not same)
+
+
+def _agree(encode: Encode, reference: Reference, blocks: list[list[str]]) -> list[bool]:
+    """Return for each block of characters whether a text with them, beside others, has the same tokens; also
+    as marks before others, which a normalizer may put into another order."""
+    lines = ("".join(f"a{c}{c}b {c}'s1{c}2e{c}\u0323\u0301\n" for c in block) for block in blocks)
+    texts = Texts.from_strings(lines)
+    pairs = zip(encode(texts), reference.encode(texts), strict=True)
+    return [found.tolist() == expected.tolist() for found, expected in pairs]
 
 
 def _answer() -> None:
-    request = pickle.loads(sys.stdin.buffer.read())
     answer: Trial | ShardError
     try:
-        answer = _try_here(request)
+        answer = _try_here(*pickle.loads(sys.stdin.buffer.read()))
     except ShardError as error:
         answer = error
     except MemoryError:

@@ -5,24 +5,50 @@ A build keeps them in its work folder, so that workers, a resume and `inspect` n
 A rank file (`.tiktoken`; Llama 3's `tokenizer.model` is one) has a line with base64 and a rank for every
 token; the rank is the id. GPT-2's ranks and merges ship with the package. Their hashes are checked at every
 load: a single changed byte would change the tokens of every run.
+
+Fast engines load a Hugging Face `tokenizer.json`, made from ranks or from another one. It has none of the
+special tokens, so that their names are ordinary text in a document.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from fineweb_shards.errors import InputError, ShardError, UsageError
+from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import is_plain_file, read_file
+from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS, Pattern, get_pattern
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 Ranks = dict[bytes, int]
 Merges = list[tuple[bytes, bytes]]
 MOST_IDS = 2**24  # sixty times those of the largest vocabularies
+RANKS_FILE = "gpt2.tiktoken"
+# For every token of two bytes or more, in the order of the ids, the length of the left of the two tokens that
+# it was merged from. Deriving them takes half a second, which every worker would spend.
+SPLITS_FILE = "gpt2.splits"
+_SPLITS_SHA256 = "e2ff5d25561ae97d2fdc48177cb3dddb1c9a2be0c6bb9e9ce1dd3b1351e483e7"
+# By the reference, which is the same for all files of a kind.
+FILE_NAMES = {
+    "tiktoken": "tokenizer.tiktoken",
+    "tokenizers": "tokenizer.json",
+    "sentencepiece": "tokenizer.model",
+}
+ENGINE_FILES = "engine-*.json"
+# What gigatoken is given between texts. It has no end that is also its beginning, so it is found nowhere but
+# where it was put.
+BOUNDARY = "\u0091fineweb-shards: a text ends here\u0092"
+MOST_BYTES = 256 * 2**20  # a tokenizer's file has 35 MB at most, so far
+_ENGINE_FILE_VERSION = 1  # to be raised when it is made in another way
+_AGAIN = "The file is damaged or incomplete: fetch it again, or export it again from its tokenizer."
 
 
 def looks_like_ranks(data: bytes) -> bool:
@@ -55,8 +81,7 @@ def parse_ranks(data: bytes, name: str) -> Ranks:
 
 def format_ranks(ranks: Ranks) -> bytes:
     """Return the lines of a rank file, in the order of the ranks. The published files are exactly that."""
-    lines = (b2a_base64(token, newline=False) + b" %d\n" % rank for token, rank in sort_ranks(ranks))
-    return b"".join(lines)
+    return b"".join(b2a_base64(token, newline=False) + b" %d\n" % rank for token, rank in sort_ranks(ranks))
 
 
 def sort_ranks(ranks: Ranks) -> list[tuple[bytes, int]]:
@@ -80,71 +105,39 @@ def _is_line(line: bytes) -> bool:
         return False
 
 
-_AGAIN = "The file is damaged or incomplete: fetch it again, or export it again from its tokenizer."
-
-
-RANKS_FILE = "gpt2.tiktoken"
-# For every token of two bytes or more, in the order of the ids, the length of the left of the two tokens that
-# it was merged from. Deriving them takes half a second, which every worker would spend.
-SPLITS_FILE = "gpt2.splits"
-_SPLITS_SHA256 = "e2ff5d25561ae97d2fdc48177cb3dddb1c9a2be0c6bb9e9ce1dd3b1351e483e7"
-
-
 def load_gpt2_ranks() -> Ranks:
     """Load the 50,256 byte strings of GPT-2 with their ranks, which are their token ids."""
-    return check_gpt2_ranks(_read(RANKS_FILE))
+    data = _read_checked(resources.files(__package__) / RANKS_FILE, GPT2.sha256)
+    # No line has to be looked at: they are the published ones, in the order of the ranks.
+    return {token: rank for rank, token in enumerate(map(a2b_base64, data.split()[::2]))}
 
 
 def load_gpt2_merges(ranks: Ranks) -> Merges:
     """Load the merges from which GPT-2's ranks were made, one for each token of two bytes or more."""
-    return parse_splits(_read(SPLITS_FILE), ranks)
-
-
-def check_gpt2_ranks(data: bytes) -> Ranks:
-    """Parse the bytes of `gpt2.tiktoken`; raise ShardError unless they are exactly the published ones."""
-    _check(RANKS_FILE, data, GPT2.sha256)
-    # No line has to be looked at: they are the published ones, in the order of the ranks.
-    return {token: rank for rank, token in enumerate(map(a2b_base64, data.split()[::2]))}
+    data = _read_checked(resources.files(__package__) / SPLITS_FILE, _SPLITS_SHA256)
+    longer = (token for token, _ in sort_ranks(ranks) if len(token) > 1)
+    return [(token[:length], token[length:]) for token, length in zip(longer, data, strict=True)]
 
 
 @contextmanager
 def open_gpt2_ranks() -> Iterator[Path]:
     """Provide the path of the checked file of ranks, for a library that reads it itself."""
     with resources.as_file(resources.files(__package__) / RANKS_FILE) as path:
-        _check(RANKS_FILE, path.read_bytes(), GPT2.sha256)
+        _read_checked(path, GPT2.sha256)
         yield path
 
 
-def _read(name: str) -> bytes:
-    return (resources.files(__package__) / name).read_bytes()
-
-
-def _check(name: str, data: bytes, expected: str) -> None:
-    """Raise ShardError unless a file of the package is exactly the one that was released."""
+def _read_checked(file: Traversable, expected: str) -> bytes:
+    """Read a file of the package; ShardError unless it is exactly the one that was released."""
+    data = file.read_bytes()
     found = hashlib.sha256(data).hexdigest()
     if found != expected:
         raise ShardError(
-            f"The GPT-2 vocabulary in the package is damaged: {name} has SHA-256 {found}, not {expected}.",
+            f"The GPT-2 vocabulary in the package is damaged: {file.name} has SHA-256 {found}, not "
+            f"{expected}.",
             "Install fineweb_shards again.",
         )
-
-
-def parse_splits(data: bytes, ranks: Ranks) -> Merges:
-    """Parse the bytes of `gpt2.splits`; raise ShardError unless they are the right ones."""
-    _check(SPLITS_FILE, data, _SPLITS_SHA256)
-    longer = (token for token, _ in sort_ranks(ranks) if len(token) > 1)
-    return [(token[:length], token[length:]) for token, length in zip(longer, data, strict=True)]
-
-
-# By the reference, which is the same for all files of a kind.
-FILE_NAMES = {
-    "tiktoken": "tokenizer.tiktoken",
-    "tokenizers": "tokenizer.json",
-    "sentencepiece": "tokenizer.model",
-}
-ENGINE_FILES = "engine-*.json"
-MOST_BYTES = 256 * 2**20  # a tokenizer's file has 35 MB at most, so far
-_ENGINE_FILE_VERSION = 1  # to be raised when it is made in another way
+    return data
 
 
 def is_gpt2_text(vocabulary: Vocabulary) -> bool:
@@ -156,15 +149,7 @@ def load_ranks(vocabulary: Vocabulary) -> Ranks:
     """Load the ranks of a vocabulary that a rank file defines."""
     if vocabulary.sha256 == GPT2.sha256:
         return load_gpt2_ranks()
-    data = load_definition(vocabulary)
-    return parse_ranks(data, FILE_NAMES[vocabulary.reference])
-
-
-def has_definition(vocabulary: Vocabulary) -> bool:
-    """Return whether the file that defines a vocabulary is there."""
-    return bool(vocabulary.folder) and is_plain_file(
-        Path(vocabulary.folder, FILE_NAMES[vocabulary.reference])
-    )
+    return parse_ranks(load_definition(vocabulary), FILE_NAMES[vocabulary.reference])
 
 
 def load_definition(vocabulary: Vocabulary) -> bytes:
@@ -177,11 +162,6 @@ def load_definition(vocabulary: Vocabulary) -> bytes:
     if data is None or hashlib.sha256(data).hexdigest() != vocabulary.sha256:
         raise _unreadable(vocabulary, "not here" if data is None else "changed")
     return data
-
-
-def load_gpt2_definition() -> bytes:
-    """Return GPT-2's rank file."""
-    return format_ranks(load_gpt2_ranks())
 
 
 def engine_file(vocabulary: Vocabulary) -> Path:
@@ -206,3 +186,93 @@ def _unreadable(vocabulary: Vocabulary, why: str) -> UsageError:
         f"is {why}.",
         "Give it with --tokenizer. `verify`, `export` and the loader work without it.",
     )
+
+
+def list_merges(ranks: Ranks) -> Merges:
+    """Return every way in which two tokens make a third one, in the order of the third's rank.
+
+    That is tiktoken's rule: two neighbours are merged if what they make is a token, whatever it was made of
+    when the vocabulary was trained. (Llama 3 has 678 tokens that a list of one merge each does not reach.)
+    """
+    merges: Merges = []
+    for token, _ in sort_ranks(ranks):
+        cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
+        pairs = [(left, right) for left, right in cuts if left in ranks and right in ranks]
+        merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    return merges
+
+
+def ranks_to_json(ranks: Ranks, merges: Merges, pattern: Pattern, added: list[dict[str, Any]]) -> str:
+    """Return a `tokenizer.json` for ranks, with `added` tokens."""
+    letters = byte_letters()
+
+    def spell(token: bytes) -> str:
+        return token.decode("latin-1").translate(letters)
+
+    is_gpt2 = pattern is PATTERNS["gpt2"]  # the only one that ByteLevel has built in
+    split = {"type": "Split", "pattern": {"Regex": pattern.spelling}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": is_gpt2}
+    sequence = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    unset = {"dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    flags = {
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": True,
+    }  # tiktoken looks a whole piece up
+    vocab = {spell(token): rank for token, rank in ranks.items()}
+    pairs = [[spell(left), spell(right)] for left, right in merges]
+    model = {"type": "BPE", **unset, **flags, "vocab": vocab, "merges": pairs}
+    before = {"version": "1.0", "added_tokens": added, "normalizer": None}
+    after = {"post_processor": None, "decoder": {"type": "ByteLevel"}, "model": model}
+    return json.dumps({**before, "pre_tokenizer": byte_level if is_gpt2 else sequence, **after})
+
+
+def prepare_engine_file(vocabulary: Vocabulary) -> None:
+    """Make the engine file beside the vocabulary's own, unless it is there from an earlier run: with the
+    boundary as its only special token, and nothing that shortens or pads a text."""
+    path = engine_file(vocabulary)
+    if is_plain_file(path):
+        return
+    no = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    boundary = [{"id": vocabulary.size, "content": BOUNDARY, **no, "special": True}]
+    if vocabulary.reference == "tiktoken":
+        ranks = load_ranks(vocabulary)
+        text = ranks_to_json(ranks, list_merges(ranks), get_pattern(vocabulary.pattern), boundary)
+    else:
+        tokenizer = json.loads(load_definition(vocabulary))
+        added = [token for token in tokenizer.get("added_tokens", []) if not token["special"]]
+        added += boundary if is_byte_level(tokenizer) else []
+        changes = {"added_tokens": added, "truncation": None, "padding": None, "post_processor": None}
+        text = json.dumps(tokenizer | changes)
+    write_file(path, text.encode(), path.parent)
+    for other in path.parent.glob(ENGINE_FILES):
+        if other != path:
+            other.unlink()
+
+
+def byte_letters() -> dict[int, str]:
+    """Return GPT-2's characters for the 256 bytes: printable Latin-1 unchanged, the others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return {byte: chr(byte) if byte in printable else chr(next(others)) for byte in range(256)}
+
+
+def is_byte_level(tokenizer: dict[str, Any]) -> bool:
+    """Return whether a `tokenizer.json` takes a text as it is, and the same anywhere in a text as at its
+    beginning: it does not normalize it, and puts no space before it."""
+    parts, normalizer = pre_tokenizers(tokenizer), tokenizer.get("normalizer")
+    return (
+        tokenizer["model"].get("type") == "BPE"
+        and (normalizer is None or normalizer.get("normalizers") == [])
+        and bool(parts)
+        and parts[-1]["type"] == "ByteLevel"
+        and not parts[-1].get("add_prefix_space")
+        and all(part["type"] == "Split" for part in parts[:-1])
+    )
+
+
+def pre_tokenizers(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pre-tokenizers of a `tokenizer.json`, in order."""
+    whole = tokenizer.get("pre_tokenizer") or {}
+    parts: list[dict[str, Any]] = whole.get("pretokenizers", [whole] if whole else [])
+    return parts

@@ -12,11 +12,10 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from fineweb_shards.store.manifest import load_manifest
-from fineweb_shards.tokenizers import tokenizer_json
-from fineweb_shards.tokenizers.patterns import PATTERNS
+from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
 from fineweb_shards.tokenizers.references import load_token_bytes
-from fineweb_shards.tokenizers.selftest import hostile_strings
-from fineweb_shards.tokenizers.vocabulary_files import load_gpt2_merges
+from fineweb_shards.tokenizers.trial import hostile_strings
+from fineweb_shards.tokenizers.vocabulary_files import load_gpt2_merges, ranks_to_json
 from tests.support import inline, reference, runs, vocabularies
 from tests.support.documents import make_documents
 from tests.support.inputs import write_jsonl, write_parquet
@@ -226,7 +225,7 @@ def test_a_plan_names_the_tokenizer_and_does_not_believe_token_count(tmp_path: P
 def with_added(folder: Path, *tokens: dict[str, object], normalizer: object = None) -> Path:
     """GPT-2's vocabulary as a `tokenizer.json`, with added tokens."""
     no = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    text = tokenizer_json.ranks_to_json(
+    text = ranks_to_json(
         vocabularies.gpt2_ranks(), load_gpt2_merges(vocabularies.gpt2_ranks()), PATTERNS["gpt2"], []
     )
     added = [{**no, "id": 50256, "content": "<|endoftext|>", "special": True}, *({**no, **t} for t in tokens)]

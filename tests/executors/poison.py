@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers.base import Engine, Ids
+from fineweb_shards.texts import Ids, Texts
+from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.encoder import Encoder
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 

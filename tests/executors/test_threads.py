@@ -33,15 +33,13 @@ DOCUMENTS = make_documents(400, seed=11)
 EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 # Every place where the package starts threads, each with a test below or, for the monitor, in
-# tests/watching/test_monitor.py, for what is read ahead in tests/storage/test_read_ahead.py, for the loader's
-# helper in tests/loader/test_bucket_shards.py, for a bucket's lock in tests/store/test_bucket_lock.py, for
-# waits before a run in tests/watching/test_status.py. Of a worker's actions, `write_blocks` and
-# `finish_files` are in test_unwritten.py.
+# tests/watching/test_monitor.py, for what is read ahead in tests/storage/test_read_ahead.py, for a bucket's
+# lock in tests/store/test_bucket_lock.py, for waits before a run in tests/watching/test_status.py. Of a
+# worker's actions, `write_blocks` and `finish_files` are in test_unwritten.py.
 INVENTORY = {
     "executors/prefetch.py": 1,
     "executors/local/watchdog.py": 1,
     "executors/local/worker.py": 1,
-    "loader/forkable_store.py": 1,
     "storage/streams.py": 1,
     "store/bucket_work_folder.py": 1,
     "system/background.py": 2,  # both raise, where it is asked for, what a thread has raised

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError
+from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError, UsageError
 from fineweb_shards.loader import ShardLoader
-from fineweb_shards.loader import shard_cache as pieces_module
+from fineweb_shards.loader import shard_cache as cache_module
 from fineweb_shards.loader import shards as shards_module
-from fineweb_shards.loader.forkable_store import ForkableStore
 from fineweb_shards.loader.shard_cache import ShardCache
 from fineweb_shards.storage.bucket import Bucket
 from tests.support import loader_reference, reference, runs
@@ -278,24 +277,51 @@ def test_a_shard_is_fetched_once_for_all(url: str, door: Door, tmp_path: Path) -
     assert len([line for line in door.requests if line.startswith("GET") and line.endswith(FIRST)]) == 1
 
 
-def test_a_forked_process_reads_on(url: str, tmp_path: Path) -> None:
-    """The workers of a torch DataLoader are forked, where the client of the store would hang; a new process
-    gets a copy."""
-    loader = loader_of(url, tmp_path, align="document")
-    rows = epoch_rows(loader_of(url, tmp_path / "mine", align="document"))
-    loader.next_batch()
+def in_fork(action: Callable[[], object]) -> object:
+    """What an action returns or raises in a process that is forked from this one, as torch forks workers."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        found = epoch_rows(loader)
+        try:
+            found = action()
+        except Exception as error:
+            found = error
         with os.fdopen(writing, "wb") as pipe:
             pickle.dump(found, pipe)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        assert pickle.load(pipe) == rows
+        found = pickle.load(pipe)
     assert os.waitpid(child, 0)[1] == 0
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"align": "document"}, {"follow": True}], ids=str)
+def test_a_forked_process_is_told_to_be_spawned(url: str, tmp_path: Path, settings: dict[str, Any]) -> None:
+    """The client of the store would hang in a worker that a torch DataLoader forks, so that it raises, at its
+    first batch, even if all shards are in the cache; who has forked it reads on, and a copy in a new process
+    would."""
+    loader = loader_of(url, tmp_path, **settings)
+    rows = epoch_rows(loader)
+    fresh = loader_of(url, tmp_path, **settings)
+    for one in (loader, fresh):
+        error = in_fork(one.next_batch)
+        assert isinstance(error, UsageError)
+        assert 'multiprocessing_context="spawn"' in error.message
+        assert 'multiprocessing_context="spawn"' in error.hint
+    assert epoch_rows(loader) == rows
     assert epoch_rows(pickle.loads(pickle.dumps(loader))) == rows
+
+
+def test_a_local_folder_is_read_in_a_forked_process(
+    url: str, built: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """As ever, also if the process that has forked it uses a bucket besides."""
+    loader_of(url, tmp_path).next_batch()
+    for settings in SETTINGS:
+        loader = loader_of(built("build-nanogpt"), tmp_path, **settings)
+        rows = epoch_rows(loader)
+        assert in_fork(lambda loader=loader: epoch_rows(loader)) == rows
 
 
 def test_files_of_others_in_a_list(
@@ -303,7 +329,7 @@ def test_files_of_others_in_a_list(
 ) -> None:
     """Objects without a manifest, in pieces, in the order of the list, beside one with a manifest; a replaced
     one is noticed."""
-    monkeypatch.setattr(pieces_module, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(shards_module, "_PIECE_BYTES", 1000)
     tokens = np.arange(5000, dtype=np.uint16)
     np.save(tmp_path / "b.npy", tokens)
     Bucket(bucket_url).upload(tmp_path / "b.npy", "theirs/b.npy")
@@ -334,10 +360,31 @@ def test_a_full_disk_is_said(url: str, tmp_path: Path, monkeypatch: pytest.Monke
     def fetch(*_: Any) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ForkableStore, "fetch_range", fetch)
+    monkeypatch.setattr(cache_module, "fetch_range", fetch)
     with pytest.raises(DiskFullError, match=r"no space for 4,128 bytes of edufineweb_train_000001.npy"):
         loader_of(url, tmp_path).next_batch()
     assert not cached(tmp_path)
+
+
+def test_a_disk_that_is_full_for_the_first_try(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody reads is deleted, and the shard is fetched again, whatever the first try has left."""
+    old = tmp_path / ("1" * 64 + ".tokens")
+    old.write_bytes(b"x")
+    whole = cache_module.fetch_range
+
+    def fetch(store: Any, name: str, begin: int, end: int, path: Path) -> str:
+        if old.exists():
+            path.write_bytes(b"x" * 1000)
+            raise OSError(28, "No space left on device")
+        return whole(store, name, begin, end, path)
+
+    monkeypatch.setattr(cache_module, "fetch_range", fetch)
+    x, _ = loader_of(url, tmp_path).next_batch()
+    assert x.ravel().tolist() == reference.stream(DOCUMENTS)[SHARD_TOKENS : SHARD_TOKENS + 160].tolist()
+    assert not old.exists()
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_what_is_not_there_is_said(bucket_url: str, tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ ELSEWHERE = {
     "writing/growing_file.py": {"truncate"},  # the same
     "reading/token_file.py": {"memmap"},  # to read, as in the next one
     "loader/shard_cache.py": {"memmap"},
-    "loader/forkable_store.py": {"open"},  # a pipe that is open
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.texts import Texts
-from fineweb_shards.tokenizers import FAST_ENGINES, cuts, encoder, patterns
+from fineweb_shards.tokenizers import FAST_ENGINES, builtin_vocabularies, cuts, encoder
 from fineweb_shards.tokenizers.cuts import find_cuts
 from fineweb_shards.tokenizers.encoder import SAMPLE_BYTES, UnencodableError, _comparable
 from fineweb_shards.vocabulary import CutRule
@@ -22,7 +22,10 @@ from tests.support import cut_rules, reference
 
 # In both spellings: as the reference is given them, and as the fast engines are.
 PATTERNS = {
-    regex for one in patterns.PATTERNS.values() if one.cut_rule for regex in (one.regex, one.spelling)
+    regex
+    for one in builtin_vocabularies.PATTERNS.values()
+    if one.cut_rule
+    for regex in (one.regex, one.spelling)
 }
 ALPHABET = [
     *"aZsLrE'’ ,.9/\n\r\t-",

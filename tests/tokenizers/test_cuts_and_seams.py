@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import FAST_ENGINES, cuts, encoder
+from fineweb_shards.tokenizers.cuts import SeamMender
 from fineweb_shards.tokenizers.references import load_token_bytes
-from fineweb_shards.tokenizers.seams import SeamMender
 from fineweb_shards.vocabulary import GPT2
 from tests.support import reference
 

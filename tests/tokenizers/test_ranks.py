@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from pathlib import Path
 
 import pytest
 
 from fineweb_shards.errors import ShardError
-from fineweb_shards.tokenizers.patterns import PATTERNS
-from fineweb_shards.tokenizers.tokenizer_json import ranks_to_json
+from fineweb_shards.tokenizers import vocabulary_files
+from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
 from fineweb_shards.tokenizers.vocabulary_files import (
-    check_gpt2_ranks,
     load_gpt2_merges,
     load_gpt2_ranks,
-    parse_splits,
+    open_gpt2_ranks,
+    ranks_to_json,
 )
 from tests.support import reference
 from tests.support.promises import Tries
@@ -58,20 +59,26 @@ def test_every_token_round_trips() -> None:
 
 
 @pytest.mark.promise("the vocabulary is GPT-2's, token for token")
-def test_one_flipped_byte_is_refused(tries: Tries) -> None:
+def test_one_flipped_byte_is_refused(tries: Tries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Damaged ranks are refused with both hashes, wherever the damage is."""
-    good = reference.RANKS.read_bytes()
+    good, ranks = reference.RANKS.read_bytes(), load_gpt2_ranks()
+    monkeypatch.setattr(vocabulary_files.resources, "files", lambda _: tmp_path)
     for number in tries(5, 50):
         place = [0, len(good) - 1][number] if number < 2 else random.Random(number).randrange(len(good))
         data = bytearray(good)
         data[place] ^= 1
+        (tmp_path / "gpt2.tiktoken").write_bytes(data)
         with pytest.raises(ShardError, match="damaged"):
-            check_gpt2_ranks(bytes(data))
-    splits, ranks = bytearray((reference.RANKS.parent / "gpt2.splits").read_bytes()), load_gpt2_ranks()
-    parse_splits(bytes(splits), ranks)
+            load_gpt2_ranks()
+        with pytest.raises(ShardError, match="damaged"), open_gpt2_ranks():
+            pass
+    splits = bytearray((reference.RANKS.parent / "gpt2.splits").read_bytes())
+    (tmp_path / "gpt2.splits").write_bytes(splits)
+    load_gpt2_merges(ranks)
     splits[len(splits) // 2] ^= 1
+    (tmp_path / "gpt2.splits").write_bytes(splits)
     with pytest.raises(ShardError, match=r"gpt2\.splits has SHA-256"):
-        parse_splits(bytes(splits), ranks)
+        load_gpt2_merges(ranks)
 
 
 def test_merges_are_derived_from_ranks() -> None:
