@@ -18,7 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fineweb_shards.reading.token_stream import fetch_range
+from fineweb_shards.reading.verify import fetch_range
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_credentials import was_forked
 from fineweb_shards.store.bucket_store import BucketStore

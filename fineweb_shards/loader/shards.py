@@ -23,16 +23,12 @@ from fineweb_shards.loader.shard_cache import (
     pieces_of,
     token_file,
 )
-from fineweb_shards.reading.document_starts import (
-    TokenSequence,
-    contains_eot,
-    document_starts,
-    ends_mid_document,
-    file_before,
-)
 from fineweb_shards.reading.token_file import (
     TokenFile,
     TokenFolder,
+    TokenSequence,
+    document_starts,
+    file_before,
     has_eot_first,
     is_address,
     open_files_in,
@@ -89,7 +85,7 @@ class Shard:
     def document_starts(self) -> Positions:
         """Return where in the shard documents begin."""
         assert self.vocabulary is not None
-        mid_document = self.before is not None and ends_mid_document(self.before, self.vocabulary)
+        mid_document = self.before is not None and self.before.ends_mid_document(self.vocabulary)
         return document_starts(
             self.map(), self.vocabulary, eot_first=self.eot_first, starts_mid_document=mid_document
         )
@@ -155,7 +151,7 @@ def open_shards(
     found = [_with_vocabulary(shard, eot) for shard in found]
     if eot is not None or not vocabulary_beside(first):
         vocabulary = with_eot(GPT2, eot)  # nobody has recorded it
-        if not contains_eot(first, vocabulary):
+        if not any(vocabulary.count_eots(block) for block in first.blocks()):
             raise InputError(
                 f"{first.address}: it has no token {vocabulary.eot}, which should separate documents.",
                 "Name the token that does with eot=.",
