@@ -521,10 +521,10 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
     lines = list(sources("vocabulary.py"))
     assert [f"{name}:{number}: {line}" for name, number, line in lines if _SEARCH.search(line)] == []
     assert {name for name, _, line in lines if re.search("(find|count)_eots", line)} == {
-        "reading/document_starts.py",
         "reading/inspection.py",
         "reading/statistics.py",
-        "reading/token_stream.py",
+        "reading/token_file.py",
+        "reading/verify.py",
         "formats/token_rows.py",  # of --tokens-column
         "store/shard_files.py",  # of finished segments
         "store/sidecars.py",

@@ -151,7 +151,7 @@ def open_shards(
     found = [_with_vocabulary(shard, eot) for shard in found]
     if eot is not None or not vocabulary_beside(first):
         vocabulary = with_eot(GPT2, eot)  # nobody has recorded it
-        if not any(vocabulary.count_eots(block) for block in first.blocks()):
+        if not first.contains_eot(vocabulary):
             raise InputError(
                 f"{first.address}: it has no token {vocabulary.eot}, which should separate documents.",
                 "Name the token that does with eot=.",
