@@ -24,21 +24,19 @@ from fineweb_shards.report.contents import (
     measure_lengths,
 )
 from fineweb_shards.report.facts import Facts, gather_facts, report_path, show_moment
-from fineweb_shards.report.over_time import chart_runs
-from fineweb_shards.report.runs import list_runs, make_headline
+from fineweb_shards.report.runs import chart_runs, list_runs, make_headline
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.durable import output_error, write_quickly
+from fineweb_shards.system.durable import WORK_FOLDER, output_error, write_quickly
 from fineweb_shards.system.own_files import claim_folder
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.tokenizers.references import load_token_bytes
+from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import Vocabulary
+from fineweb_shards.watching.history import RUN_COMPLETE, RunRecord
 from fineweb_shards.watching.status import RUNNING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-from fineweb_shards.system.durable import WORK_FOLDER
-from fineweb_shards.units import show_bytes
-from fineweb_shards.watching.history import RUN_COMPLETE, RunRecord
 
 _REFRESH_SECONDS = 60
 
@@ -70,9 +68,10 @@ def render_page(facts: Facts) -> str:
     from markupsafe import Markup
 
     style = (resources.files(__package__) / "page.css").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     page = _environment().get_template("page.html").render(
         style=Markup(style),  # our own file, and the only text that is not escaped
-        policy=policy_for(style),
+        policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         refresh_seconds=_REFRESH_SECONDS if facts.status.state == RUNNING else None,
         headline=make_headline(facts),
         runs=list_runs(facts),
@@ -89,12 +88,6 @@ def render_page(facts: Facts) -> str:
         made=show_moment(facts.gathered),
     )  # fmt: skip
     return printable(page)
-
-
-def policy_for(style: str) -> str:
-    """Return the Content-Security-Policy that allows nothing but this style sheet."""
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 @cache
