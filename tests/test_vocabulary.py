@@ -36,7 +36,6 @@ from fineweb_shards.store.manifest import Manifest, load_manifest, save_manifest
 from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.stream.packer import Packer
-from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.references import load_token_bytes
@@ -45,6 +44,7 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 from fineweb_shards.writing.output import Output, begin_output
 from tests.support import loader_reference, runs
 from tests.support.doubles import AtOncePlane
+from tests.support.stitching import stitch
 
 PACKAGE = Path(__file__).parent.parent / "fineweb_shards"
 EOT = 69_999
