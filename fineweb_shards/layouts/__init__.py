@@ -18,11 +18,10 @@ from fineweb_shards.layouts.olmo_core import OlmoCore
 from fineweb_shards.layouts.plain import Plain
 from fineweb_shards.layouts.torchtitan import Torchtitan
 
-_ALL = (
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (
     BuildNanoGPT(), LlmC(), ModdedNanoGPT(), NanoGPT(), Plain(),
     Megatron(), OlmoCore(), Datatrove(), Torchtitan(), Automodel(),
-)  # fmt: skip
-LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in _ALL}
+)}  # fmt: skip
 
 
 def get_layout(name: str) -> Layout:

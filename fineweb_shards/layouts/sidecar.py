@@ -91,36 +91,30 @@ def parts_of_all(
     sidecars: Collection[Sidecar], file: FileFacts, eots: Iterable[Positions]
 ) -> Iterator[tuple[Sidecar, SidecarPart]]:
     """Yield the parts of several sidecars, by one pass over the EOTs. The one for which most blocks wait goes
-    on, so that there are never more than a few."""
+    on, so that there are never more than a few. (`itertools.tee` keeps 57 blocks and more, which is too much
+    where all tokens are EOTs.)"""
     blocks = iter(eots)
-    readers: dict[Sidecar, _BlockReader] = {}
-    for sidecar in sidecars:
-        readers[sidecar] = _BlockReader(blocks, readers.values())
-    parts = {sidecar: sidecar.parts(file, reader) for sidecar, reader in readers.items()}
-    while readers:
-        sidecar = max(readers, key=lambda one: len(readers[one].waiting))
+    waiting: dict[Sidecar, deque[Positions]] = {sidecar: deque() for sidecar in sidecars}
+
+    def read_blocks(own: deque[Positions]) -> Iterator[Positions]:
+        while True:
+            if not own:
+                block = next(blocks, None)
+                if block is None:
+                    return
+                for one in waiting.values():
+                    one.append(block)
+                del block
+            yield own.popleft()
+
+    parts = {sidecar: sidecar.parts(file, read_blocks(own)) for sidecar, own in waiting.items()}
+    while parts:
+        sidecar = max(parts, key=lambda one: len(waiting[one]))
         part = next(parts[sidecar], None)
         if part is None:
-            del readers[sidecar]  # no block waits for it any more
+            del parts[sidecar], waiting[sidecar]  # no block waits for it any more
         else:
             yield sidecar, part
-
-
-class _BlockReader(Iterator[Positions]):
-    """One of several readers of the same blocks, and those that wait for it. (`itertools.tee` keeps 57 blocks
-    and more, which is too much where all tokens are EOTs.)"""
-
-    def __init__(self, blocks: Iterator[Positions], readers: Collection[_BlockReader]) -> None:
-        self.waiting: deque[Positions] = deque()
-        self._blocks = blocks
-        self._readers = readers
-
-    def __next__(self) -> Positions:
-        if not self.waiting:
-            block = next(self._blocks)
-            for reader in self._readers:
-                reader.waiting.append(block)
-        return self.waiting.popleft()
 
 
 def in_sequence(blocks: Iterable[bytes]) -> Iterator[SidecarPart]:

@@ -18,18 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
+from fineweb_shards.reading import token_file
 from fineweb_shards.reading.statistics import TokenStatistics, count_blocks
-from fineweb_shards.reading.token_file import (
-    TokenFile,
-    file_before,
-    has_eot_first,
-    is_address,
-    open_files_in,
-    open_folder,
-    open_token_file,
-    token_names,
-    vocabulary_beside,
-)
 from fineweb_shards.store.opening import is_object
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.durable import write_file
@@ -47,7 +37,7 @@ class Target:
     """The files to inspect, in order, and how to read them."""
 
     location: str
-    files: tuple[TokenFile, ...]
+    files: tuple[token_file.TokenFile, ...]
     eot_first: bool
     vocabulary: Vocabulary
     starts_mid_document: bool = False  # with EOT after documents: the first one began in an earlier shard
@@ -80,22 +70,21 @@ def open_target(location: str | Path, dtype: Dtype | None = None) -> Target:
     """
     vocabulary = GPT2
     # In a bucket, what is no object is a folder.
-    is_file = is_object(location) if is_address(location) else not Path(location).is_dir()
+    is_file = is_object(location) if token_file.is_address(location) else not Path(location).is_dir()
     if is_file:
-        files = [open_token_file(location, dtype)]
+        files = [token_file.open_token_file(location, dtype)]
         with contextlib.suppress(DamageError, ChangedError):  # of the manifest beside it
-            vocabulary = vocabulary_beside(files[0]) or GPT2
+            vocabulary = token_file.vocabulary_beside(files[0]) or GPT2
     else:
-        folder = open_folder(location)
+        folder = token_file.open_folder(location)
         if folder.manifest is None:
-            files = open_files_in(folder, token_names(folder), dtype)
+            files = token_file.open_files_in(folder, token_file.token_names(folder), dtype)
         else:
             vocabulary = folder.manifest.vocabulary
             found = folder.store.find_all([file.name for file in list_files(folder.manifest.shards)])
-            files = open_files_in(
-                folder, [name for name, file in found.items() if file.named]
-            )  # one may grow
-    positions = {has_eot_first(file) for file in files}
+            names = [name for name, file in found.items() if file.named]  # one may grow
+            files = token_file.open_files_in(folder, names)
+    positions = {token_file.has_eot_first(file) for file in files}
     if not positions:
         raise InputError(
             f"{location}: there is no file of tokens here.", "Name a .npy, .bin or .ds file, or a folder."
@@ -104,7 +93,7 @@ def open_target(location: str | Path, dtype: Dtype | None = None) -> Target:
         raise InputError(f"{location}: files of several layouts are here.", "Name one of the files.")
     eot_first = positions.pop()
     known = load_token_bytes(vocabulary)
-    before = None if eot_first else file_before(files[0])
+    before = None if eot_first else token_file.file_before(files[0])
     mid_document = before is not None and before.ends_mid_document(vocabulary)
     return Target(str(location), tuple(files), eot_first, known, mid_document)
 
@@ -117,13 +106,7 @@ def count(target: Target) -> TokenStatistics:
 
 def choose_document(target: Target, seed: int | None) -> int:
     """Choose the number of a random document, each with the same probability."""
-    documents = target.first_number + (1 if target.eot_first else 0)
-    eot = target.vocabulary.eot
-    last = eot
-    for block in target.blocks():
-        documents += len(target.vocabulary.find_eots(block))
-        last = int(block[-1])
-    documents += 1 if last != eot and not target.eot_first else 0
+    documents = count(target).documents
     if documents < 1:
         raise InputError(f"{target.location}: no document begins here.", "Name another file, or the folder.")
     return random.Random(seed).randrange(documents)

@@ -76,7 +76,7 @@ class Manifest:
     quarantined: tuple[Quarantined, ...] = ()  # documents left out; a resume must leave them out, too
     seconds: float = 0.0  # of work on these shards, over all runs
     peak_memory_bytes: int = 0
-    digits: int = 0  # of the numbers in file names: see numbering.py
+    digits: int = 0  # of the numbers in file names: see layouts/base.py
     vocabulary: Vocabulary = GPT2  # without the bytes of its tokens
     index: bool = False  # files have the sidecar of --index, too
 
