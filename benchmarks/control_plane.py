@@ -43,7 +43,7 @@ from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.stream.stitcher import stitch
+from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Batch, Counts, Cursor, ShardRecord
 from fineweb_shards.units import show_bytes, show_count
@@ -234,7 +234,7 @@ def _order(
     disk = Disk(output.folder, 0, Observer())
     begin, used = time.monotonic(), time.process_time()
     with TimedOutput(output, manifest, executor, disk) as sink:
-        for block in stitch(executor.encode(stream.list_batches()), _no_seam, (start,)):
+        for block in add_cursors(mend_seams(executor.encode(stream.list_batches()), _no_seam), (start,)):
             sink.add(block.tokens, packer.pack(block))
         finished = sink.finish()
     seconds, used = time.monotonic() - begin, time.process_time() - used

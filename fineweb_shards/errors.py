@@ -6,10 +6,12 @@
     │   └── NoTrainingError         2   all of the input would be for validation, and nobody asked for that
     ├── InputError                  3   an input is missing, can't be read or holds no document
     │   ├── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
-    │   └── HubError                3   the hub refuses: no such dataset, config, split or file, or no access
+    │   └── HubError                3   the hub refuses: no such dataset, config, split or file, or no access;
+    │                                   no retry would change that
     ├── ChangedError                4   the source or a setting is not what the manifest says
     ├── OutputError                 5   the output folder can't be written
-    │   └── DiskFullError           5   no space left
+    │   ├── OutOfNumbersError       5   a shard's number needs more digits than those of its folder have
+    │   └── DiskFullError           5   no space is left for the shard being written
     ├── LockedError                 6   another run holds the output folder
     ├── DamageError                 7   `verify` found damaged files
     ├── ExactnessError              8   tokens differ from tiktoken's
@@ -19,7 +21,8 @@
     └── ReaderGone                141   standard output was closed, in a subcommand that only prints
     Interrupted                   130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal); a BaseException
 
-A user sees `message`, then `hint`. A traceback is only shown for other exceptions: those are bugs.
+A user sees `message`, then `hint`, by default that of the class. A traceback is only shown for other
+exceptions: those are bugs.
 """
 
 from __future__ import annotations
@@ -46,8 +49,6 @@ class ShardError(Exception):
 
 
 class UsageError(ShardError):
-    """A flag or a config key is wrong."""
-
     exit_code = 2
     hint = "See `fineweb-shards build --help`."
 
@@ -62,108 +63,80 @@ class NoTrainingError(UsageError):
 
 
 class InputError(ShardError):
-    """An input is missing, can't be read, or is not what the settings say it is."""
-
     exit_code = 3
     hint = "Check --input."
 
 
 class BadFileError(InputError):
-    """One file, or a part of it, is damaged; `--on-bad-file skip` continues without it."""
-
     hint = "Repair or remove it, or leave it out with --on-bad-file skip; rerun the same command to resume."
 
 
 class HubError(InputError):
-    """The hub answers with a refusal, which no retry would change."""
-
     hint = "Check --dataset, --name, --split and --revision; private datasets need HF_TOKEN."
 
 
 class ChangedError(ShardError):
-    """The source or a setting that changes bytes is not what the manifest says."""
-
     exit_code = 4
     hint = "Use the old value, another --out, or --fresh to start over."
 
 
 class OutputError(ShardError):
-    """The output folder can't be used."""
-
     exit_code = 5
     hint = "Check --out."
 
 
 class OutOfNumbersError(OutputError):
-    """The numbers in the names of a folder's shards have too few digits for the next one."""
+    """Unlike after another OutputError, what is written by then can still be recorded (writing/output.py)."""
 
 
 class DiskFullError(OutputError):
-    """No space is left for the shard being written."""
-
     hint = "Free some space and run the same command again; every finished shard is kept."
 
 
 class LockedError(ShardError):
-    """Another run writes into this folder."""
-
     exit_code = 6
     hint = "Wait for it, or choose another --out."
 
 
 class DamageError(ShardError):
-    """`verify` found files that are not what the manifest says."""
-
     exit_code = 7
     hint = "Delete the files named above and run the same build again; it makes them anew."
 
 
 class ExactnessError(ShardError):
-    """An engine's tokens differ from tiktoken's."""
-
     exit_code = 8
     hint = "Run again with --engine and the tokenizer's reference (tiktoken for GPT-2), and please report it."
 
 
 class WorkerError(ShardError):
-    """Workers crash again and again, and no single document is the cause."""
-
     exit_code = 9
     hint = "Everything finished is kept; the same command tries again. See --max-memory and --workers."
 
 
 class NetworkError(ShardError):
-    """The hub, or a bucket, could not be reached for longer than --max-outage."""
-
     exit_code = 10
     hint = "Everything finished is kept; run the same command again when the network is back."
 
 
 class QuarantineError(ShardError):
-    """The shards are complete, except for documents that could not be encoded."""
-
     exit_code = 11
     hint = "The shards can be used. The list says why; please report documents that crash an engine."
 
 
 class NoMatch(ShardError):  # noqa: N818 - not an error, but scripts need the exit code
-    """`inspect --grep` found nothing. As with grep, only the exit code says so."""
-
-    exit_code = 1
-    hint = ""
+    """As with grep, only the exit code says that nothing was found."""
 
     def __init__(self) -> None:
-        super().__init__("")
+        super().__init__("", "")
 
 
 class ReaderGone(ShardError):  # noqa: N818 - not an error: `fineweb-shards status | head -1`
-    """The reader of standard output has closed it. As in any pipe, only the exit code says so."""
+    """As in any pipe, only the exit code says that the reader has closed it."""
 
     exit_code = 141
-    hint = ""
 
     def __init__(self) -> None:
-        super().__init__("")
+        super().__init__("", "")
 
 
 class Interrupted(BaseException):

@@ -9,6 +9,7 @@ placement says. Values that travel between processes have no slots, which would 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -65,18 +66,7 @@ class Counts:
     long_documents: int = 0  # left out by --max-document-tokens
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.text_bytes + other.text_bytes,
-            self.skipped_documents + other.skipped_documents,
-            self.replaced_characters + other.replaced_characters,
-            self.bad_parts + other.bad_parts,
-            self.token_count_mismatches + other.token_count_mismatches,
-            self.quarantined_documents + other.quarantined_documents,
-            self.filtered_documents + other.filtered_documents,
-            self.unknown_documents + other.unknown_documents,
-            self.short_documents + other.short_documents,
-            self.long_documents + other.long_documents,
-        )
+        return Counts(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 class Payload(Protocol):
@@ -152,22 +142,17 @@ class Origin:
     tokens: NDArray[np.int64] | None = None  # the source's token_count; -1: it gives none
 
 
-def id_of(chunk: TextChunk, document: int) -> str | None:
-    """Return the id that the source gives to a document; None if it gives none."""
+def find_origin(chunk: TextChunk, document: int) -> tuple[int | None, str | None]:
+    """Return the row of a document in its file, and its id; None for what its source does not give."""
+    row: int | None = None
+    name: Any = None
     for origin in chunk.origins:
-        if origin.ids is not None and 0 <= document - origin.first < origin.count:
-            name = origin.ids[document - origin.first]
+        place = document - origin.first
+        if 0 <= place < origin.count:
+            row = None if origin.rows is None else int(origin.rows[place])
+            name = None if origin.ids is None else origin.ids[place]
             name = name.as_py() if hasattr(name, "as_py") else name  # from Arrow or from JSON
-            return None if name is None else str(name)
-    return None
-
-
-def row_of(chunk: TextChunk, document: int) -> int | None:
-    """Return the row of a document in its file; None if the file has no rows."""
-    for origin in chunk.origins:
-        if origin.rows is not None and 0 <= document - origin.first < origin.count:
-            return int(origin.rows[document - origin.first])
-    return None
+    return row, None if name is None else str(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import numpy as np
 
 from fineweb_shards.types import Dtype, Positions, Tokens
 
-_WIDTHS_BYTES = (2, 4)
 CutRule = Literal["gpt2", "words"]  # where a long document may be cut: tokenizers/cuts.py
 
 
@@ -46,8 +45,7 @@ class Vocabulary:
     @property
     def dtype(self) -> Dtype:
         """The narrowest dtype that holds every id; tokens have it in memory."""
-        fitting = (width for width in _WIDTHS_BYTES if self.size <= 1 << 8 * width)
-        return unsigned_dtype(next(fitting))
+        return unsigned_dtype(2 if self.size <= 2**16 else 4)
 
     def find_eots(self, tokens: Tokens) -> Positions:
         """Return the positions of the EOTs in tokens that were read from a file: a finished one, or input

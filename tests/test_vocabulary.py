@@ -36,7 +36,6 @@ from fineweb_shards.store.manifest import Manifest, load_manifest, save_manifest
 from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.stream.packer import Packer
-from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.references import load_token_bytes
@@ -45,6 +44,7 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 from fineweb_shards.writing.output import Output, begin_output
 from tests.support import loader_reference, runs
 from tests.support.doubles import AtOncePlane
+from tests.support.stitching import stitch
 
 PACKAGE = Path(__file__).parent.parent / "fineweb_shards"
 EOT = 69_999
@@ -521,10 +521,10 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
     lines = list(sources("vocabulary.py"))
     assert [f"{name}:{number}: {line}" for name, number, line in lines if _SEARCH.search(line)] == []
     assert {name for name, _, line in lines if re.search("(find|count)_eots", line)} == {
-        "reading/document_starts.py",
         "reading/inspection.py",
         "reading/statistics.py",
-        "reading/token_stream.py",
+        "reading/token_file.py",
+        "reading/verify.py",
         "formats/rows.py",  # of --tokens-column
         "store/shard_files.py",  # of finished segments
         "store/sidecars.py",

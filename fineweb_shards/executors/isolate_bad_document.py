@@ -17,7 +17,7 @@ from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span, join_spans
 from fineweb_shards.texts import NO_TEXTS, Texts
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
-from fineweb_shards.types import Counts, EncodedBlock, Quarantined, TextChunk, id_of, row_of
+from fineweb_shards.types import Counts, EncodedBlock, Quarantined, TextChunk, find_origin
 
 # After this many documents of a batch crashed the first engine, the other one encodes the rest of it.
 _MANY_FALLBACKS = 3
@@ -126,12 +126,13 @@ def _emptied(part: TextChunk) -> TextChunk:
 def _describe(chunk: TextChunk, i: int, order: WorkOrder, piece_of_bytes: int) -> Quarantined:
     """Return the record that document `i` has if it is quarantined."""
     (document,) = chunk.texts.only(i).iter_views()  # not copied: it may be too long for anything else
+    row, name = find_origin(chunk, i)
     return Quarantined(
         file=order.batch.file,
         position=order.batch.position,
         document=i,
-        row=row_of(chunk, i),
-        id=id_of(chunk, i),
+        row=row,
+        id=name,
         text_bytes=len(document),
         sha256=digest_of(document),
         begins=bytes(document[: 4 * _SHOWN_CHARACTERS]).decode("utf-8", "ignore")[:_SHOWN_CHARACTERS],

@@ -18,21 +18,10 @@ from fineweb_shards.layouts.olmo_core import OlmoCore
 from fineweb_shards.layouts.plain import Plain
 from fineweb_shards.layouts.torchtitan import Torchtitan
 
-LAYOUTS: dict[str, Layout] = {
-    layout.name: layout
-    for layout in [
-        BuildNanoGPT(),
-        LlmC(),
-        ModdedNanoGPT(),
-        NanoGPT(),
-        Plain(),
-        Megatron(),
-        OlmoCore(),
-        Datatrove(),
-        Torchtitan(),
-        Automodel(),
-    ]
-}
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (
+    BuildNanoGPT(), LlmC(), ModdedNanoGPT(), NanoGPT(), Plain(),
+    Megatron(), OlmoCore(), Datatrove(), Torchtitan(), Automodel(),
+)}  # fmt: skip
 
 
 def get_layout(name: str) -> Layout:

@@ -36,8 +36,6 @@ class BosIndex(Sidecar):
 
 
 class Automodel(Layout):
-    """The layout of NeMo Automodel."""
-
     name = "automodel"
     eot_first = True
     header_bytes = 4 * HEADER_INTS

@@ -2,39 +2,34 @@
 
 A layout is named after the program that reads it, its "reader". `ShardFormat` combines it with a vocabulary:
 all conversions between tokens and bytes of a file are there. Nothing here writes a file.
+
+`Numbering` decides which file a token goes to, and how the file is numbered. Names sort in the order of the
+stream, so that `cat train_shard_*.bin` gives the stream. Therefore all numbers of a folder have the same
+number of digits. It is chosen before the first shard, from the expected number of tokens, and kept in the
+manifest; a run that needs more digits stops before it writes a name that would sort to the wrong place.
 """
 
 from __future__ import annotations
 
 import glob
-import io
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from fineweb_shards.errors import UsageError
-from fineweb_shards.layouts.sidecar import Sidecar
+from fineweb_shards.errors import OutOfNumbersError, UsageError
+from fineweb_shards.layouts.sidecar import INDEX_FOLDER, Sidecar
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Dtype, ShardRecord, Split, Tokens
+from fineweb_shards.types import SPLITS, Dtype, ShardRecord, Split, Tokens
+from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
 
-NPY_HEADER_BYTES = 128  # for a row of any length
-
-
-def npy_header(length: int, dtype: Dtype) -> bytes:
-    """Return what comes before the data of a row of `length` numbers."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        buffer, {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
-    )
-    header = buffer.getvalue()
-    assert len(header) == NPY_HEADER_BYTES
-    return header
+_DIGITS_FOR_ANY_LENGTH = 6
 
 
 class SizedFile(Protocol):
@@ -66,13 +61,14 @@ class Layout(ABC):
     validates_first_shard: ClassVar[bool] = True  # if no setting says what is for validation; else nothing is
     file_name: ClassVar[str]  # with {split} and, unless it is one file, {number}
     pattern: ClassVar[str]  # regular expression of the names of its files and their sidecars
+    opened_pattern: ClassVar[str] = ""  # of the names that the reader opens, if those are more
     missing_split_errors: ClassVar[dict[Split, str]] = {}  # the reader's message if a split has no file
 
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
         """Return the name of a file in the output folder.
 
         `index` is 0 if a split is one file. The number has `digits` digits if that is more than the layout's
-        own (see numbering.py).
+        own.
         """
         return self.file_name.format(split=split, number=f"{index:0{max(digits, self.digits)}d}")
 
@@ -121,13 +117,15 @@ class Layout(ABC):
         """Return whether a file name is one that `shard_name` can give."""
         return self.owns(name) and name.endswith(self.suffix)
 
-    def split_of(self, name: str) -> Split:
-        """Return the split of a file that the layout owns."""
-        return "val" if "val" in name else "train"
+    def owns_index(self, name: str) -> bool:
+        """Return whether a name in the output folder is that of a `DocumentIndex` of the layout's files."""
+        path = PurePath(name)
+        is_index = path.parent.name == INDEX_FOLDER and path.suffix == ".npy"
+        return is_index and self.owns(path.stem + self.suffix)
 
     def opens(self, name: str) -> bool:
         """Return whether the reader would open a file of this name, whichever program made it."""
-        return self.owns(name)
+        return re.fullmatch(self.opened_pattern or self.pattern, name, re.DOTALL) is not None
 
 
 def quote_string(text: str) -> str:
@@ -192,3 +190,63 @@ class ShardFormat:
     def from_bytes(self, data: bytes) -> Tokens:
         """Convert bytes of a file to tokens; ignore an incomplete last token, which is reported elsewhere."""
         return np.frombuffer(data, self.read_dtype, count=len(data) // self.dtype.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """The names of a folder's files, in the order of the stream."""
+
+    layout: Layout
+    shard_tokens: int
+    split_rule: SplitRule
+    digits: int = 0  # of a shard's number; 0: a folder of an early version, which did not choose
+
+    def index(self, split: Split, done: Mapping[Split, int]) -> int:
+        """Return the number of the file for the next token of a split, given how many each split has."""
+        if self.layout.one_file:
+            return 0
+        first = self.split_rule.first_index(split, self.shard_tokens, done["val"])
+        return first + done[split] // self.shard_tokens
+
+    def begin(self, tokens: int) -> int:
+        """Return how many of the first `tokens` tokens of a split are in the same file as the next token."""
+        return tokens if self.layout.one_file else tokens % self.shard_tokens
+
+    def name(self, split: Split, done: Mapping[Split, int]) -> str:
+        """Return the name of the file for the next token of a split, given how many each split has."""
+        return self.layout.shard_name(split, self.index(split, done), self.digits)
+
+    def unrecorded_names(self, records: Sequence[ShardRecord], listed: Collection[str]) -> set[str]:
+        """Return those of the `listed` names that a run may have given to files without recording them: it
+        names files in order, any number of small ones at once, so they follow the recorded ones without a
+        gap."""
+        done = {split: tokens_of(records, split) for split in SPLITS}
+        found: set[str] = set()
+        for split in SPLITS:
+            while (name := self.name(split, done)) in listed and name not in found:
+                found.add(name)
+                # To that file's end: it may be recorded in part, or be validation that does not fill it.
+                done[split] += self.shard_tokens - done[split] % self.shard_tokens
+        return found
+
+    def check_width(self, split: Split, done: Mapping[Split, int]) -> None:
+        """Raise OutOfNumbersError if the next file's number needs more digits than the folder's have."""
+        index = self.index(split, done)
+        if self.digits and index >= 10**self.digits:
+            digits = show_number_of(self.digits, "digit")
+            raise OutOfNumbersError(
+                f"The numbers in this folder's names have {digits}, and shard {index:,} would need one more: "
+                "names would no longer sort as the stream does.",
+                "Choose a larger --shard-tokens and another --out. Everything finished is kept.",
+            )
+
+
+def choose_digits(layout: Layout, shard_tokens: int, expected_tokens: int | None, *, exact: bool) -> int:
+    """Return how many digits the numbers need.
+
+    Unless `exact`, twice the expected shards must fit. A stream of unknown length may have a million shards.
+    """
+    if expected_tokens is None:
+        return max(layout.digits, _DIGITS_FOR_ANY_LENGTH)
+    shards = (1 if exact else 2) * (expected_tokens // shard_tokens + len(SPLITS))
+    return max(layout.digits, len(str(shards - 1)))

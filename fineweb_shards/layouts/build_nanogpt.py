@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, SizedFile, npy_header, quote_string
-from fineweb_shards.types import Dtype, Split
+from fineweb_shards.layouts.base import Layout, SizedFile, quote_string
+from fineweb_shards.layouts.sidecar import NPY_HEADER_BYTES, npy_header
+from fineweb_shards.types import SPLITS, Dtype, Split
 from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -27,9 +28,9 @@ class BuildNanoGPT(Layout):
     header_bytes = NPY_HEADER_BYTES
     file_name = "edufineweb_{split}_{number}.npy"
     pattern = r"edufineweb_(val|train)_\d{6,}\.npy"
+    opened_pattern = r".*(train|val).*"  # os.listdir, filtered by `split in name`
     missing_split_errors: ClassVar[dict[Split, str]] = {
-        "train": "no shards found for split train",
-        "val": "no shards found for split val",
+        split: f"no shards found for split {split}" for split in SPLITS
     }
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
@@ -47,9 +48,6 @@ class BuildNanoGPT(Layout):
         # DataLoaderLite does not check the length of the next shard (build-nanogpt#41).
         crash = f"its loader would crash there (shape '[{BATCH_ROWS}, {BATCH_LENGTH}]' is invalid)"
         return short_shard_warnings(files, gpus, self.name, crash)
-
-    def opens(self, name: str) -> bool:
-        return "train" in name or "val" in name  # os.listdir, filtered by `split in name`
 
 
 def short_shard_warnings(files: Sequence[SizedFile], gpus: int, reader: str, failure: str) -> list[str]:

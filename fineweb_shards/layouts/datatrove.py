@@ -44,8 +44,6 @@ class Metadata(Sidecar):
 
 
 class Datatrove(Layout):
-    """The layout of datatrove."""
-
     name = "datatrove"
     eot_first = False
     digits = 5
@@ -54,6 +52,7 @@ class Datatrove(Layout):
     file_name = "{split}_{number}.ds"
     validates_first_shard = False
     pattern = r"(train|val)_\d{5,}\.ds(\.index|\.metadata)?"
+    opened_pattern = r".*\.ds"
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         width_bytes = self.dtype(vocabulary).itemsize
@@ -62,9 +61,6 @@ class Datatrove(Layout):
             f'DatatroveFolderDataset({quote_string(folder)}, seq_len=2048, filename_pattern="train_*.ds",',
             f"    token_size={width_bytes})",
         ]
-
-    def opens(self, name: str) -> bool:
-        return name.endswith(self.suffix)
 
 
 def _metadata(file: FileFacts) -> bytes:

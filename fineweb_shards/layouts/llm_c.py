@@ -8,7 +8,6 @@ train_llama3.py reads them.
 from __future__ import annotations
 
 import glob
-import re
 import shlex
 from collections.abc import Sequence
 from typing import ClassVar
@@ -17,28 +16,22 @@ import numpy as np
 
 from fineweb_shards.layouts.base import Layout, SizedFile
 from fineweb_shards.layouts.build_nanogpt import short_shard_warnings
-from fineweb_shards.types import Dtype, Split
+from fineweb_shards.types import SPLITS, Dtype, Split
 from fineweb_shards.vocabulary import Vocabulary
 
 HEADERS = {2: (20240520, 1), 4: (20240801, 7)}  # magic and version, by the width of a token in bytes
 HEADER_INTS = 256
-LARGEST_FILE_BYTES = 2**31 - 1
 
 
 class LlmC(Layout):
-    """The layout of llm.c."""
-
     name = "llm.c"
     eot_first = True
     header_bytes = 4 * HEADER_INTS
-    largest_bytes = LARGEST_FILE_BYTES
+    largest_bytes = 2**31 - 1
     file_name = "edu_fineweb_{split}_{number}.bin"
     pattern = r"edu_fineweb_(val|train)_\d{6,}\.bin"
-    glob = r"edu_fineweb_(val|train)_.*\.bin"  # the names that `loader_lines` tells the reader to open
-    missing_split_errors: ClassVar[dict[Split, str]] = {
-        "train": "Error: failed to glob pattern",
-        "val": "Error: failed to glob pattern",
-    }
+    opened_pattern = r"edu_fineweb_(val|train)_.*\.bin"  # what `loader_lines` tells the reader to open
+    missing_split_errors: ClassVar[dict[Split, str]] = dict.fromkeys(SPLITS, "Error: failed to glob pattern")
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return int_header(*HEADERS[dtype.itemsize], tokens)
@@ -54,9 +47,6 @@ class LlmC(Layout):
         # It checks all shards of both splits before training.
         abort = "it would abort (Assertion `shard_ntok >= (int64_t) (num_processes * B * T + 1)' failed)"
         return short_shard_warnings(files, gpus, self.name, abort)
-
-    def opens(self, name: str) -> bool:
-        return re.fullmatch(self.glob, name) is not None
 
 
 def int_header(*values: int) -> bytes:

@@ -50,8 +50,6 @@ class MegatronIndex(Sidecar):
 
 
 class Megatron(Layout):
-    """The layout of Megatron-LM and GPT-NeoX."""
-
     name = "megatron"
     eot_first = False
     one_file = True

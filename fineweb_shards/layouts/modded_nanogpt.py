@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from fineweb_shards.layouts.base import SizedFile, quote_pattern
 from fineweb_shards.layouts.llm_c import LlmC
-from fineweb_shards.types import Split
+from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -23,17 +23,12 @@ TRAIN_TOKENS = 423 * 131_072 + 424 * 262_144 + (423 + 15) * 393_216
 
 
 class ModdedNanoGPT(LlmC):
-    """The layout of modded-nanogpt."""
-
     name = "modded-nanogpt"
     file_name = "fineweb_{split}_{number}.bin"
     pattern = r"fineweb_(val|train)_\d{6,}\.bin"
-    glob = r"fineweb_(val|train)_.*\.bin"
+    opened_pattern = r"fineweb_(val|train)_.*\.bin"
     widest_bytes = 2  # its _load_data_shard accepts only llm.c's 2-byte magic and torch.uint16
-    missing_split_errors: ClassVar[dict[Split, str]] = {
-        "train": "No files found for pattern",
-        "val": "No files found for pattern",
-    }
+    missing_split_errors: ClassVar[dict[Split, str]] = dict.fromkeys(SPLITS, "No files found for pattern")
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         return [

@@ -13,17 +13,14 @@ from typing import ClassVar
 
 from fineweb_shards.layouts.base import Layout, SizedFile, quote_string
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Split
+from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.vocabulary import Vocabulary
 
-DEFAULT_RATIO = Fraction(1, 2000)
 BLOCK_TOKENS = 1024  # its block_size
 SHORTEST_TOKENS = BLOCK_TOKENS + 1  # `torch.randint(len(data) - block_size, …)` needs at least one position
 
 
 class NanoGPT(Layout):
-    """The layout of nanoGPT."""
-
     name = "nanogpt"
     eot_first = False
     one_file = True
@@ -31,12 +28,11 @@ class NanoGPT(Layout):
     file_name = "{split}.bin"
     pattern = r"(train|val)\.bin"
     missing_split_errors: ClassVar[dict[Split, str]] = {
-        "train": "No such file or directory: train.bin",
-        "val": "No such file or directory: val.bin",
+        split: f"No such file or directory: {split}.bin" for split in SPLITS
     }
 
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
-        return SplitRule(val_ratio=DEFAULT_RATIO)
+        return SplitRule(val_ratio=Fraction(1, 2000))
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         name = PurePath(folder).name

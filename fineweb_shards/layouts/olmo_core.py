@@ -1,4 +1,4 @@
-"""Describe allenai/OLMo-core: `part-{train|val}-{index:05d}.npy`, EOS (our EOT) after each document.
+"""Describe allenai/OLMo-core, dolma: `part-{train|val}-{index:05d}.npy`, EOS (our EOT) after each document.
 
 In spite of their name these files are no NumPy arrays: the reader takes ranges of bytes, and would read a
 header as tokens. Beside each there is a `.csv.gz` with the start and the end of every document, for readers
@@ -37,8 +37,6 @@ class DocumentTable(Sidecar):
 
 
 class OlmoCore(Layout):
-    """The layout of OLMo-core and dolma."""
-
     name = "olmo-core"
     eot_first = False
     digits = 5
@@ -89,6 +87,5 @@ def _store_in_gzip(texts: Iterable[bytes]) -> Iterator[bytes]:
     yield _store(rest, last=True) + struct.pack("<II", checksum, length % 2**32)
 
 
-def _store(data: bytes, *, last: bool = False) -> bytes:
-    """Return a block of deflate that holds `data` as it is."""
+def _store(data: bytes, *, last: bool = False) -> bytes:  # as a block of deflate
     return struct.pack("<BHH", last, len(data), ~len(data) & 0xFFFF) + data

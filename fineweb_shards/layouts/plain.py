@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 
@@ -22,6 +21,7 @@ class Plain(Layout):
     file_name = "{split}_shard_{number}.bin"
     validates_first_shard = False
     pattern = r"(train|val)_shard_\d{4,}\.bin"
+    opened_pattern = r"(train|val)_shard_.*\.bin"
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         return [
@@ -30,6 +30,3 @@ class Plain(Layout):
             f'dtype="{self.dtype(vocabulary).str}", mode="r")',
             f"# as one file: cat {shlex.quote(folder)}/train_shard_*.bin > train.bin",
         ]
-
-    def opens(self, name: str) -> bool:
-        return re.fullmatch(r"(train|val)_shard_.*\.bin", name) is not None

@@ -2,19 +2,42 @@
 
 It is a pure function of the finished file: of its length, and of the positions of its EOTs, which are given a
 block at a time, so that memory is constant. Nothing here reads or writes a file: store/sidecars.py does.
+
+Some layouts have their own. `DocumentIndex` is for any layout (`--index`): the token offset of each document
+that starts in a file. That of `train_00000.ds` is `index/train_00000.npy`, a NumPy array of int64. It has a
+folder of its own because some readers open whatever in theirs has `train` or `val` in its name. A document
+that began in an earlier file has no start in this one.
 """
 
 from __future__ import annotations
 
+import io
+import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 
 import numpy as np
 
 from fineweb_shards.types import Dtype, Positions
 from fineweb_shards.vocabulary import Vocabulary
+
+INDEX_FOLDER = "index"
+NPY_HEADER_BYTES = 128  # for a row of any length
+_OFFSETS = np.dtype("<i8")
+
+
+def npy_header(length: int, dtype: Dtype) -> bytes:
+    """Return what comes before the data of a row of `length` numbers."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    )
+    header = buffer.getvalue()
+    assert len(header) == NPY_HEADER_BYTES
+    return header
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +56,11 @@ class FileFacts:
     def ends(self) -> int:
         """How many documents end here if EOT comes after them; one that continues in the next file counts."""
         return self.eots + (not self.ends_with_eot)
+
+    @property
+    def starts(self) -> int:
+        """How many documents start here."""
+        return self.eots if self.eot_first else self.follows_eot + self.eots - self.ends_with_eot
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,36 +91,30 @@ def parts_of_all(
     sidecars: Collection[Sidecar], file: FileFacts, eots: Iterable[Positions]
 ) -> Iterator[tuple[Sidecar, SidecarPart]]:
     """Yield the parts of several sidecars, by one pass over the EOTs. The one for which most blocks wait goes
-    on, so that there are never more than a few."""
+    on, so that there are never more than a few. (`itertools.tee` keeps 57 blocks and more, which is too much
+    where all tokens are EOTs.)"""
     blocks = iter(eots)
-    readers: dict[Sidecar, _BlockReader] = {}
-    for sidecar in sidecars:
-        readers[sidecar] = _BlockReader(blocks, readers.values())
-    parts = {sidecar: sidecar.parts(file, reader) for sidecar, reader in readers.items()}
-    while readers:
-        sidecar = max(readers, key=lambda one: len(readers[one].waiting))
+    waiting: dict[Sidecar, deque[Positions]] = {sidecar: deque() for sidecar in sidecars}
+
+    def read_blocks(own: deque[Positions]) -> Iterator[Positions]:
+        while True:
+            if not own:
+                block = next(blocks, None)
+                if block is None:
+                    return
+                for one in waiting.values():
+                    one.append(block)
+                del block
+            yield own.popleft()
+
+    parts = {sidecar: sidecar.parts(file, read_blocks(own)) for sidecar, own in waiting.items()}
+    while parts:
+        sidecar = max(parts, key=lambda one: len(waiting[one]))
         part = next(parts[sidecar], None)
         if part is None:
-            del readers[sidecar]  # no block waits for it any more
+            del parts[sidecar], waiting[sidecar]  # no block waits for it any more
         else:
             yield sidecar, part
-
-
-class _BlockReader(Iterator[Positions]):
-    """One of several readers of the same blocks, and those that wait for it. (`itertools.tee` keeps 57 blocks
-    and more, which is too much where all tokens are EOTs.)"""
-
-    def __init__(self, blocks: Iterator[Positions], readers: Collection[_BlockReader]) -> None:
-        self.waiting: deque[Positions] = deque()
-        self._blocks = blocks
-        self._readers = readers
-
-    def __next__(self) -> Positions:
-        if not self.waiting:
-            block = next(self._blocks)
-            for reader in self._readers:
-                reader.waiting.append(block)
-        return self.waiting.popleft()
 
 
 def in_sequence(blocks: Iterable[bytes]) -> Iterator[SidecarPart]:
@@ -110,3 +132,23 @@ def document_ends(file: FileFacts, eots: Iterable[Positions]) -> Iterator[Positi
         yield places + 1
     if not file.ends_with_eot:
         yield np.array([file.tokens], np.int64)
+
+
+class DocumentIndex(Sidecar):
+    """Where documents start; the EOT before a document belongs to it."""
+
+    def name_for(self, shard_name: str) -> str:
+        return f"{INDEX_FOLDER}/{PurePath(shard_name).stem}.npy"
+
+    def size_bytes(self, file: FileFacts) -> int:
+        return NPY_HEADER_BYTES + _OFFSETS.itemsize * file.starts
+
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
+        starts = eots
+        if not file.eot_first:
+            first = [np.zeros(1, np.int64)] if file.follows_eot else []
+            # After the last EOT of a file the next file begins.
+            after = (places[places + 1 < file.tokens] + 1 for places in eots)
+            starts = itertools.chain(first, after)
+        blocks = (block.astype(_OFFSETS).tobytes() for block in starts)
+        return in_sequence(itertools.chain([npy_header(file.starts, _OFFSETS)], blocks))

@@ -11,8 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from fineweb_shards.layouts.base import NPY_HEADER_BYTES, Layout, npy_header, quote_string
-from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, document_ends, in_sequence
+from fineweb_shards.layouts.base import Layout, quote_string
+from fineweb_shards.layouts.sidecar import (
+    NPY_HEADER_BYTES,
+    FileFacts,
+    Sidecar,
+    SidecarPart,
+    document_ends,
+    in_sequence,
+    npy_header,
+)
 from fineweb_shards.types import Dtype, Positions, Split
 from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
 
@@ -36,8 +44,6 @@ class DocumentOffsets(Sidecar):
 
 
 class Torchtitan(Layout):
-    """The layout of torchtitan."""
-
     name = "torchtitan"
     eot_first = False
     one_file = True

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.loader.shards import LoaderSettings, Shard, Shards
-from fineweb_shards.reading.document_starts import TokenSequence
+from fineweb_shards.reading.token_file import TokenSequence
 from fineweb_shards.types import Positions, Tokens
 
 Rows = NDArray[np.int64]

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError
 from fineweb_shards.reading.token_file import TokenFile
-from fineweb_shards.reading.token_stream import fetch_range
+from fineweb_shards.reading.verify import fetch_range
 from fineweb_shards.storage.bucket_credentials import check_not_forked
 from fineweb_shards.store.opening import cache_home
 from fineweb_shards.store.store import Store

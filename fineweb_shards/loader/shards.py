@@ -17,16 +17,12 @@ from typing import Literal
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.loader.shard_cache import BucketPieces, PiecedTokens, ShardCache, ShardPiece
-from fineweb_shards.reading.document_starts import (
-    TokenSequence,
-    contains_eot,
-    document_starts,
-    ends_mid_document,
-    file_before,
-)
 from fineweb_shards.reading.token_file import (
     TokenFile,
     TokenFolder,
+    TokenSequence,
+    document_starts,
+    file_before,
     has_eot_first,
     is_address,
     open_files_in,
@@ -96,7 +92,7 @@ class Shard:
     def document_starts(self) -> Positions:
         """Return where in the shard documents begin."""
         assert self.vocabulary is not None
-        mid_document = self.before is not None and ends_mid_document(self.before, self.vocabulary)
+        mid_document = self.before is not None and self.before.ends_mid_document(self.vocabulary)
         return document_starts(
             self.map(), self.vocabulary, eot_first=self.eot_first, starts_mid_document=mid_document
         )
@@ -150,7 +146,7 @@ def open_shards(
     found = [_with_vocabulary(shard, settings.eot) for shard in found]
     first, vocabulary = found[0].file, with_eot(GPT2, settings.eot)
     is_recorded = settings.eot is None and vocabulary_beside(first)
-    if not is_recorded and not contains_eot(first, vocabulary):
+    if not is_recorded and not first.contains_eot(vocabulary):
         raise InputError(
             f"{first.address}: it has no token {vocabulary.eot}, which should separate documents.",
             "Name the token that does with eot=.",

@@ -16,21 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
-from fineweb_shards.reading.document_starts import ends_mid_document, file_before
-from fineweb_shards.reading.statistics import TokenStatistics, count_blocks, empty_statistics
-from fineweb_shards.reading.token_file import (
-    TokenFile,
-    has_eot_first,
-    is_folder,
-    open_files_in,
-    open_folder,
-    open_token_file,
-    token_names,
-    vocabulary_beside,
-)
+from fineweb_shards.reading import token_file
+from fineweb_shards.reading.statistics import TokenStatistics, count_blocks
+from fineweb_shards.store.opening import is_object
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import ForeignFileError, read_file
@@ -46,7 +36,7 @@ class Target:
     """The files to inspect, in order, and how to read them."""
 
     location: str
-    files: tuple[TokenFile, ...]
+    files: tuple[token_file.TokenFile, ...]
     eot_first: bool
     vocabulary: Vocabulary
     starts_mid_document: bool = False  # with EOT after documents: the first one began in an earlier shard
@@ -77,55 +67,45 @@ def open_target(location: str | Path, dtype: Dtype | None = None) -> Target:
 
     `dtype` is how wide tokens without a header are, if nothing else says so.
     """
-    if not is_folder(location):
-        file = open_token_file(location, dtype)
-        vocabulary: Vocabulary | None = None
+    vocabulary = GPT2
+    # In a bucket, what is no object is a folder.
+    is_file = is_object(location) if token_file.is_address(location) else not Path(location).is_dir()
+    if is_file:
+        files = [token_file.open_token_file(location, dtype)]
         with contextlib.suppress(DamageError, ChangedError):  # of the manifest beside it
-            vocabulary = vocabulary_beside(file)
-        return _make_target(str(location), [file], vocabulary or GPT2)
-    folder = open_folder(location)
-    manifest = folder.manifest
-    if manifest is None:
-        files = open_files_in(folder, token_names(folder), dtype)
+            vocabulary = token_file.vocabulary_beside(files[0]) or GPT2
     else:
-        found = folder.store.find_all([file.name for file in list_files(manifest.shards)])
-        files = open_files_in(folder, [name for name, file in found.items() if file.named])  # one may grow
-    if not files:
+        folder = token_file.open_folder(location)
+        if folder.manifest is None:
+            files = token_file.open_files_in(folder, token_file.token_names(folder), dtype)
+        else:
+            vocabulary = folder.manifest.vocabulary
+            found = folder.store.find_all([file.name for file in list_files(folder.manifest.shards)])
+            names = [name for name, file in found.items() if file.named]  # one may grow
+            files = token_file.open_files_in(folder, names)
+    positions = {token_file.has_eot_first(file) for file in files}
+    if not positions:
         raise InputError(
             f"{location}: there is no file of tokens here.", "Name a .npy, .bin or .ds file, or a folder."
         )
-    return _make_target(str(location), files, manifest.vocabulary if manifest else GPT2)
-
-
-def _make_target(location: str, files: list[TokenFile], vocabulary: Vocabulary) -> Target:
-    """Make a target of files; InputError if some have EOT before, and some after, documents."""
-    positions = {has_eot_first(file) for file in files}
     if len(positions) > 1:
         raise InputError(f"{location}: files of several layouts are here.", "Name one of the files.")
     eot_first = positions.pop()
     known = load_token_bytes(vocabulary)
-    before = None if eot_first else file_before(files[0])
-    mid_document = before is not None and ends_mid_document(before, vocabulary)
-    return Target(location, tuple(files), eot_first, known, mid_document)
+    before = None if eot_first else token_file.file_before(files[0])
+    mid_document = before is not None and before.ends_mid_document(vocabulary)
+    return Target(str(location), tuple(files), eot_first, known, mid_document)
 
 
 def count(target: Target) -> TokenStatistics:
     """Return the statistics of all files; a document may continue from one file into the next."""
-    vocabulary = target.vocabulary
-    counted = (count_blocks(file.blocks(), vocabulary) for file in target.files)
-    total = sum(counted, empty_statistics(vocabulary))
+    total = count_blocks(target.blocks(), target.vocabulary)
     return total.closed(eot_first=target.eot_first, starts_mid_document=target.starts_mid_document)
 
 
 def choose_document(target: Target, seed: int | None) -> int:
     """Choose the number of a random document, each with the same probability."""
-    documents = target.first_number + (1 if target.eot_first else 0)
-    eot = target.vocabulary.eot
-    last = eot
-    for block in target.blocks():
-        documents += len(target.vocabulary.find_eots(block))
-        last = int(block[-1])
-    documents += 1 if last != eot and not target.eot_first else 0
+    documents = count(target).documents
     if documents < 1:
         raise InputError(f"{target.location}: no document begins here.", "Name another file, or the folder.")
     return random.Random(seed).randrange(documents)
@@ -149,7 +129,7 @@ def read_document(target: Target, number: int) -> Iterator[str]:
 
 
 def find_text(target: Target, text: str) -> Iterator[Match]:
-    """Return an iterator over the first match in each document that contains `text`."""
+    """Yield the first match in each document that contains `text`; a match may span two blocks."""
     try:
         wanted = text.encode()
     except UnicodeEncodeError:  # the command line had bytes that are not UTF-8
@@ -158,11 +138,6 @@ def find_text(target: Target, text: str) -> Iterator[Match]:
         ) from None
     if not wanted:
         raise UsageError("--grep: there is nothing to look for.", "Name a text.")
-    return _find_bytes(target, wanted)
-
-
-def _find_bytes(target: Target, wanted: bytes) -> Iterator[Match]:
-    """Yield the first match of each document; a match may span two blocks."""
     carry = b""  # the end of the last block
     number = target.first_number  # of the document at the beginning of a block
     last: int | None = None
@@ -177,8 +152,7 @@ def _find_bytes(target: Target, wanted: bytes) -> Iterator[Match]:
             if document != last:
                 before = data[max(0, place - _CONTEXT_BYTES) : place].rpartition(BOUNDARY)[2]
                 after = data[place + len(wanted) :][:_CONTEXT_BYTES].partition(BOUNDARY)[0]
-                texts = (text.decode("utf-8", "ignore") for text in (before, wanted, after))
-                yield Match(document, *texts)
+                yield Match(document, *(part.decode("utf-8", "ignore") for part in (before, wanted, after)))
             last = document
             boundary = data.find(BOUNDARY, place)
             place = data.find(wanted, boundary) if boundary >= 0 else -1
@@ -208,18 +182,14 @@ def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
             return
 
 
-def count_token_bytes(vocabulary: Vocabulary) -> NDArray[np.int32]:
-    """Return the number of bytes of every id; 0 for EOT and all others that no text has."""
+def write_token_bytes(path: Path, vocabulary: Vocabulary) -> None:
+    """Write the number of bytes of every id, 0 for EOT and all others that no text has, to a file for NumPy.
+    UsageError if there is another file of that name: it may be a shard."""
     counts = np.zeros(vocabulary.size, np.int32)
     known = load_token_bytes(vocabulary).token_bytes
     counts[: len(known)] = [len(token) for token in known]
-    return counts
-
-
-def write_token_bytes(path: Path, vocabulary: Vocabulary) -> None:
-    """Write them to a file for NumPy. UsageError if there is another file of that name: it may be a shard."""
     content = io.BytesIO()
-    np.save(content, count_token_bytes(vocabulary))
+    np.save(content, counts)
     data = content.getvalue()
     try:
         is_free = read_file(path, len(data)) == data

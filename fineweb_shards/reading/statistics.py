@@ -83,14 +83,11 @@ class TokenStatistics:
         began earlier. If EOT comes last, the segment starts with a document unless `starts_mid_document`,
         and ends with one if there are tokens after the last EOT.
         """
-        if eot_first:
-            ends = [self.tail_tokens] if self.boundaries else []
-        elif not self.boundaries:
-            ends = [self.tokens] if self.tokens and not starts_mid_document else []
-        else:
-            ends = ([] if starts_mid_document else [self.head_tokens]) + (
-                [self.tail_tokens] if self.tail_tokens else []
-            )
+        ends = []
+        if not eot_first and not starts_mid_document and self.tokens:
+            ends.append(self.head_tokens)
+        if self.boundaries and (eot_first or self.tail_tokens):
+            ends.append(self.tail_tokens)
         rest_tokens = self.head_tokens if eot_first or starts_mid_document else 0
         lengths = self.lengths + _bucket_counts(np.array(ends, np.int64))
         longest = max([self.longest, *ends])
@@ -164,7 +161,7 @@ def bucket_range(bucket: int) -> tuple[int, int]:
 
 
 def _bucket_counts(lengths: Counted) -> Counted:
-    """Return the histogram of lengths, by their number of binary digits; a logarithm would round."""
+    # By their number of binary digits; a logarithm would round.
     buckets = np.searchsorted(2 ** np.arange(BUCKETS - 1, dtype=np.int64), lengths, side="right")
     return np.bincount(buckets, minlength=BUCKETS)
 
@@ -206,11 +203,17 @@ class FolderStatistics:
         `in_order` says that the records follow one another in the stream, so that documents may span them.
         """
         tokens = read_tokens(store, shard_format, record, 0, SAMPLE_TOKENS)
-        counted = count_blocks([tokens], shard_format.vocabulary)
+        figures, counted = self.statistics, count_tokens(tokens, shard_format.vocabulary)
         whole = self.whole and record.tokens <= SAMPLE_TOKENS
-        # A document that spans two records is only counted right if no tokens between them were left out.
-        joined = whole and in_order
-        both = self.statistics + counted if joined else _add_with_gap(self.statistics, counted)
+        both = figures + counted
+        if not (whole and in_order):  # tokens between the two were left out, so a document that spans them is
+            both = replace(
+                both,
+                head_tokens=figures.head_tokens,
+                tail_tokens=figures.tail_tokens,
+                lengths=figures.lengths + counted.lengths,
+                longest=max(figures.longest, counted.longest),
+            )
         return FolderStatistics(both, self.shards + 1, whole, _next_digest(self.digest, record))
 
     def fits(self, records: Sequence[ShardRecord]) -> bool:
@@ -247,15 +250,11 @@ def load_folder_statistics(folder: Path, vocabulary: Vocabulary) -> FolderStatis
         values = zlib.decompressobj().decompress(content, size_bytes + 1)
     except (OSError, zlib.error):
         return nothing
-    found = _parse_statistics(values, vocabulary) if len(values) == size_bytes else None
-    return found or nothing
-
-
-def _parse_statistics(values: bytes, vocabulary: Vocabulary) -> FolderStatistics | None:
-    """Parse the uncompressed numbers; None if they are implausible or of another format."""
+    if len(values) != size_bytes:
+        return nothing
     figures = np.frombuffer(values, "<i8", offset=_DIGEST_BYTES).astype(np.int64)
     if int(figures.min()) < 0 or int(figures.max()) > _LARGEST_NUMBER or figures[0] != _FORMAT:
-        return None
+        return nothing
     shards, whole, tokens, boundaries, head, tail, longest = map(int, figures[1:_NUMBERS])
     lengths, frequencies = np.split(figures[_NUMBERS:], [BUCKETS])
     statistics = TokenStatistics(vocabulary, tokens, boundaries, head, tail, lengths, longest, frequencies)
@@ -278,20 +277,7 @@ def complete_folder_statistics(
     return figures
 
 
-def _add_with_gap(left: TokenStatistics, right: TokenStatistics) -> TokenStatistics:
-    """Add the statistics of two segments that are not adjacent; documents at the gap are left out."""
-    return replace(
-        left,
-        tokens=left.tokens + right.tokens,
-        boundaries=left.boundaries + right.boundaries,
-        lengths=left.lengths + right.lengths,
-        longest=max(left.longest, right.longest),
-        frequencies=left.frequencies + right.frequencies,
-    )
-
-
 def _next_digest(digest: str, record: ShardRecord) -> str:
-    """Return the digest of all records so far, given the digest before this record."""
     return hashlib.sha256(f"{digest}{record.sha256}".encode()).hexdigest()
 
 
@@ -333,26 +319,21 @@ def _sample_at(
     vocabulary = shard_format.vocabulary
     first = max(0, place - _SEARCH_TOKENS)
     tokens = read_tokens(store, shard_format, record, first, 2 * _SEARCH_TOKENS + 1 + _SHOWN_TOKENS)
-    starts_here = place == 0 and not shard_format.layout.eot_first
-    start = _find_start(vocabulary, tokens, place - first, starts_here=starts_here)
-    if start is None:
+    after = vocabulary.find_eots(tokens[place - first :][:_SEARCH_TOKENS]) + (place - first)
+    before = vocabulary.find_eots(tokens[: place - first])
+    if place == 0 and not shard_format.layout.eot_first:
+        start = 0
+    elif len(after) and after[0] + 1 < len(tokens):
+        start = int(after[0]) + 1
+    elif len(before):
+        start = int(before[-1]) + 1
+    else:
         return None
     shown = tokens[start : start + _SHOWN_TOKENS]
     ends = vocabulary.find_eots(shown)
     text = decode(shown[: ends[0]] if len(ends) else shown, vocabulary).decode("utf-8", "replace")
     cut = not len(ends) and (first + start + _SHOWN_TOKENS < record.tokens or not is_last)
     return Sample(record.name, first + start, cut_at_word(text) if cut else text, cut)
-
-
-def _find_start(vocabulary: Vocabulary, tokens: Tokens, place: int, *, starts_here: bool) -> int | None:
-    """Return where among these tokens the document nearest to `place` begins; None if none is found."""
-    if starts_here:
-        return 0
-    after = vocabulary.find_eots(tokens[place : place + _SEARCH_TOKENS])
-    if len(after) and place + after[0] + 1 < len(tokens):
-        return place + int(after[0]) + 1
-    before = vocabulary.find_eots(tokens[:place])
-    return int(before[-1]) + 1 if len(before) else None
 
 
 def spell(token: int, vocabulary: Vocabulary) -> str:

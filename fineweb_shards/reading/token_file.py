@@ -1,42 +1,64 @@
 """Open files of tokens made by any program, on this machine or in a bucket: a NumPy array, one with the
-header of a layout, or bare tokens.
+header of a layout, or bare tokens; and find where documents begin in them.
 
 Nothing in the file is trusted. A header must fit the file's length before tokens are read or mapped, and no
 pickle is ever loaded. A file without a known header counts as bare tokens only if the caller says how wide
 they are, if it has the name of such a layout, or begins with tokens of the vocabulary: a header must never be
 read as tokens. Otherwise what is beside the file in its folder says how wide they are (our manifest, or
 datatrove's metadata), or its name; a `.bin` that nothing is known of holds GPT-2's.
+
+Documents are found by the EOTs. If EOT comes after documents, the first token of a file begins a document
+only if the file before it ended with an EOT, or if there is none before it.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS, automodel
-from fineweb_shards.layouts.automodel import Automodel
 from fineweb_shards.layouts.base import Layout, ShardFormat
 from fineweb_shards.layouts.datatrove import METADATA_SUFFIX, Datatrove
 from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS, LlmC
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import FILE_NAME, Manifest, is_ours, parse_manifest
-from fineweb_shards.store.opening import is_object, open_store_to_read
+from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.store.shard_files import growing_path
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.background import map_in_background
-from fineweb_shards.types import Dtype, Tokens
+from fineweb_shards.types import Dtype, Positions, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype
+
+SUFFIXES = {layout.suffix for layout in LAYOUTS.values()}
+DTYPES = {unsigned_dtype(width_bytes).name: unsigned_dtype(width_bytes) for width_bytes in HEADERS}
+BLOCK_TOKENS = 2**20
+_NPY_MAGIC = b"\x93NUMPY"
+_NPY_DTYPES = {dtype.str: dtype for dtype in DTYPES.values()}
+_ROW = "a row of " + " or ".join(DTYPES)
+_LONGEST_NPY_HEADER = 4096
+_START_BYTES = 8192  # checked at the beginning of a file, which may have an unknown header
+_OTHER_FORMATS = {  # first bytes of other formats, some of which could pass for tokens
+    (20240522).to_bytes(4, "little"): "is an evaluation file of llm.c",
+    (20240326).to_bytes(4, "little"): "is a model of llm.c",
+    b"MMIDIDX\0\0": "is an index of Megatron; name the .bin beside it",
+    b"PAR1": "is a parquet file",
+    b"PK\3\4": "is a zip archive",
+    b"\x1f\x8b": "is compressed (gzip)",
+    b"\x28\xb5\x2f\xfd": "is compressed (zstd)",
+    b"\x89HDF": "is an HDF5 file",
+    b"GGUF": "is a GGUF model",
+}
+_REQUESTS_AT_ONCE = 16
+_Contents = tuple[str, int, int, Dtype]  # the last four fields of a TokenFile
 
 
 class TokenFolder:
@@ -70,9 +92,9 @@ class TokenFolder:
         return parse_manifest(data, self.store.folder, self.store.location)
 
 
-def is_folder(location: str | Path) -> bool:
-    """Tell whether a path or an address is that of a folder. In a bucket, what is no object is a folder."""
-    return not is_object(location) if is_address(location) else Path(location).is_dir()
+def is_address(location: str | Path) -> TypeGuard[str]:
+    """Tell whether a location is an address, and not the path of something on this machine."""
+    return isinstance(location, str) and is_url(location)
 
 
 def split_location(location: str | Path) -> tuple[str, str]:
@@ -88,33 +110,6 @@ def open_folder(location: str | Path) -> TokenFolder:
     if is_address(location):
         return TokenFolder(open_store_to_read(location, Observer(), refusal=InputError))
     return TokenFolder(FolderStore(Path(location)))
-
-
-def is_address(location: str | Path) -> TypeGuard[str]:
-    """Tell whether a location is an address, and not the path of something on this machine."""
-    return isinstance(location, str) and is_url(location)
-
-
-SUFFIXES = {layout.suffix for layout in LAYOUTS.values()}
-DTYPES = {unsigned_dtype(width_bytes).name: unsigned_dtype(width_bytes) for width_bytes in HEADERS}
-_NPY_MAGIC = b"\x93NUMPY"
-_NPY_DTYPES = {dtype.str: dtype for dtype in DTYPES.values()}
-_ROW = "a row of " + " or ".join(DTYPES)
-_LONGEST_NPY_HEADER = 4096
-_START_BYTES = 8192  # checked at the beginning of a file, which may have an unknown header
-_OTHER_FORMATS = {  # first bytes of other formats, some of which could pass for tokens
-    (20240522).to_bytes(4, "little"): "is an evaluation file of llm.c",
-    (20240326).to_bytes(4, "little"): "is a model of llm.c",
-    b"MMIDIDX\0\0": "is an index of Megatron; name the .bin beside it",
-    b"PAR1": "is a parquet file",
-    b"PK\3\4": "is a zip archive",
-    b"\x1f\x8b": "is compressed (gzip)",
-    b"\x28\xb5\x2f\xfd": "is compressed (zstd)",
-    b"\x89HDF": "is an HDF5 file",
-    b"GGUF": "is a GGUF model",
-}
-BLOCK_TOKENS = 2**20
-_REQUESTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +138,14 @@ class TokenFile:
         if not self.tokens:
             return np.empty(0, self.dtype)
         final = self.folder.store.folder / self.name
+        why = ""
         # One that grows is in the work folder until it is renamed, which may happen between the attempts.
-        for path in (final, growing_path(final)):
-            with contextlib.suppress(OSError, ValueError):
+        for path in (final, growing_path(final), final):
+            try:
                 return np.memmap(path, self.dtype, "r", self.header_bytes, (self.tokens,))
-        try:
-            return np.memmap(final, self.dtype, "r", self.header_bytes, (self.tokens,))
-        except (OSError, ValueError) as error:  # ValueError: it has become shorter
-            raise _refused(self.address, f"can't be mapped ({error})") from error
+            except (OSError, ValueError) as error:  # ValueError: it has become shorter
+                why = f"can't be mapped ({error})"
+        raise _refused(self.address, why)
 
     def blocks(self) -> Iterator[Tokens]:
         """Yield the tokens a block at a time, in constant memory."""
@@ -170,15 +165,20 @@ class TokenFile:
         except OSError as error:
             raise _refused(self.address, error.strerror or str(error)) from error
 
-    def read_last(self) -> Tokens:
-        """Read the last token; no token if there is none."""
+    def contains_eot(self, vocabulary: Vocabulary) -> bool:
+        """Return whether it has any EOT."""
+        return any(vocabulary.count_eots(block) for block in self.blocks())
+
+    def ends_mid_document(self, vocabulary: Vocabulary) -> bool:
+        """Return whether its last document continues in the next file, where EOT comes after documents."""
         begin = max(self.header_bytes, self.end_bytes - self.dtype.itemsize)
         store = self.folder.store
         try:
             data = store.read_range(store.require(self.name), begin, self.end_bytes)
         except OSError as error:
             raise _refused(self.address, error.strerror or str(error)) from error
-        return np.frombuffer(data, self.dtype, len(data) // self.dtype.itemsize)
+        last = np.frombuffer(data, self.dtype, len(data) // self.dtype.itemsize)
+        return len(last) > 0 and int(last[0]) != vocabulary.eot
 
 
 def open_token_file(location: str | Path, dtype: Dtype | None = None) -> TokenFile:
@@ -192,12 +192,18 @@ def open_file_in(folder: TokenFolder, name: str, dtype: Dtype | None = None) -> 
 
     `dtype` is how wide its tokens are if they have no header, whatever its name; a header must say the same.
     """
-    start, size = _read_start(folder, name)
-    opened = _Opened(folder, name, start, size)
-    file = _open_with_header(opened) or _open_bare(opened, dtype)
+    address = folder.address(name)
+    try:
+        start, size = _read_start(folder, name)
+        contents = _parse_header(start, size) or _find_bare_tokens(folder, name, start, size, dtype)
+    except _NoTokensError as error:
+        raise _refused(address, str(error)) from error
+    except OSError as error:
+        raise _refused(address, error.strerror or str(error)) from error
+    file = TokenFile(folder, name, *contents)
     if dtype is not None and file.dtype != dtype:
         raise InputError(
-            f"{file.address}: its header or manifest says {file.dtype.name}, not {dtype.name}.",
+            f"{address}: its header or manifest says {file.dtype.name}, not {dtype.name}.",
             "Leave out the dtype.",
         )
     return file
@@ -218,16 +224,16 @@ def token_names(folder: TokenFolder, split: str = "") -> list[str]:
     if not store.is_remote and not store.folder.is_dir():
         store.folder.stat()  # says why
         raise NotADirectoryError(20, "Not a directory", store.location)
-    names = (name for name in store.list_names() if PurePosixPath(name).suffix in SUFFIXES)
-    return sorted(name for name in names if _is_of(name, split))
-
-
-def _is_of(name: str, split: str) -> bool:
-    """Return whether a file belongs to a split by its name, and is no sidecar."""
-    layout = next((layout for layout in LAYOUTS.values() if layout.owns(name)), None)
-    if layout is None:
-        return split in name
-    return layout.holds_tokens(name) and (split in name or split == layout.split_of(name))
+    found = []
+    for name in store.list_names():
+        if PurePosixPath(name).suffix in SUFFIXES:
+            layout = next((layout for layout in LAYOUTS.values() if layout.owns(name)), None)
+            is_sidecar = layout is not None and not layout.holds_tokens(name)
+            # torchtitan's file for training is only called tokens.bin.
+            is_train = layout is not None and split == "train" and "val" not in name
+            if (split in name or is_train) and not is_sidecar:
+                found.append(name)
+    return sorted(found)
 
 
 def vocabulary_beside(file: TokenFile) -> Vocabulary | None:
@@ -241,189 +247,176 @@ def has_eot_first(file: TokenFile) -> bool:
     return layout.eot_first if layout else file.kind != "raw"
 
 
+class TokenSequence(Protocol):
+    """Tokens that are read in slices, such as an array."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, wanted: slice, /) -> Tokens: ...
+
+
+def document_starts(
+    tokens: TokenSequence, vocabulary: Vocabulary, *, eot_first: bool, starts_mid_document: bool
+) -> Positions:
+    """Return where documents begin: at their EOT, or at their first token if EOT comes after them.
+
+    `starts_mid_document` only counts if EOT comes after.
+    """
+    blocks = (tokens[begin : begin + BLOCK_TOKENS] for begin in range(0, len(tokens), BLOCK_TOKENS))
+    found = [vocabulary.find_eots(block) + number * BLOCK_TOKENS for number, block in enumerate(blocks)]
+    eots = np.concatenate([np.empty(0, np.int64), *found])
+    if eot_first:
+        return eots
+    first = [] if starts_mid_document else [0]
+    starts = np.concatenate([np.array(first, np.int64), eots + 1])
+    return starts[starts < len(tokens)]
+
+
+def file_before(file: TokenFile) -> TokenFile | None:
+    """Open the file that comes before a shard in the stream, by its name; None if there is none."""
+    path = PurePosixPath(file.name)
+    stem = path.stem.rstrip("0123456789")
+    number = path.stem[len(stem) :]
+    if number and not number.strip("0"):  # where both splits have a number 0, neither continues the other
+        return None
+    before = f"{int(number) - 1:0{len(number)}d}" if number else ""
+    # The last is torchtitan's, whose file for training is only called tokens.bin.
+    for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}", f"val_{path.stem}"):
+        previous = f"{name}{path.suffix}"
+        if name != path.stem and file.folder.store.named_bytes(previous) is not None:
+            return open_file_in(file.folder, previous, file.dtype)
+    return None
+
+
 def _layout_of(name: str) -> Layout | None:
     """Return the layout whose files have such a name; None if there is none."""
     return next((layout for layout in LAYOUTS.values() if layout.holds_tokens(name)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """What is known of a file before anybody knows what is in it."""
+class _NoTokensError(Exception):
+    """Why something is not a file of tokens, or can't be read as one."""
 
-    folder: TokenFolder
-    name: str
-    start: bytes
-    size: int
 
-    @property
-    def address(self) -> str:
-        return self.folder.address(self.name)
-
-    @property
-    def suffix(self) -> str:
-        return PurePosixPath(self.name).suffix
-
-    @property
-    def shard_format(self) -> ShardFormat | None:
-        """The format in the manifest beside it."""
-        manifest = self.folder.manifest
-        return manifest.shard_format if manifest else None
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """That of the manifest beside it; GPT-2's if there is none."""
-        return self.shard_format.vocabulary if self.shard_format else GPT2
-
-    def with_tokens(self, kind: str, header_bytes: int, tokens: int, dtype: Dtype) -> TokenFile:
-        return TokenFile(self.folder, self.name, kind, header_bytes, tokens, dtype)
+def _refused(address: str, why: str) -> InputError:
+    return InputError(f"{address}: {why}.", "Name a .npy, .bin or .ds file of tokens, or a folder of them.")
 
 
 def _read_start(folder: TokenFolder, name: str) -> tuple[bytes, int]:
-    """Return the first bytes of a file, and its size; InputError if it can't be read."""
-    store, address = folder.store, folder.address(name)
-    try:
-        found = store.find(name)
-        if found is None or not found.named:  # a pipe is not found either: opening it could block for ever
-            raise _refused(address, _why_missing(folder, name))
+    """Return the first bytes of a file, and its size."""
+    store = folder.store
+    found = store.find(name)
+    if found is not None and found.named:
         return store.read_range(found, 0, min(found.size_bytes, _START_BYTES)), found.size_bytes
-    except OSError as error:
-        raise _refused(address, error.strerror or str(error)) from error
+    if store.is_remote:
+        raise _NoTokensError("there is no such object" if found is None else "is not finished yet")
+    path = store.folder / name
+    path.stat()  # says why
+    # A pipe is not found either: opening it could block for ever.
+    raise _NoTokensError("is a folder" if path.is_dir() else "is not a regular file")
 
 
-def _why_missing(folder: TokenFolder, name: str) -> str:
-    """Say why there is no finished file of this name. Raises OSError."""
-    if folder.store.is_remote:
-        return "there is no such object" if folder.store.find(name) is None else "is not finished yet"
-    path = folder.store.folder / name
-    path.stat()
-    return "is a folder" if path.is_dir() else "is not a regular file"
-
-
-def _open_with_header(opened: _Opened) -> TokenFile | None:
-    """Open a file that begins with a known header; None if it does not."""
-    start = opened.start
-    if start.startswith(_NPY_MAGIC):
-        return _open_npy(opened, io.BytesIO(start))
+def _parse_header(start: bytes, size: int) -> _Contents | None:
+    """Parse the header of a file that begins with a known one; None if it does not."""
+    header_bytes = 4 * HEADER_INTS
+    header = np.frombuffer(start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
     # The magic numbers are no tokens: they are outside GPT-2's vocabulary.
-    for width_bytes, (magic, version) in HEADERS.items():
-        if start.startswith(magic.to_bytes(4, "little")):
-            return _open_int_header(opened, LlmC.name, version, width_bytes)
-    if start.startswith(automodel.MAGIC.to_bytes(4, "little")):
-        width_bytes = int.from_bytes(start[12:16], "little")
-        return _open_int_header(opened, Automodel.name, automodel.VERSION, width_bytes)
-    return None
+    known = {magic: (LlmC.name, version, width) for width, (magic, version) in HEADERS.items()}
+    known[automodel.MAGIC] = (automodel.Automodel.name, automodel.VERSION, header[3])
+    if start.startswith(_NPY_MAGIC):
+        contents = _parse_npy_header(start, size)
+    elif header[0] in known:
+        kind, version, width_bytes = known[header[0]]
+        if header[1] != version:
+            raise _NoTokensError(f"has version {header[1]} in its header, not {version}: it can't be read")
+        if width_bytes not in HEADERS:
+            raise _NoTokensError(f"has tokens of {width_bytes:,} bytes, according to its header")
+        contents = kind, header_bytes, header[2], unsigned_dtype(width_bytes)
+    else:
+        return None
+    _, first_byte, tokens, dtype = contents
+    if tokens < 0 or first_byte + tokens * dtype.itemsize != size:
+        raise _NoTokensError(f"is {size:,} bytes long, but its header says {tokens:,} tokens")
+    return contents
 
 
-def _open_npy(opened: _Opened, file: BinaryIO) -> TokenFile:
-    """Read an NPY 1.0 header: magic, version, length of the header, a Python dictionary.
+def _parse_npy_header(start: bytes, size: int) -> _Contents:
+    """Parse an NPY 1.0 header: magic, version, length of the header, a Python dictionary.
 
     It is not read with numpy, which raises half a dozen kinds of errors if it is damaged.
     """
-    file.seek(len(_NPY_MAGIC))
-    version, length = file.read(2), int.from_bytes(file.read(2), "little")
+    version, rest = start[len(_NPY_MAGIC) :][:2], start[len(_NPY_MAGIC) + 2 :]
     if version != b"\1\0":
-        raise _refused(opened.address, f"has the NPY version {'.'.join(map(str, version))}, not 1.0")
-    if length > _LONGEST_NPY_HEADER or file.tell() + length > opened.size:
-        raise _refused(opened.address, f"has a damaged NPY header ({length:,} bytes long)")
+        raise _NoTokensError(f"has the NPY version {'.'.join(map(str, version))}, not 1.0")
+    length = int.from_bytes(rest[:2], "little")
+    header_bytes = len(_NPY_MAGIC) + 4 + length
+    if length > _LONGEST_NPY_HEADER or header_bytes > size:
+        raise _NoTokensError(f"has a damaged NPY header ({length:,} bytes long)")
     try:
-        header = ast.literal_eval(file.read(length).decode("latin-1").strip())
+        header = ast.literal_eval(rest[2 : 2 + length].decode("latin-1").strip())
         dtype, (tokens,) = header["descr"], header["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError) as error:
-        raise _refused(opened.address, f"has a damaged NPY header, or is not {_ROW}") from error
+        raise _NoTokensError(f"has a damaged NPY header, or is not {_ROW}") from error
     if not isinstance(dtype, str) or dtype not in _NPY_DTYPES or type(tokens) is not int or tokens < 0:
-        raise _refused(opened.address, f"holds {dtype!r:.40} of shape {header['shape']!r:.40}, not {_ROW}")
-    found = opened.with_tokens("npy", file.tell(), tokens, _NPY_DTYPES[dtype])
-    return _with_right_size(found, opened.size)
+        raise _NoTokensError(f"holds {dtype!r:.40} of shape {header['shape']!r:.40}, not {_ROW}")
+    return "npy", header_bytes, tokens, _NPY_DTYPES[dtype]
 
 
-def _open_int_header(opened: _Opened, kind: str, version: int, width_bytes: int) -> TokenFile:
-    """Read a header of int32: a magic number, the version, the number of tokens."""
-    header_bytes = 4 * HEADER_INTS
-    header = np.frombuffer(opened.start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
-    if header[1] != version:
-        raise _refused(
-            opened.address, f"has version {header[1]} in its header, not {version}: it can't be read"
-        )
-    if width_bytes not in HEADERS:
-        raise _refused(opened.address, f"has tokens of {width_bytes:,} bytes, according to its header")
-    found = opened.with_tokens(kind, header_bytes, header[2], unsigned_dtype(width_bytes))
-    return _with_right_size(found, opened.size)
-
-
-def _with_right_size(file: TokenFile, size: int) -> TokenFile:
-    """Return the file if it is as long as its header says; otherwise raise InputError."""
-    if file.tokens < 0 or file.end_bytes != size:
-        raise _refused(file.address, f"is {size:,} bytes long, but its header says {file.tokens:,} tokens")
-    return file
-
-
-def _open_bare(opened: _Opened, dtype: Dtype | None) -> TokenFile:
-    """Open a file of bare tokens, if the caller, its name or its first tokens say that it is one."""
-    layout, start, size = _layout_of(opened.name), opened.start, opened.size
-    if layout and layout.header_bytes:
-        return _open_by_layout(opened, layout)
+def _find_bare_tokens(
+    folder: TokenFolder, name: str, start: bytes, size: int, dtype: Dtype | None
+) -> _Contents:
+    """Take a file for bare tokens, if the caller, its name or its first tokens say that it is one."""
+    layout = _layout_of(name)
     for magic, what in _OTHER_FORMATS.items():
         if start.startswith(magic) and not layout and dtype is None:
-            raise _refused(opened.address, what)
-    known = _bare_dtype(opened, layout, dtype)
+            raise _NoTokensError(what)
+    vocabulary = folder.manifest.vocabulary if folder.manifest else GPT2
+    if layout and layout.header_bytes:  # the name says that it has a header of the layout's own
+        shard_format = ShardFormat(layout, vocabulary)
+        tokens, rest = shard_format.tokens_in(size)
+        if rest or tokens < 0 or start[: layout.header_bytes] != shard_format.header(tokens):
+            raise _NoTokensError(f"has no header, or a damaged one; with this name {layout.name} reads one")
+        return layout.name, layout.header_bytes, tokens, shard_format.read_dtype
+    known = _bare_dtype(folder, name, layout, dtype)
     if size % known.itemsize:
-        raise _refused(opened.address, f"is not a file of {known.name} tokens ({size:,} bytes)")
-    if not layout and dtype is None and opened.suffix == Layout.suffix:  # such a file can be anything
-        tokens = np.frombuffer(start, known, len(start) // known.itemsize)
-        vocabulary, highest = opened.vocabulary, int(tokens.max(initial=0))
-        if highest >= vocabulary.size:
+        raise _NoTokensError(f"is not a file of {known.name} tokens ({size:,} bytes)")
+    if not layout and dtype is None and PurePosixPath(name).suffix == Layout.suffix:  # it can be anything
+        first = np.frombuffer(start, known, len(start) // known.itemsize)
+        if (highest := int(first.max(initial=0))) >= vocabulary.size:
             raise InputError(
-                f"{opened.address}: it has no known header, and {highest} among its first numbers is no "
-                f"token of {vocabulary.name}.",
+                f"{folder.address(name)}: it has no known header, and {highest} among its first numbers is "
+                f"no token of {vocabulary.name}.",
                 f"If it holds nothing but tokens, say how wide they are: --dtype {known.name}",
             )
-    return opened.with_tokens("raw", 0, size // known.itemsize, known)
+    return "raw", 0, size // known.itemsize, known
 
 
-def _open_by_layout(opened: _Opened, layout: Layout) -> TokenFile:
-    """Open a file whose name says that it has a header of the layout's own."""
-    shard_format = ShardFormat(layout, opened.vocabulary)
-    tokens, rest = shard_format.tokens_in(opened.size)
-    header = opened.start[: layout.header_bytes]
-    if rest or tokens < 0 or header != layout.header(tokens, shard_format.dtype):
-        raise _refused(
-            opened.address, f"has no header, or a damaged one; with this name {layout.name} reads one"
-        )
-    return opened.with_tokens(layout.name, layout.header_bytes, tokens, shard_format.read_dtype)
-
-
-def _bare_dtype(opened: _Opened, layout: Layout | None, dtype: Dtype | None) -> Dtype:
+def _bare_dtype(folder: TokenFolder, name: str, layout: Layout | None, dtype: Dtype | None) -> Dtype:
     """Return how wide tokens without a header are: `dtype` unless there is a manifest; InputError if nothing
     tells."""
-    if found := opened.shard_format:
-        return found.read_dtype
+    suffix = PurePosixPath(name).suffix
+    if folder.manifest:
+        return folder.manifest.shard_format.read_dtype
     if dtype:
         return dtype
     if layout and layout.bare_dtype:
         return layout.bare_dtype
-    if opened.suffix == Datatrove.suffix and (dtype := _metadata_dtype(opened)):
+    if suffix == Datatrove.suffix and (dtype := _metadata_dtype(folder.store, name)):
         return dtype
-    if opened.suffix == Layout.suffix:
+    if suffix == Layout.suffix:
         return GPT2.dtype
-    if opened.suffix in SUFFIXES:
+    if suffix in SUFFIXES:
         raise InputError(
-            f"{opened.address}: it has no header, and nothing says how wide its tokens are.",
+            f"{folder.address(name)}: it has no header, and nothing says how wide its tokens are.",
             "If it holds nothing but tokens, say so: " + " or ".join(f"--dtype {name}" for name in DTYPES),
         )
-    raise _refused(opened.address, "is no file of tokens by its name")
+    raise _NoTokensError("is no file of tokens by its name")
 
 
-def _metadata_dtype(opened: _Opened) -> Dtype | None:
+def _metadata_dtype(store: Store, name: str) -> Dtype | None:
     """Return the dtype that datatrove's metadata beside a file names: `gpt2|2` in its first line."""
-    store, name = opened.folder.store, opened.name + METADATA_SUFFIX
     try:
-        found = store.find(name)
+        found = store.find(name + METADATA_SUFFIX)
         first = store.read_range(found, 0, min(found.size_bytes, _START_BYTES)) if found else b""
     except OSError:
         return None
     widths = {str(dtype.itemsize).encode(): dtype for dtype in DTYPES.values()}
     return widths.get(first.partition(b"\n")[0].rpartition(b"|")[2].strip())
-
-
-def _refused(address: str, why: str) -> InputError:
-    return InputError(f"{address}: {why}.", "Name a .npy, .bin or .ds file of tokens, or a folder of them.")

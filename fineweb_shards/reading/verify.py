@@ -1,15 +1,32 @@
-"""Verify a folder: compare every shard with the manifest's hash and counts, its header and the vocabulary.
+"""Read finished shards and trust nothing in them: verify a folder, or read its token stream.
 
-Each file is read once, several in parallel, in constant memory. Nothing in a shard is trusted: the header is
-compared as bytes, never parsed.
+To verify, every shard is compared with the manifest's hash and counts, its header and the vocabulary. Each
+file is read once, several in parallel, in constant memory; the header is compared as bytes, never parsed.
+
+The stream is read in its original order, a block at a time, and each segment is checked before its tokens are
+used. If validation is the beginning of the stream, shards are read one after the other. If it is a share of
+the documents, both splits are read in parallel and merged: a document's number says which split it is in.
+EOTs are searched for once, in each block as it is read; from then on their positions travel with the tokens.
+A file in a bucket would have to be fetched twice to be checked first, which costs time and money. So a
+segment of one is copied into a temporary folder, checked there, and removed when it has been read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+import hashlib
+import itertools
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.base import ShardFormat
@@ -20,14 +37,19 @@ from fineweb_shards.store.resume_rules import may_be_longer
 from fineweb_shards.store.shard_files import OutputFile, find_damage, list_files, read_contents
 from fineweb_shards.store.sidecars import check_sidecars, list_finished, with_sidecars
 from fineweb_shards.store.store import FoundFile, Store
-from fineweb_shards.system.background import map_in_background
+from fineweb_shards.stream.boundaries import NO_POSITIONS, Span, join_spans
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.system.background import in_background, map_in_background
+from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.machine import usable_cores
-from fineweb_shards.types import ShardRecord
+from fineweb_shards.system.own_files import open_own
+from fineweb_shards.types import SPLITS, ShardRecord, Split
 from fineweb_shards.units import show_number_of
 
+BLOCK_TOKENS = 2**19  # of the stream: for larger blocks page faults take longer than the copying
+_READ_BYTES = 2**20  # of a range that is fetched
+_RUN_DOCUMENTS = 2**16  # how many document numbers are assigned to splits at once
 _REMOTE_AT_ONCE = 8  # however few the cores: most of the time is waiting. Each takes 20 MB of memory
-
-_BUILD_AT_WORK = "A build is at work here: stop it, or wait for its end, and verify again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +60,39 @@ class Verdict:
     damages: list[str]  # a sentence each, beginning with the file's name
     untracked: list[str]  # files that a loader would read, and that the manifest does not name
     unfinished: list[str]  # files that a run has named and not recorded; after a kill they are made again
+
+
+def check_folder(
+    store: Store,
+    warn: Callable[[str], None],
+    report: Callable[[ShardRecord], None] = lambda _: None,
+    sealed: Collection[ShardRecord] = (),
+    *,
+    alone: bool = False,
+) -> Verdict:
+    """Verify a folder. If files are damaged or do not belong there, `warn` of each and raise DamageError."""
+    verdict = verify_folder(store, report, sealed, alone=alone)
+    damaged, strays = len(verdict.damages), len(verdict.untracked)
+    if not damaged and not strays:
+        return verdict
+    for damage in verdict.damages:
+        warn(damage)
+    for name in verdict.untracked:
+        warn(f"{name}: not in the manifest, but a loader would read it")
+    found = [show_number_of(damaged, "damaged file")] if damaged else []
+    hint = None
+    if strays:  # a build remakes damaged files, and does nothing about these
+        do = "does" if strays == 1 else "do"
+        found.append(f"{show_number_of(strays, 'file')} that {do} not belong there")
+        hint = "Move what is named above away, or delete it."
+        if damaged:
+            hint = (
+                "What is not in the manifest: move it away, or delete it. Damaged files: delete them and "
+                "run the same build again; it makes the damaged files again."
+            )
+    if not alone and store.is_locked():
+        hint = "A build is at work here: stop it, or wait for its end, and verify again."
+    raise DamageError(f"{store.location}: {' and '.join(found)}.", hint)
 
 
 def verify_folder(
@@ -110,43 +165,6 @@ def _at_once(store: Store) -> int:
     return _REMOTE_AT_ONCE if store.is_remote else usable_cores()
 
 
-def check_folder(
-    store: Store,
-    warn: Callable[[str], None],
-    report: Callable[[ShardRecord], None] = lambda _: None,
-    sealed: Collection[ShardRecord] = (),
-    *,
-    alone: bool = False,
-) -> Verdict:
-    """Verify a folder. If files are damaged or do not belong there, `warn` of each and raise DamageError."""
-    verdict = verify_folder(store, report, sealed, alone=alone)
-    for damage in verdict.damages:
-        warn(damage)
-    for name in verdict.untracked:
-        warn(f"{name}: not in the manifest, but a loader would read it")
-    if verdict.damages or verdict.untracked:
-        error = _damage_error(store, len(verdict.damages), len(verdict.untracked))
-        if not alone and store.is_locked():
-            raise DamageError(error.message, _BUILD_AT_WORK)
-        raise error
-    return verdict
-
-
-def _damage_error(store: Store, damaged: int, untracked: int) -> DamageError:
-    """Return an error with the next step; a build remakes damaged files, and does nothing about others."""
-    if not untracked:
-        return DamageError(f"{store.location}: {show_number_of(damaged, 'damaged file')}.")
-    do = "does" if untracked == 1 else "do"
-    strays = f"{show_number_of(untracked, 'file')} that {do} not belong there"
-    if not damaged:
-        return DamageError(f"{store.location}: {strays}.", "Move what is named above away, or delete it.")
-    return DamageError(
-        f"{store.location}: {show_number_of(damaged, 'damaged file')} and {strays}.",
-        "What is not in the manifest: move it away, or delete it. Damaged files: delete them and "
-        "run the same build again; it makes the damaged files again.",
-    )
-
-
 def _check_names(manifest: Manifest, names: Collection[str]) -> tuple[list[str], list[str]]:
     """Find files that a loader would read and the manifest does not name.
 
@@ -175,35 +193,26 @@ def check_segment(
     """Return what is wrong with one segment of a file, of which the store has `found`; or None.
 
     `may_grow` says that the file, even under its final name, may contain more than the manifest records;
-    `sealed`, that its contents have been checked.
+    `sealed`, that its contents have been checked. It has a header only under its final name.
     """
     if found is None:
         return f"{file.name}: missing"
+    size = found.size_bytes
     try:
         header = store.read_range(found, 0, shard_format.header_bytes) if found.named else b""
-        damage = _check_size(shard_format, file, found, header, may_grow=may_grow or not found.named)
-        if damage or sealed:
-            return damage
+        if size < file.end_bytes or (size > file.end_bytes and found.named and not may_grow):
+            return f"{file.name}: {size:,} bytes long, should be {file.end_bytes:,}"
+        if found.named and header != shard_format.header(shard_format.tokens_in(size)[0]):
+            return f"{file.name}: the header is damaged"
+        if sealed:
+            return None
         with store.open(found) as data:
-            return check_tokens(shard_format, record, data)
+            return _check_tokens(shard_format, record, data)
     except OSError as error:
         return f"{file.name}: {error.strerror}"
 
 
-def _check_size(
-    shard_format: ShardFormat, file: OutputFile, found: FoundFile, header: bytes, *, may_grow: bool
-) -> str | None:
-    """Return what is wrong with a file's length or, if it has its final name, its header; or None."""
-    size = found.size_bytes
-    if size < file.end_bytes or (size > file.end_bytes and not may_grow):
-        return f"{file.name}: {size:,} bytes long, should be {file.end_bytes:,}"
-    tokens, _ = shard_format.tokens_in(size)
-    if found.named and header != shard_format.header(tokens):
-        return f"{file.name}: the header is damaged"
-    return None
-
-
-def check_tokens(
+def _check_tokens(
     shard_format: ShardFormat, record: ShardRecord, data: BinaryIO, begin: int = 0
 ) -> str | None:
     """Return what is wrong with a segment's hash, token ids or number of documents, or None. `begin` is the
@@ -214,3 +223,192 @@ def check_tokens(
         return f"{record.name}: SHA-256{place} is {contents.sha256}, should be {record.sha256}"
     damage = find_damage(contents, shard_format, record.documents)
     return f"{record.name}: {damage}" if damage else None
+
+
+def read_stream(store: Store, manifest: Manifest, start: int) -> Iterator[Span]:
+    """Yield the stream from token `start` on, as it was before it was split."""
+    records, shard_format, split_rule = manifest.shards, manifest.shard_format, manifest.split_rule
+    if not split_rule.val_ratio:
+        yield from _read(store, shard_format, records, start)
+        return
+    splits: dict[Split, _Documents] = {}
+    for split in SPLITS:
+        blocks = _read(store, shard_format, [record for record in records if record.split == split], 0)
+        splits[split] = _Documents(blocks, shard_format.layout.eot_first)
+    for block in _gather(_merge(splits, split_rule)):
+        if start < len(block):
+            yield block.cut(start, len(block))
+        start = max(0, start - len(block))
+
+
+def _gather(parts: Iterable[Span]) -> Iterator[Span]:
+    """Join many small spans to fewer large ones."""
+    waiting: list[Span] = []
+    tokens = 0
+    for part in parts:
+        waiting.append(part)
+        tokens += len(part)
+        if tokens >= BLOCK_TOKENS:
+            yield join_spans(waiting)
+            waiting, tokens = [], 0
+    if tokens:
+        yield join_spans(waiting)
+
+
+def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[Span]:
+    """Yield the documents of both splits in the order of the stream."""
+    first = 0
+    while any(split.more() for split in splits.values()):
+        chosen = split_rule.chooses(np.arange(first, first + _RUN_DOCUMENTS, dtype=np.int64))
+        first += _RUN_DOCUMENTS
+        boundaries = [0, *(np.flatnonzero(chosen[1:] != chosen[:-1]) + 1).tolist(), _RUN_DOCUMENTS]
+        for begin, end in itertools.pairwise(boundaries):
+            yield from splits["val" if chosen[begin] else "train"].take(end - begin)
+
+
+class _Documents:
+    """The stream of one split, from which documents are taken."""
+
+    def __init__(self, blocks: Iterator[Span], eot_first: bool) -> None:
+        self._blocks = blocks
+        self._eot_first = eot_first
+        self._block = Span(NO_POSITIONS, NO_POSITIONS)
+        self._position = 0
+        self._place = 0  # the number of EOTs before `_position` in the block
+
+    def more(self) -> bool:
+        """Return whether tokens are left; load the next block if needed."""
+        while self._position == len(self._block):
+            block = next(self._blocks, None)
+            if block is None:
+                return False
+            self._block, self._position, self._place = block, 0, 0
+        return True
+
+    def take(self, documents: int) -> Iterator[Span]:
+        """Yield the tokens of the next `documents` documents, or of those that are left."""
+        while documents > 0 or self._eot_first:
+            if not self.more():
+                return
+            # If EOT comes first, a document ends where the next one begins.
+            last = self._place + documents - (0 if self._eot_first else 1)
+            places = self._block.eots
+            found = last < len(places)
+            end = int(places[last]) + (0 if self._eot_first else 1) if found else len(self._block)
+            if end > self._position:
+                yield self._block.cut(self._position, end)
+            passed = (last if self._eot_first else last + 1) if found else len(places)
+            documents -= passed - self._place
+            self._position, self._place = end, passed
+            if found:
+                return
+
+
+def _read(
+    store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], start: int
+) -> Iterator[Span]:
+    """Yield the tokens of segments, one after the other; the next segment is checked while one is read."""
+    files = {file.name: file for file in list_files(records)}
+    wanted = []  # records, each with the number of tokens to skip
+    for record in records:
+        if start < record.tokens:
+            wanted.append((record, start))
+        start = max(0, start - record.tokens)
+
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if store.is_remote:  # a thread that nobody waits for may still write into it
+            temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(temporary))
+        segments = _Segments(store, shard_format, folder)
+
+        def check(number: int) -> Future[str | None]:
+            record = wanted[number][0]
+            return in_background(lambda: segments.check(files[record.name], record))
+
+        ahead = [check(0)] if wanted else []
+        for number, (record, skip) in enumerate(wanted):
+            if damage := ahead.pop().result():
+                raise DamageError(f"{store.location}: {damage}.", "Restore it, or build it again.")
+            if number + 1 < len(wanted):
+                ahead.append(check(number + 1))
+            yield from segments.read(record, skip)
+
+
+@dataclass(frozen=True, slots=True)
+class _Segments:
+    """The segments of a store. Each is checked, in any thread, and then read."""
+
+    store: Store
+    shard_format: ShardFormat
+    folder: Path | None  # for copies of segments in a bucket; None: files are read where they are
+
+    def check(self, file: OutputFile, record: ShardRecord) -> str | None:
+        """Return what is wrong with a segment, or None. In a bucket, the length and header of the file are
+        checked there, and the tokens in the copy."""
+        found, copied = self.store.find(file.name), self.folder is not None
+        damage = check_segment(self.store, self.shard_format, file, found, record, sealed=copied)
+        if damage or not copied:
+            return damage
+        path = self._copy(record)
+        try:
+            fetch_range(self.store, record.name, record.offset, record.offset + record.bytes, path)
+        except OSError as error:
+            raise output_error(path, error) from error
+        with path.open("rb") as data:
+            return _check_tokens(self.shard_format, record, data, begin=record.offset)
+
+    def read(self, record: ShardRecord, skip: int) -> Iterator[Span]:
+        """Yield the tokens after the first `skip` of a segment that was checked, a block at a time."""
+        shard_format, copied = self.shard_format, self.folder is not None
+        first = max(record.offset, shard_format.header_bytes) - (record.offset if copied else 0)
+        left = record.tokens - skip
+        with (
+            self._copy(record).open("rb")
+            if copied
+            else self.store.open(self.store.require(record.name)) as file
+        ):
+            file.seek(first + shard_format.size_bytes(skip))
+            while left:
+                tokens = shard_format.from_bytes(file.read(shard_format.size_bytes(min(left, BLOCK_TOKENS))))
+                if not len(tokens):
+                    raise DamageError(f"{record.name}: has become shorter while it was read.")
+                left -= len(tokens)
+                yield Span(tokens, shard_format.vocabulary.find_eots(tokens))
+        if copied:
+            self._copy(record).unlink()
+
+    def _copy(self, record: ShardRecord) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{record.name}.{record.offset}"
+
+
+def fetch_range(store: Store, name: str, begin: int, end: int, path: Path) -> str:
+    """Write the bytes from `begin` to `end` of a file into a new one, durably, in constant memory; return
+    their SHA-256. Raises OSError if that can't be written, or a ShardError; then it is not complete."""
+    digest = hashlib.sha256()
+    with open_own(path, "xb") as target:
+        for data in _read_range(store, name, begin, end):
+            digest.update(data)
+            target.write(data)
+        target.flush()
+        os.fsync(target.fileno())
+    return digest.hexdigest()
+
+
+def _read_range(store: Store, name: str, begin: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes of a range; DamageError if the file is missing or shorter."""
+    what = f"it ends before byte {end:,}"
+    try:
+        with store.open(store.require(name)) as source:
+            source.seek(begin)
+            while begin < end and (data := source.read(min(end - begin, _READ_BYTES))):
+                begin += len(data)
+                yield data
+    except OSError as error:
+        what = error.strerror or str(error)
+    if begin < end:
+        raise DamageError(
+            f"{store.location}/{name}: {what}.",
+            f"`fineweb-shards verify {shlex.quote(store.location)}` names all damaged files.",
+        )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 _MOST_STEPS = 7  # of the vertical axis
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 8, 8, 24  # margins of the plot; on the left for labels like `731.0 MB`
 _COLUMN_SPACE = 0.1  # on either side of a column
 
 Place = tuple[float, float]
@@ -20,31 +20,13 @@ Label = tuple[float, str]  # the place on the horizontal axis, and the text
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a chart: a value, between two places of the horizontal axis."""
+class Stretch:
+    """A stretch of the horizontal axis, from one place to another, with a value or a title."""
 
     begin: float
     end: float
-    value: float
-    title: str  # shown by browsers under the pointer
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A stretch of the horizontal axis in which nothing happened, drawn shorter than it was."""
-
-    begin: float
-    end: float
-    title: str  # shown by browsers under the pointer
-
-
-@dataclass(frozen=True, slots=True)
-class LimitLine:
-    """A value not to be exceeded, between two places of the horizontal axis."""
-
-    begin: float
-    end: float
-    value: float
+    value: float = 0.0
+    title: str = ""  # shown by browsers under the pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +38,10 @@ class Chart:
     show: Callable[[float], str]  # formats a value
     end: float  # of the horizontal axis
     labels: Callable[[int], Sequence[Label]]  # takes the most labels that fit the horizontal axis
-    columns: Sequence[Column] = ()
+    columns: Sequence[Stretch] = ()
     lines: Sequence[Sequence[Place]] = ()
-    limits: Sequence[LimitLine] = ()  # one above the axis is named at the axis's end
-    gaps: Sequence[Gap] = ()
+    limits: Sequence[Stretch] = ()  # values not to be exceeded; one above the axis is named at the axis's end
+    gaps: Sequence[Stretch] = ()  # in which nothing happened, drawn shorter than they were
     bands: Sequence[tuple[float, float]] = ()  # from one place to another, over the whole height
     dots: Sequence[float] = ()  # at the top
 
@@ -87,22 +69,16 @@ class Drawing:
     labels: Sequence[Label]
     steps: Sequence[float]
     end: float  # of the horizontal axis
+    left: ClassVar[int] = 60  # the margin, for labels like `731.0 MB`
+    top: ClassVar[int] = 8
 
     @property
-    def left(self) -> float:
-        return _LEFT
+    def right(self) -> int:
+        return self.width - 8
 
     @property
-    def right(self) -> float:
-        return self.width - _RIGHT
-
-    @property
-    def top(self) -> float:
-        return _TOP
-
-    @property
-    def bottom(self) -> float:
-        return self.height - _BOTTOM
+    def bottom(self) -> int:
+        return self.height - 24
 
     def x(self, value: float) -> float:
         share = min(max(0.0, value / self.end), 1.0) if self.end > 0 else 0.0
@@ -113,7 +89,6 @@ class Drawing:
         return round(self.bottom + value / self.steps[-1] * (self.top - self.bottom), 1)
 
     def path(self, line: Sequence[Place]) -> str:
-        """Return a line as an SVG path."""
         return "M" + "L".join(f"{self.x(place)} {self.y(value)}" for place, value in line)
 
 
@@ -122,7 +97,7 @@ def make_columns(
 ) -> Chart:
     """Make a chart with a column for each value, and its name below if there is room."""
     columns = [
-        Column(place + _COLUMN_SPACE, place + 1 - _COLUMN_SPACE, value, f"{name}: {show(value)}")
+        Stretch(place + _COLUMN_SPACE, place + 1 - _COLUMN_SPACE, value, f"{name}: {show(value)}")
         for place, (name, value) in enumerate(zip(names, values, strict=True))
     ]
 

@@ -3,62 +3,22 @@ left out, the files with their hashes, and the settings they were made with."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from fineweb_shards.reading.statistics import SAMPLE_TOKENS, TokenStatistics, bucket_range, spell
-from fineweb_shards.report.charts import Chart, make_columns
-from fineweb_shards.report.facts import Facts, Table, scale_bars
-from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.report.charts import make_columns
+from fineweb_shards.report.facts import Facts, Section, Table
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 
 _SHOWN_TOKENS = 25
 _SHOWN_QUARANTINED = 100
-_LENGTH_COLUMNS = {"tokens": "name", "documents": "number", "share": "number"}
-_TOKEN_COLUMNS = {"token": "token", "id": "number", "times": "number", "share": "number"}
-_QUARANTINE_COLUMNS = dict.fromkeys(("file", "row", "id", "size", "cause", "begins"), "text")
 _SHOWN_SHARDS = 1000
 _FOLDED_SHARDS = 12  # a longer table is folded, to be opened by a click
-_COLUMNS = {"file": "name", "tokens": "number", "documents": "number", "bytes": "number", "SHA-256": "hash"}
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """The histogram of document lengths, as a chart and as a table."""
-
-    mean: str
-    longest: str
-    chart: Chart
-    table: Table
-
-
-@dataclass(frozen=True, slots=True)
-class FrequentTokens:
-    """The most frequent tokens, as a table."""
-
-    bytes_per_token: str
-    table: Table
-
-
-@dataclass(frozen=True, slots=True)
-class Omissions:
-    """Counts of documents and parts of the input that were left out or changed."""
-
-    counts: Table | None  # without those that are 0
-    quarantined: Table | None
-
-
-@dataclass(frozen=True, slots=True)
-class ShardTable:
-    """The table of the last shards, with notes."""
-
-    table: Table
-    notes: list[str]
-    folded: bool
-    summary: str  # of the folded table
-
-
-def measure_lengths(facts: Facts) -> Lengths | None:
-    """Return the histogram of document lengths; None if no whole document was counted."""
+def measure_lengths(facts: Facts) -> Section | None:
+    """Return the histogram of document lengths as a chart and a table; None if no whole document was
+    counted."""
     figures = _figures(facts)
     if figures is None or not figures.documents:
         return None
@@ -68,16 +28,13 @@ def measure_lengths(facts: Facts) -> Lengths | None:
     labels = [_show_power(bucket_range(bucket)[0]) for bucket in counts]
     title = f"Lengths of {figures.documents:,} documents; {mean} tokens on average"
     chart = make_columns(title, labels, list(counts.values()), show_count)
-    rows = [
-        [
-            "{:,} to {:,}".format(*bucket_range(bucket)),
-            f"{count:,}",
-            f"{100 * count / figures.documents:.1f} %",
-        ]
-        for bucket, count in counts.items()
-    ]
-    table = Table(_LENGTH_COLUMNS, rows, bars=scale_bars(list(counts.values())))
-    return Lengths(mean, f"{figures.longest:,}", chart, table)
+    rows = []
+    for bucket, count in counts.items():
+        share = f"{100 * count / figures.documents:.1f} %"
+        rows.append(["{:,} to {:,}".format(*bucket_range(bucket)), f"{count:,}", share])
+    columns = {"tokens": "name", "documents": "number", "share": "number"}
+    table = Table(columns, rows, bars=list(counts.values()))
+    return {"mean": mean, "longest": f"{figures.longest:,}", "chart": chart, "table": table}
 
 
 def _show_power(tokens: int) -> str:
@@ -87,7 +44,7 @@ def _show_power(tokens: int) -> str:
     return f"{tokens // 2**10}k" if tokens < 2**20 else f"{tokens // 2**20}M"
 
 
-def list_tokens(facts: Facts) -> FrequentTokens | None:
+def list_tokens(facts: Facts) -> Section | None:
     """Return the most frequent tokens; None before the first shard is finished."""
     figures = _figures(facts)
     if figures is None:
@@ -98,8 +55,9 @@ def list_tokens(facts: Facts) -> FrequentTokens | None:
         [spell(token, figures.vocabulary), str(token), f"{count:,}", f"{100 * count / text_tokens:.2f} %"]
         for token, count in frequent
     ]
-    table = Table(_TOKEN_COLUMNS, rows, bars=scale_bars([count for _, count in frequent]))
-    return FrequentTokens(f"{figures.bytes_per_token:.2f}", table)
+    columns = {"token": "token", "id": "number", "times": "number", "share": "number"}
+    table = Table(columns, rows, bars=[count for _, count in frequent])
+    return {"bytes_per_token": f"{figures.bytes_per_token:.2f}", "table": table}
 
 
 def describe_basis(facts: Facts) -> str:
@@ -116,8 +74,7 @@ def describe_basis(facts: Facts) -> str:
 
 
 def _figures(facts: Facts) -> TokenStatistics | None:
-    """Return the token statistics; if all tokens were counted in order, also with the stream's first and last
-    document."""
+    # If all tokens were counted in order, with the stream's first and last document.
     figures, manifest = facts.figures, facts.status.manifest
     if not figures.statistics.tokens or manifest is None:
         return None
@@ -126,20 +83,29 @@ def _figures(facts: Facts) -> TokenStatistics | None:
     return figures.statistics.closed(eot_first=manifest.layout.eot_first)
 
 
-def count_left_out(facts: Facts) -> Omissions | None:
-    """Return the counts of what was left out; None while there is no manifest, as a run starts."""
+def count_left_out(facts: Facts) -> Section | None:
+    """Return the counts of what was left out or changed, without those that are 0; None while there is no
+    manifest, as a run starts."""
     manifest = facts.status.manifest
     if manifest is None:
         return None
-    counts = manifest.counts
+    counts, settings = manifest.counts, manifest.settings
     figures = {
         "skipped: no text (null)": counts.skipped_documents,
         "invalid characters that became U+FFFD": counts.replaced_characters,
         "damaged files, row groups or lines left out": counts.bad_parts,
         "documents whose token_count differs from ours": counts.token_count_mismatches,
         "quarantined: could not be encoded": len(manifest.quarantined),
-        **_filter_counts(manifest),
     }
+    # Once the build is complete the totals also count what came after the last shard.
+    filtered = {**asdict(counts), **manifest.totals}
+    if where := " / ".join(filter(None, (part.settings.get("where") for part in manifest.parts))):
+        figures[f"left out by --where {where}"] = filtered["filtered_documents"]
+        figures["left out without a value that --where needs"] = filtered["unknown_documents"]
+    if least := settings.get("min_tokens"):
+        figures[f"left out with fewer than {least:,} tokens"] = filtered["short_documents"]
+    if (most := settings.get("max_document_tokens")) is not None:
+        figures[f"left out with more than {most:,} tokens"] = filtered["long_documents"]
     rows = [[what, f"{count:,}"] for what, count in figures.items() if count]
     table = Table({"what": "text", "count": "number"}, rows, heads=True) if rows else None
     lost = [
@@ -153,27 +119,12 @@ def count_left_out(facts: Facts) -> Omissions | None:
         ]
         for one in manifest.quarantined[:_SHOWN_QUARANTINED]
     ]
-    return Omissions(table, Table(_QUARANTINE_COLUMNS, lost) if lost else None)
+    columns = dict.fromkeys(("file", "row", "id", "size", "cause", "begins"), "text")
+    return {"counts": table, "quarantined": Table(columns, lost) if lost else None}
 
 
-def _filter_counts(manifest: Manifest) -> dict[str, int]:
-    """Return the counts of the documents that settings leave out, for those that are set."""
-    settings = manifest.settings
-    # Once the build is complete the totals also count what came after the last shard.
-    counts = {**asdict(manifest.counts), **manifest.totals}
-    found: dict[str, int] = {}
-    if where := " / ".join(filter(None, (part.settings.get("where") for part in manifest.parts))):
-        found[f"left out by --where {where}"] = counts["filtered_documents"]
-        found["left out without a value that --where needs"] = counts["unknown_documents"]
-    if least := settings.get("min_tokens"):
-        found[f"left out with fewer than {least:,} tokens"] = counts["short_documents"]
-    if (most := settings.get("max_document_tokens")) is not None:
-        found[f"left out with more than {most:,} tokens"] = counts["long_documents"]
-    return found
-
-
-def list_shards(facts: Facts) -> ShardTable | None:
-    """Return the table of shards; None before the first one is finished."""
+def list_shards(facts: Facts) -> Section | None:
+    """Return the table of the last shards, with notes; None before the first one is finished."""
     manifest = facts.status.manifest
     if manifest is None or not manifest.shards:
         return None
@@ -189,11 +140,11 @@ def list_shards(facts: Facts) -> ShardTable | None:
     if manifest.complete and short:
         notes.append(f"The last shard holds the rest, {last_tokens:,} tokens: that is expected.")
     # Of a file that grows there is a row for each checkpoint.
-    noun = "shard" if manifest.shard_count == len(manifest.shards) else "segment"
-    summary = (
-        f"{'All' if len(rows) == len(manifest.shards) else 'The last'} {show_number_of(len(rows), noun)}"
-    )
-    return ShardTable(Table(_COLUMNS, rows), notes, len(rows) > _FOLDED_SHARDS, summary)
+    noun = "shard" if manifest.shard_count == count else "segment"
+    summary = f"{'All' if len(rows) == count else 'The last'} {show_number_of(len(rows), noun)}"
+    numbers = dict.fromkeys(("tokens", "documents", "bytes"), "number")
+    table = Table({"file": "name", **numbers, "SHA-256": "hash"}, rows)
+    return {"table": table, "notes": notes, "folded": len(rows) > _FOLDED_SHARDS, "summary": summary}
 
 
 def list_settings(facts: Facts) -> Table | None:

@@ -1,7 +1,7 @@
 """Read everything that the report needs from the files of an output folder; its path, its kind of table.
 
-The next steps: `runs.py`, `over_time.py` and `contents.py` turn the facts into texts, tables and charts, and
-`page.py` puts these into the template `page.html`.
+The next steps: `runs.py` and `contents.py` turn the facts into texts, tables and charts, a `Section` for each
+part of the page, and `page.py` puts these into the template `page.html`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.reading.statistics import (
@@ -68,13 +69,10 @@ class Table:
     columns: Mapping[str, str]  # headings and their kinds: number, name, text, token or hash, see page.css
     rows: Sequence[Sequence[str]]
     heads: bool = False  # the first cell of a row names it
-    bars: Sequence[float] = ()  # of each row, drawn beside its last cell; 1 is the longest
+    bars: Sequence[float] = ()  # a value above 0 for each row, drawn beside its last cell
 
 
-def scale_bars(values: Sequence[float]) -> list[float]:
-    """Return the lengths of bars for these values."""
-    longest = max(values, default=0)
-    return [value / longest if longest else 0.0 for value in values]
+Section = dict[str, Any]  # what page.html shows of a part of the page, by the names that it has there
 
 
 def show_moment(seconds: float) -> str:

@@ -15,30 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fineweb_shards import __version__
-from fineweb_shards.report.contents import (
-    count_left_out,
-    describe_basis,
-    list_settings,
-    list_shards,
-    list_tokens,
-    measure_lengths,
-)
+from fineweb_shards.report import contents, runs
 from fineweb_shards.report.facts import Facts, gather_facts, report_path, show_moment
-from fineweb_shards.report.over_time import chart_runs
-from fineweb_shards.report.runs import list_runs, make_headline
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error, write_quickly
-from fineweb_shards.system.own_files import claim_folder
+from fineweb_shards.system.own_files import WORK_FOLDER, claim_folder
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.tokenizers.references import load_token_bytes
+from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import Vocabulary
+from fineweb_shards.watching.history import RUN_COMPLETE, RunRecord
 from fineweb_shards.watching.status import RUNNING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-from fineweb_shards.system.own_files import WORK_FOLDER
-from fineweb_shards.units import show_bytes
-from fineweb_shards.watching.history import RUN_COMPLETE, RunRecord
 
 _REFRESH_SECONDS = 60
 
@@ -70,31 +60,26 @@ def render_page(facts: Facts) -> str:
     from markupsafe import Markup
 
     style = (resources.files(__package__) / "page.css").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     page = _environment().get_template("page.html").render(
         style=Markup(style),  # our own file, and the only text that is not escaped
-        policy=policy_for(style),
+        policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         refresh_seconds=_REFRESH_SECONDS if facts.status.state == RUNNING else None,
-        headline=make_headline(facts),
-        runs=list_runs(facts),
-        over_time=chart_runs(facts),
-        shards=list_shards(facts),
-        lengths=measure_lengths(facts),
-        tokens=list_tokens(facts),
-        basis=describe_basis(facts),
+        headline=runs.make_headline(facts),
+        runs=runs.list_runs(facts),
+        over_time=runs.chart_runs(facts),
+        shards=contents.list_shards(facts),
+        lengths=contents.measure_lengths(facts),
+        tokens=contents.list_tokens(facts),
+        basis=contents.describe_basis(facts),
         absence=facts.problem or "No shard is finished yet.",
-        left_out=count_left_out(facts),
+        left_out=contents.count_left_out(facts),
         samples=facts.samples,
-        settings=list_settings(facts),
+        settings=contents.list_settings(facts),
         version=__version__,
         made=show_moment(facts.gathered),
     )  # fmt: skip
     return printable(page)
-
-
-def policy_for(style: str) -> str:
-    """Return the Content-Security-Policy that allows nothing but this style sheet."""
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 @cache

@@ -1,67 +1,61 @@
-"""Make the top of the report, the state in one line and a few large figures, and below it the list of runs:
-each start and resume, how it ended, what it made, what it waited for."""
+"""Make the report's sections about the runs: the state in one line and a few large figures, the list of runs
+(each start and resume, how it ended, what it made, what it waited for), and charts of speed and memory over
+time, with waits and faults."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
 
-from fineweb_shards.report.facts import Facts, Table, show_moment
+from fineweb_shards.report.charts import Chart, Place, Stretch
+from fineweb_shards.report.facts import Facts, Section, Table, show_moment
 from fineweb_shards.store.manifest import InputPart
-from fineweb_shards.units import show_bytes, show_count, show_seconds
-from fineweb_shards.watching.history import WAIT, Mark, RunRecord
+from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
+from fineweb_shards.watching.history import WAIT, Mark, Point, RunRecord
 from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
 
+_MOST_COLUMNS = 6  # of figures, see page.css
 _SHOWN_RUNS = 100
 _SHOWN_WAITS = 100
-_KILLED = "killed, or a power cut"
-_COLUMNS = {
+_SHOWN_MARKS = 100
+_RUN_COLUMNS = {
     "run": "number", "began": "name", "ended": "name", "how it ended": "text", "waited": "text",
     "tokens made": "number", "kept": "number", "tokens/s": "number", "fetched": "number",
 }  # fmt: skip
-_WAIT_COLUMNS = {"run": "number", "waited from": "name", "for": "name", "why": "text"}
-_MOST_COLUMNS = 6  # see page.css
-Figure = tuple[str, str]  # name and value
+_BINS = 150  # of a chart
+_LEAST_BIN_SECONDS = 4.0  # tokens arrive in large blocks: a finer line would only show those
+_NARROWEST_BAND_SHARE = 1 / 300  # of the width: a narrower band would be invisible
+# A gap between two runs, a second or a night, is drawn with one width: this share of the time of all runs,
+# or less where there are many.
+_GAP_SHARE = 0.03
+_ALL_GAPS_SHARE = 0.3
+
+Value = Callable[[Point, Point], float]  # the value to draw, computed from a point and the one before
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """The content of the top of the page."""
-
-    name: str  # of the folder
-    source: str  # what the shards were made from
-    state: str
-    words: str  # the state in a sentence
-    command: str | None  # that resumes the build
-    figures: list[Figure]
-
-    @property
-    def columns(self) -> int:
-        """How many figures stand in a row on a wide screen: rows as equal as can be, so that none is nearly
-        empty."""
-        rows = math.ceil(len(self.figures) / _MOST_COLUMNS)
-        return math.ceil(len(self.figures) / max(1, rows))
-
-
-def make_headline(facts: Facts) -> Headline:
+def make_headline(facts: Facts) -> Section:
     """Choose the facts for the top of the page."""
-    status, source = facts.status, ""
+    status, figures, source = facts.status, list(_list_figures(facts)), ""
     if status.manifest is not None:
         source = " + ".join(filter(None, map(_describe_part, status.manifest.parts)))
-    return Headline(
-        status.store.name,
-        source,
-        status.state,
-        describe_status(status),
-        resume_command(status),
-        list(_list_figures(facts)),
-    )
+    # On a wide screen, rows of figures are as equal as can be, so that none is nearly empty.
+    rows = max(1, math.ceil(len(figures) / _MOST_COLUMNS))
+    return {
+        "name": status.store.name,
+        "source": source,
+        "state": status.state,
+        "words": describe_status(status),
+        "command": resume_command(status),
+        "figures": figures,
+        "columns": math.ceil(len(figures) / rows),
+    }
 
 
 def _describe_part(part: InputPart) -> str:
-    """Return the dataset or the files that shards were made from."""
     settings, files = part.settings, part.files
     if settings.get("dataset"):
         commit = f", commit {part.commit[:10]}" if part.commit else ""
@@ -69,7 +63,7 @@ def _describe_part(part: InputPart) -> str:
     return str(files[0]["name"]) if len(files) == 1 else f"{len(files):,} files" if files else ""
 
 
-def _list_figures(facts: Facts) -> Iterator[Figure]:
+def _list_figures(facts: Facts) -> Iterator[tuple[str, str]]:
     manifest, heartbeat, runs = facts.status.manifest, facts.status.heartbeat, facts.history.runs
     running = heartbeat is not None and facts.status.state == RUNNING
     if heartbeat is not None and running:
@@ -103,17 +97,8 @@ def _list_figures(facts: Facts) -> Iterator[Figure]:
         yield "bytes per token", f"{facts.figures.statistics.bytes_per_token:.2f}"
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """A row for each run, and one for each wait."""
-
-    table: Table
-    waits: Table | None
-    lost_tokens: bool  # a run made more tokens than were kept
-
-
-def list_runs(facts: Facts) -> Runs | None:
-    """Return the list of runs; None if no run is known."""
+def list_runs(facts: Facts) -> Section | None:
+    """Return a row for each run, and one for each wait; None if no run is known."""
     runs, manifest = facts.history.runs[-_SHOWN_RUNS:], facts.status.manifest
     if not runs:
         return None
@@ -122,13 +107,17 @@ def list_runs(facts: Facts) -> Runs | None:
     ends.append(manifest.tokens if manifest is not None else runs[-1].first_tokens)
     kept = [(run, max(0, end - run.first_tokens)) for run, end in zip(runs, ends, strict=True)]
     active = runs[-1] if facts.status.state == RUNNING else None
-    table = Table(_COLUMNS, [_run_row(run, tokens, active=run is active) for run, tokens in kept])
-    if not any(run.fetched_bytes for run in runs):
-        columns = dict(list(table.columns.items())[:-1])
-        table = Table(columns, [row[:-1] for row in table.rows])
-    waits = [mark for mark in facts.history.marks if mark.kind == WAIT][-_SHOWN_WAITS:]
-    waits_table = Table(_WAIT_COLUMNS, [_wait_row(mark, runs) for mark in waits]) if waits else None
-    return Runs(table, waits_table, any(run.new_tokens > tokens for run, tokens in kept))
+    rows = [_run_row(run, tokens, active=run is active) for run, tokens in kept]
+    shown = len(_RUN_COLUMNS) if any(run.fetched_bytes for run in runs) else len(_RUN_COLUMNS) - 1
+    table = Table(dict([*_RUN_COLUMNS.items()][:shown]), [row[:shown] for row in rows])
+    waits = []
+    for mark in [mark for mark in facts.history.marks if mark.kind == WAIT][-_SHOWN_WAITS:]:
+        number = next((f"{run.number:,}" for run in reversed(runs) if run.begin <= mark.time), "")
+        length = show_seconds(mark.end - mark.time) if mark.end is not None else "still waiting"
+        waits.append([number, show_moment(mark.time), length, mark.text])
+    columns = {"run": "number", "waited from": "name", "for": "name", "why": "text"}
+    lost_tokens = any(run.new_tokens > tokens for run, tokens in kept)
+    return {"table": table, "waits": Table(columns, waits) if waits else None, "lost_tokens": lost_tokens}
 
 
 def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
@@ -140,7 +129,7 @@ def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
         f"{run.number:,}",
         began,
         "" if active else ended,
-        "running" if active else run.ending or _KILLED,
+        "running" if active else run.ending or "killed, or a power cut",
         run.describe_waits() or "never",
         show_count(made_tokens),
         "" if active else show_count(kept_tokens),
@@ -149,7 +138,135 @@ def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
     ]
 
 
-def _wait_row(mark: Mark, runs: list[RunRecord]) -> list[str]:
-    number = next((f"{run.number:,}" for run in reversed(runs) if run.begin <= mark.time), "")
-    length = show_seconds(mark.end - mark.time) if mark.end is not None else "still waiting"
-    return [number, show_moment(mark.time), length, mark.text]
+def chart_runs(facts: Facts) -> Section | None:
+    """Make two charts with the same time axis, to be shown one below the other; None if there are too few
+    points."""
+    history, marks = facts.history, facts.history.marks
+    runs = _split_runs(history.points)
+    if not runs:
+        return None
+    axis = TimeAxis([(run[0].time, run[-1].time) for run in runs])
+    speed = _make_chart("Speed in tokens/s", show_count, axis, history.points, marks, _tokens_per_second)
+    memory = None
+    measured = [point for point in history.points if point.memory_bytes]  # 0 until the first measurement
+    if _split_runs(measured):
+        memory = _make_chart(
+            "Memory in use", show_bytes, axis, measured, marks, lambda _, after: after.memory_bytes
+        )
+        budgets = [
+            Stretch(axis.position(run.begin), axis.position(run.end), run.budget_bytes)
+            for run in history.runs
+            if run.budget_bytes
+        ]
+        memory = replace(memory, limits=budgets)
+    rows = []
+    for mark in marks[-_SHOWN_MARKS:]:
+        waited = "still waiting" if mark.end is None else f"waited {show_seconds(mark.end - mark.time)}"
+        rows.append([show_moment(mark.time), waited if mark.kind == WAIT else mark.kind, mark.text])
+    table = Table({"when": "name", "what": "text", "more": "text"}, rows) if rows else None
+    return {
+        "speed": speed, "memory": memory, "interrupted": bool(speed.gaps),
+        "marks": table, "mark_count": len(marks),
+    }  # fmt: skip
+
+
+def _make_chart(
+    what: str,
+    show: Callable[[float], str],
+    axis: TimeAxis,
+    points: Sequence[Point],
+    marks: Sequence[Mark],
+    value: Value,
+) -> Chart:
+    """Make a chart of `value` over time, with a line for each run, waits as bands and faults as dots."""
+    begin, end = show_moment(points[0].time), show_moment(points[-1].time)
+    count = show_number_of(len({point.run for point in points}), "run")
+    narrowest = axis.length * _NARROWEST_BAND_SHARE
+    bands = []
+    for mark in marks:
+        if mark.kind == WAIT:
+            first = min(axis.position(mark.time), axis.length - narrowest)
+            bands.append((first, max(axis.position(mark.end or points[-1].time), first + narrowest)))
+    return Chart(
+        "over-time",
+        f"{what} from {begin} to {end}, in {count}",
+        show,
+        axis.length,
+        axis.labels,
+        lines=[_make_line(axis, run, len(run) / len(points), value) for run in _split_runs(points)],
+        bands=bands,
+        gaps=axis.gaps(),
+        dots=[axis.position(mark.time) for mark in marks if mark.kind != WAIT],
+    )
+
+
+def _split_runs(points: Sequence[Point]) -> list[list[Point]]:
+    """Return the points of each run that has at least two, enough for a line."""
+    runs = [list(run) for _, run in groupby(points, lambda point: point.run)]
+    return [run for run in runs if len(run) > 1]
+
+
+def _make_line(axis: TimeAxis, run: list[Point], share: float, value: Value) -> list[Place]:
+    """Make the line of a run, with no more points than its `share` of the chart's width can show: some of
+    them, evenly chosen, with the first and the last."""
+    bins = min(_BINS * share, (run[-1].time - run[0].time) / _LEAST_BIN_SECONDS)
+    most = min(len(run), max(2, round(bins)))
+    thin = [run[round(number * (len(run) - 1) / (most - 1))] for number in range(most)]
+    line = [(axis.position(after.time), value(before, after)) for before, after in pairwise(thin)]
+    return [(axis.position(run[0].time), line[0][1]), *line]  # so that a run of only two points has a line
+
+
+def _tokens_per_second(before: Point, after: Point) -> float:
+    seconds = after.time - before.time
+    return max(0.0, (after.tokens - before.tokens) / seconds) if seconds > 0 else 0.0
+
+
+class TimeAxis:
+    """The runs one after the other, all gaps between them of one length: converts moments, in seconds since
+    1970, to places between 0 and `length`, and back."""
+
+    def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
+        """Make the axis; `spans` are the beginning and the end of each run."""
+        self._spans = spans
+        work_seconds = sum(end - begin for begin, end in spans)
+        self._starts: list[float] = []  # the place of each span's beginning
+        place = 0.0
+        gap_length = work_seconds * min(_GAP_SHARE, _ALL_GAPS_SHARE / len(spans)) if spans else 0.0
+        for number, (begin, end) in enumerate(spans):
+            place += gap_length if number else 0.0
+            self._starts.append(place)
+            place += end - begin
+        self.length = place
+
+    def position(self, moment: float) -> float:
+        """Return the place of a moment; between two runs, it is the end of the first."""
+        number = max(0, bisect_right([begin for begin, _ in self._spans], moment) - 1)
+        begin, end = self._spans[number]
+        return self._starts[number] + min(max(0.0, moment - begin), end - begin)
+
+    def gaps(self) -> list[Stretch]:
+        """Return the gaps between the runs."""
+        neighbours = zip(pairwise(self._spans), pairwise(self._starts), strict=True)
+        return [
+            Stretch(
+                start + end - begin, next_start, title=f"no run for {show_seconds(max(0.0, after - end))}"
+            )
+            for ((begin, end), (after, _)), (start, next_start) in neighbours
+        ]
+
+    def labels(self, most: int) -> list[tuple[float, str]]:
+        """Return at most `most` labels with times of day (and dates, if there are several days), evenly
+        spread from end to end. Not at round times: with shortened gaps those would be uneven, or missing."""
+        if not self._spans:
+            return []
+        whole_seconds = self._spans[-1][1] - self._spans[0][0]
+        short = "%H:%M:%S" if whole_seconds <= 600 else "%H:%M"
+        form = "%d %b %H:%M" if whole_seconds > 86400 else short
+        count = max(2, min(most, int(self.length) + 1))  # no second twice
+        labels = []
+        for place in (self.length * number / (count - 1) for number in range(count)):
+            span = max(0, bisect_right(self._starts, place) - 1)
+            begin, end = self._spans[span]
+            moment = min(begin + place - self._starts[span], end)
+            labels.append((place, time.strftime(form, time.localtime(moment))))
+        return labels

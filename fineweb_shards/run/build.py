@@ -18,7 +18,7 @@ from fineweb_shards.errors import Interrupted, ShardError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.layouts.numbering import choose_digits
+from fineweb_shards.layouts.base import choose_digits
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.page import closing_lines, prepare_report, write_report
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config

@@ -20,9 +20,8 @@ import fineweb_shards
 from fineweb_shards.errors import DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import InProcessPlane
-from fineweb_shards.layouts.base import Layout, tokens_of
-from fineweb_shards.layouts.numbering import choose_digits
-from fineweb_shards.reading.token_stream import read_stream
+from fineweb_shards.layouts.base import Layout, choose_digits, tokens_of
+from fineweb_shards.reading.verify import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.output_text import stray_warnings, training_error

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.layouts.document_index import INDEX_FOLDER, is_index_of
+from fineweb_shards.layouts.sidecar import INDEX_FOLDER
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER
 from fineweb_shards.store.manifest import FILE_NAME, Manifest, load_manifest
 from fineweb_shards.store.shard_files import list_files
@@ -193,7 +193,7 @@ def find_untracked(names: Iterable[str], layout: Layout, known: set[str]) -> lis
     """Choose the names of files that a reader of the layout would open, or that are named like an index of
     them, and that are not among the known names."""
     return sorted(
-        name for name in names if (layout.owns(name) or is_index_of(layout, name)) and name not in known
+        name for name in names if (layout.owns(name) or layout.owns_index(name)) and name not in known
     )
 
 

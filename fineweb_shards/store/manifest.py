@@ -20,10 +20,8 @@ from typing import Any
 
 from fineweb_shards.errors import ChangedError, DamageError, OutputError, UsageError
 from fineweb_shards.layouts import get_layout
-from fineweb_shards.layouts.base import Layout, ShardFormat, tokens_of
-from fineweb_shards.layouts.document_index import sidecars_of
-from fineweb_shards.layouts.numbering import Numbering
-from fineweb_shards.layouts.sidecar import Sidecar
+from fineweb_shards.layouts.base import Layout, Numbering, ShardFormat, tokens_of
+from fineweb_shards.layouts.sidecar import DocumentIndex, Sidecar
 from fineweb_shards.store import manifest_checks as checks
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.packer import PackedTotals
@@ -78,7 +76,7 @@ class Manifest:
     quarantined: tuple[Quarantined, ...] = ()  # documents left out; a resume must leave them out, too
     seconds: float = 0.0  # of work on these shards, over all runs
     peak_memory_bytes: int = 0
-    digits: int = 0  # of the numbers in file names: see numbering.py
+    digits: int = 0  # of the numbers in file names: see layouts/base.py
     vocabulary: Vocabulary = GPT2  # without the bytes of its tokens
     index: bool = False  # files have the sidecar of --index, too
 
@@ -110,7 +108,7 @@ class Manifest:
     @property
     def sidecars(self) -> tuple[Sidecar, ...]:
         """The sidecars that each file has when the folder is complete."""
-        return sidecars_of(self.layout, index=self.index)
+        return (*self.layout.sidecars, DocumentIndex()) if self.index else self.layout.sidecars
 
     @property
     def shard_format(self) -> ShardFormat:

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.layouts.numbering import Numbering
+from fineweb_shards.layouts.base import Numbering, ShardFormat
 from fineweb_shards.system.json_values import expect, get
 from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Quarantined, ShardRecord
 

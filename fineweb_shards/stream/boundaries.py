@@ -37,9 +37,3 @@ def join_spans(spans: Sequence[Span]) -> Span:
     starts = np.cumsum([len(span) for span in spans]) - [len(span) for span in spans]
     moved = [span.eots + start for span, start in zip(spans, starts, strict=True)]
     return Span(np.concatenate([span.tokens for span in spans]), np.concatenate(moved))
-
-
-def count_between(eots: Positions, begin: int, end: int) -> int:
-    """Count the EOTs from position `begin` up to, but not including, `end`."""
-    first, last = np.searchsorted(eots, (begin, end))
-    return int(last - first)

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.types import Counts, Cursors, EncodedBlock, Positions, Ranges
+from fineweb_shards.types import Counts, Cursors, EncodedBlock, Positions
 
 Verdict = Literal["kept", "short", "long"]
 
@@ -69,9 +69,6 @@ class _HeldBlock:
     begun: tuple[_Document, ...]  # those of the two that begin in this block
     counts: Counts  # of the documents between them
 
-    def is_decided(self, limits: LengthLimits) -> bool:
-        return all(one is None or one.judge(limits) for one in (self.first, self.last))
-
     def finish(self, limits: LengthLimits) -> EncodedBlock:
         """Return the block with the ranges to keep. A document is counted where it begins: a run that starts
         after its beginning would not know how long it is."""
@@ -80,7 +77,10 @@ class _HeldBlock:
         kept[-1] = self.last is not None and self.last.judge(limits) == "kept"
         verdicts = [one.judge(limits) for one in self.begun]
         ends = Counts(short_documents=verdicts.count("short"), long_documents=verdicts.count("long"))
-        ranges = _join_parts(self.boundaries, kept)
+        # The ranges of the parts that are kept, neighbours as one. Only the ends can be empty.
+        wanted = np.concatenate([[False], kept & (np.diff(self.boundaries) > 0), [False]])
+        edges = np.flatnonzero(wanted[1:] != wanted[:-1])
+        ranges = self.boundaries[edges].reshape(-1, 2)
         return replace(self.block, kept=ranges, counts=self.block.counts + self.counts + ends)
 
 
@@ -96,7 +96,7 @@ def leave_out(
         if current is not None and eot_first and not block.ends_mid_document:
             current.ended, current = True, None  # else only the next EOT would tell
         currents[block.part] = current
-        while held and held[0].is_decided(limits):
+        while held and all(one is None or one.judge(limits) for one in (held[0].first, held[0].last)):
             yield held.popleft().finish(limits)
     for current in currents:
         if current is not None:
@@ -133,10 +133,3 @@ def _divide(
     ends = {id(one): one for one in (first, last) if one is not None and one is not current}
     counts = Counts(short_documents=int(short.sum()), long_documents=int(long.sum()))
     return _HeldBlock(block, boundaries, kept, first, last, tuple(ends.values()), counts)
-
-
-def _join_parts(boundaries: Positions, kept: NDArray[np.bool_]) -> Ranges:
-    """Return the ranges of the parts that are kept, neighbours as one. Only the ends can be empty."""
-    wanted = np.concatenate([[False], kept & (np.diff(boundaries) > 0), [False]])
-    edges = np.flatnonzero(wanted[1:] != wanted[:-1])
-    return boundaries[edges].reshape(-1, 2)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fineweb_shards.stream.boundaries import count_between
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import (
     SPLITS,
@@ -114,10 +113,6 @@ class _Piece:
     parts: tuple[_Part, ...]
     full: bool = False
 
-    @property
-    def documents(self) -> int:
-        return sum(part.documents for part in self.parts)
-
 
 class Packer:
     """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`. It begins at
@@ -147,7 +142,7 @@ class Packer:
         self._documents = done.documents
         self._places = list(starts)  # what of each part is packed
         self._skip_tokens = [start.skip_tokens for start in starts]  # still to drop of each part
-        self._left_tokens = max_tokens  # still to pack; None: no limit
+        self.left_tokens = max_tokens  # still to pack; None: no limit
         # Whether validation is the beginning of the stream and its last file is not finished. If a run begins
         # right after what such a file has, nobody has opened it yet: it is finished with the stream.
         self._val_is_open = False
@@ -159,14 +154,9 @@ class Packer:
         return 0 if self._tokens["train"] or val >= self._shard_tokens else val
 
     @property
-    def left_tokens(self) -> int | None:
-        """How many tokens are still to be packed, up to `max_tokens`; None if there is no limit."""
-        return self._left_tokens
-
-    @property
     def ended(self) -> bool:
         """Whether `max_tokens` are packed."""
-        return self._left_tokens == 0
+        return self.left_tokens == 0
 
     def pack(self, block: TokenBlock) -> Iterator[ShardSlice]:
         """Yield the slices that a block is cut into; tokens after `max_tokens` are dropped."""
@@ -180,15 +170,13 @@ class Packer:
                 # Without a token: where the last document or input file for validation ends is only known
                 # when the next one begins.
                 end = self._move(block.part, block.start.after(kept.place_after(position)))
-                yield ShardSlice(
-                    _NO_RANGES, 0, 0, Counts(), end, split="val", checkpoint=True, fills_shard=True
-                )
+                yield ShardSlice(_NO_RANGES, 0, 0, Counts(), end, "val", checkpoint=True, fills_shard=True)
             position += piece.length
             place = kept.place_after(position)
             at_end = place == len(block.tokens)
-            self._documents += piece.documents
-            if self._left_tokens is not None:
-                self._left_tokens -= piece.length
+            self._documents += sum(part.documents for part in piece.parts)
+            if self.left_tokens is not None:
+                self.left_tokens -= piece.length
             end = self._move(block.part, block.end if at_end else block.start.after(place))
             for number, part in enumerate(piece.parts, 1):
                 self._tokens[part.split] += part.tokens
@@ -201,7 +189,7 @@ class Packer:
                     part.documents,
                     block.counts if last and at_end else Counts(),
                     end,
-                    split=part.split,
+                    part.split,
                     checkpoint=last and piece.full,
                     fills_shard=fills_shard,
                 )
@@ -238,8 +226,8 @@ class Packer:
         """Return the kept tokens of a block from `start` up to the end of the first full segment, of
         validation, of the block or of the stream."""
         rule, stop = self._split_rule, kept.tokens
-        if self._left_tokens is not None:
-            stop = min(stop, start + self._left_tokens)
+        if self.left_tokens is not None:
+            stop = min(stop, start + self.left_tokens)
         if rule.is_in_order:
             boundary = self._training_start(kept, start, block)
             if start < boundary:
@@ -256,8 +244,8 @@ class Packer:
         """Return the next piece if all its tokens belong to one split."""
         left = self._left_in_segment(split)
         end = min(stop, start + left)
-        ranges = np.array([[start, end]], np.int64)
-        part = _Part(split, ranges, end - start, count_between(block.eots, start, end))
+        first, last = np.searchsorted(block.eots, (start, end))
+        part = _Part(split, np.array([[start, end]], np.int64), end - start, int(last - first))
         return _Piece(end - start, (part,), full=end - start == left)
 
     def _both_splits(self, start: int, tokens: int, eots: Positions, chosen: Ranges) -> _Piece:
@@ -267,15 +255,17 @@ class Packer:
         bounds = chosen.ravel().clip(max=length)
         before = np.searchsorted(eots, bounds)  # number of EOTs before each bound
         val_documents = int((before[1::2] - before[::2]).sum())
-        train_documents = count_between(eots, 0, length) - val_documents
+        train_documents = int(np.searchsorted(eots, length)) - val_documents
         # What the bounds divide is alternately for training and for validation.
-        others = np.concatenate([[0], bounds, [length]]).reshape(-1, 2)
-        parts = {
-            "val": _part("val", start, bounds.reshape(-1, 2), val_documents),
-            "train": _part("train", start, others, train_documents),
-        }
-        order = sorted(SPLITS, key=lambda split: split == full)
-        return _Piece(length, tuple(parts[split] for split in order if parts[split].tokens), full is not None)
+        others = np.concatenate([[0], bounds, [length]])
+        parts = []
+        counts = (val_documents, train_documents)
+        for split, edges, documents in zip(SPLITS, (bounds, others), counts, strict=True):
+            ranges = edges.reshape(-1, 2)
+            lengths = ranges[:, 1] - ranges[:, 0]
+            parts.append(_Part(split, ranges[lengths > 0] + start, int(lengths.sum()), documents))
+        parts.sort(key=lambda part: part.split == full)
+        return _Piece(length, tuple(part for part in parts if part.tokens), full is not None)
 
     def _first_full(self, tokens: int, ranges: Ranges) -> tuple[int, Split | None]:
         """Return how many of `tokens` tokens fit until a segment is full, and the split of that segment."""
@@ -293,9 +283,3 @@ class Packer:
             if place <= length:
                 length, full = place, "train"
         return length, full
-
-
-def _part(split: Split, start: int, ranges: Ranges, documents: int) -> _Part:
-    """Return the part of a split: the ranges that are not empty, moved by `start`."""
-    lengths = ranges[:, 1] - ranges[:, 0]
-    return _Part(split, ranges[lengths > 0] + start, int(lengths.sum()), documents)

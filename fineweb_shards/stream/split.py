@@ -99,22 +99,17 @@ def make_split_rule(settings: Mapping[str, Any], val_files: int, default: SplitR
     if len(given) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in [*given][:2])
         raise UsageError(f"{first} and {second} exclude each other.", "Name one of the two.")
-    if "val_ratio" in given:
-        return SplitRule(val_ratio=_exact(given["val_ratio"]), seed=settings["val_seed"])
+    if (ratio := given.get("val_ratio")) is not None:
+        exact = Fraction(repr(ratio))  # what was typed: 0.0005 is 1/2000, not the nearest binary fraction
+        if not 0 <= exact < 1 or exact.denominator > 10**_MOST_DECIMALS:
+            raise UsageError(
+                f"--val-ratio {ratio:g}: must be from 0 to below 1, with at most {_MOST_DECIMALS} decimals.",
+                "For example 0.0005: one document in 2,000. For percent write 5%.",
+            )
+        return SplitRule(val_ratio=exact, seed=settings["val_seed"])
     if given:
         return SplitRule(**given)
     return SplitRule(val_files=val_files) if val_files else replace(default, seed=settings["val_seed"])
-
-
-def _exact(ratio: float) -> Fraction:
-    """Return the fraction that was typed: 0.0005 is 1/2000, not the nearest binary fraction."""
-    exact = Fraction(repr(ratio))
-    if not 0 <= exact < 1 or exact.denominator > 10**_MOST_DECIMALS:
-        raise UsageError(
-            f"--val-ratio {ratio:g}: must be from 0 to below 1, with at most {_MOST_DECIMALS} decimals.",
-            "For example 0.0005: one document in 2,000. For percent write 5%.",
-        )
-    return exact
 
 
 def _scramble(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:

@@ -18,13 +18,6 @@ from fineweb_shards.tokenizers.cuts import SeamMender
 from fineweb_shards.types import Counts, Cursors, EncodedBlock, TokenBlock
 
 
-def stitch(
-    blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender], starts: Cursors
-) -> Iterator[TokenBlock]:
-    """Yield the token stream from `starts` on. `get_mender` is only called if there is a seam."""
-    return add_cursors(mend_seams(blocks, get_mender), starts)
-
-
 def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[TokenBlock]:
     """Yield the blocks of the stream from `starts` on with their exact places in their parts."""
     places = [replace(start, skip_tokens=0) for start in starts]
@@ -44,7 +37,7 @@ def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[Tok
 def mend_seams(
     blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender]
 ) -> Iterator[EncodedBlock]:
-    """Yield the blocks with the tokens at every seam repaired.
+    """Yield the blocks with the tokens at every seam repaired. `get_mender` is only called if there is one.
 
     A block that ends at a seam is held back until the next one is there, which continues the same document.
     Every other block is yielded at once, so that it is not lost if the next one raises an error.

@@ -33,7 +33,7 @@ from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.references import load_token_bytes, make_reference
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import Counts, EncodedBlock, Positions, TextChunk, Tokens, id_of
+from fineweb_shards.types import Counts, EncodedBlock, Positions, TextChunk, Tokens, find_origin
 from fineweb_shards.vocabulary import CutRule, Vocabulary
 
 PASSAGE_BYTES = 256 * 1024
@@ -227,7 +227,7 @@ def _token_count_mismatches(chunk: TextChunk, lengths: NDArray[np.int64], where:
         ours = lengths[origin.first : origin.first + origin.count]
         for i in np.flatnonzero((ours != origin.tokens) & (origin.tokens >= 0)).tolist():
             yield (
-                f"{where}: document {id_of(chunk, origin.first + i)} has {ours[i]:,} tokens, "
+                f"{where}: document {find_origin(chunk, origin.first + i)[1]} has {ours[i]:,} tokens, "
                 f"its token_count says {origin.tokens[i]:,}"
             )
 

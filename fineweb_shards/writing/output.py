@@ -22,9 +22,7 @@ from functools import partial
 
 from fineweb_shards.errors import DiskFullError, Interrupted, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
-from fineweb_shards.layouts.base import tokens_of
-from fineweb_shards.layouts.document_index import is_index_of
-from fineweb_shards.layouts.numbering import Numbering
+from fineweb_shards.layouts.base import Numbering, tokens_of
 from fineweb_shards.store.cleanup import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest, ManifestFile, save_manifest
 from fineweb_shards.store.shard_files import list_files
@@ -77,7 +75,7 @@ def make_packer(spec: OutputSpec, manifest: Manifest, max_tokens: int | None) ->
 
 def _abort_uploads(store: Store, manifest: Manifest) -> None:
     layout = manifest.layout
-    store.abort_uploads(lambda name: layout.owns(name) or is_index_of(layout, name))
+    store.abort_uploads(lambda name: layout.owns(name) or layout.owns_index(name))
 
 
 def checkpoints_at_once(workers: int) -> int:

@@ -18,7 +18,6 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import build
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.stream.packer import Packer
-from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers import FAST_ENGINES
@@ -29,6 +28,7 @@ from tests.support import collecting, inline, reference, runs
 from tests.support.corpus import corpus_files, read_texts
 from tests.support.documents import make_documents
 from tests.support.inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text, write_zstd
+from tests.support.stitching import stitch
 
 LARGE_SHARD_SIZES = [1_000_000, 777_777, 10**9]
 SHARD_SIZES = [100_000, 77_777, 10**9]

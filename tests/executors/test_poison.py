@@ -18,7 +18,6 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.pool import WorkerProcess
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.resume_rules import check_batch_bytes
-from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import EncodedBlock
@@ -28,6 +27,7 @@ from tests.support import collecting, reference, runs
 from tests.support.documents import make_documents
 from tests.support.doubles import Listener
 from tests.support.inputs import write_jsonl, write_parquet, write_text
+from tests.support.stitching import stitch
 
 HEALTHY = [text for text in make_documents(60, seed=51) if text]
 DRIVER = Path(__file__).parent / "poison_driver.py"

@@ -16,7 +16,7 @@ from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
 from fineweb_shards.executors.local import watchdog, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.reading import token_stream, verify
+from fineweb_shards.reading import verify
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.store import shard_files
 from fineweb_shards.store.folder_store import FolderStore
@@ -188,7 +188,6 @@ def test_a_check_that_fails_ends_its_verb(tmp_path: Path, verb: str, monkeypatch
         raise ZeroDivisionError("check")
 
     monkeypatch.setattr(verify, "check_segment", fail)
-    monkeypatch.setattr(token_stream, "check_segment", fail)
     check: Callable[[], object] = partial(verify.verify_folder, FolderStore(tmp_path / "out"))
     if verb == "export":
         check = partial(runs.export, tmp_path / "out", tmp_path / "copy", layout="llm.c", shard_tokens=4000)

@@ -18,7 +18,7 @@ from fineweb_shards.formats import csv as delimited
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.sources.source import Source, open_source
 from fineweb_shards.storage.place import InputFile
-from fineweb_shards.types import Cursor, id_of
+from fineweb_shards.types import Cursor, find_origin
 from fineweb_shards.vocabulary import GPT2
 from tests.support import reference, runs
 from tests.support.documents import make_documents
@@ -303,7 +303,7 @@ def test_ids_for_messages(tmp_path: Path) -> None:
     source = source_of(path, 10**6)
     with closing(source):
         (chunk,) = (chunk for batch in source.batches(runs.START[0]) for chunk in source.chunks(batch))
-    assert [id_of(chunk, document) for document in range(2)] == ["0", "1"]
+    assert [find_origin(chunk, document)[1] for document in range(2)] == ["0", "1"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from fineweb_shards.errors import OutputError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS, get_layout
-from fineweb_shards.layouts.numbering import Numbering, choose_digits
+from fineweb_shards.layouts.base import Numbering, choose_digits
 from fineweb_shards.layouts.plain import Plain
 from fineweb_shards.run.build import run
 from fineweb_shards.run.resume import open_manifest

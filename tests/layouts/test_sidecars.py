@@ -17,8 +17,7 @@ from fineweb_shards.errors import OutputError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.layouts.document_index import DocumentIndex
-from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, parts_of_all
+from fineweb_shards.layouts.sidecar import DocumentIndex, FileFacts, Sidecar, parts_of_all
 from fineweb_shards.store import sidecars
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.sidecars import FinishedFile, check_sidecars, have_sidecars, write_sidecars

@@ -161,7 +161,7 @@ def test_bytes_that_are_no_text_are_refused(made: dict[str, Path]) -> None:
     target = inspection.open_target(made["plain"])
     for text in ("\udcff", "a\udce4", ""):
         with pytest.raises(UsageError, match="--grep"):
-            inspection.find_text(target, text)
+            next(inspection.find_text(target, text))
     done = subprocess.run(
         [*map(os.fsencode, runs.command("inspect", made["plain"], "--grep")), b"\xff"],
         capture_output=True,

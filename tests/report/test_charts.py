@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fineweb_shards.report.charts import Chart, LimitLine, make_columns, round_steps
+from fineweb_shards.report.charts import Chart, Stretch, make_columns, round_steps
 from fineweb_shards.units import show_count
 
 
@@ -63,6 +63,6 @@ def test_a_limit_inside_the_axis_is_a_line() -> None:
     """At its height; one above the axis stays inside the drawing, and does not stretch the axis."""
     for value, height in ((3.5, 117.0), (1e9, 8.0)):
         chart = Chart("over-time", "memory", show_count, 10.0, lambda most: [], lines=[[(0, 7), (10, 7)]],
-                      limits=[LimitLine(0, 10, value)])  # fmt: skip
+                      limits=[Stretch(0, 10, value)])  # fmt: skip
         assert chart.steps[-1] == 7
         assert chart.drawings[0].y(chart.limits[0].value) == height

@@ -11,7 +11,7 @@ import pytest
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
 from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.reading import token_stream
+from fineweb_shards.reading import verify
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
 from tests.support import layout_reference, reference, runs
@@ -49,7 +49,7 @@ def test_an_export_is_a_build(
     made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str
 ) -> None:
     """Every pair, read in small blocks, with another shard size or split; some also resumed half-way."""
-    monkeypatch.setattr(token_stream, "BLOCK_TOKENS", 777)
+    monkeypatch.setattr(verify, "BLOCK_TOKENS", 777)
     pair = [*LAYOUTS].index(source), [*LAYOUTS].index(target)
     wanted = Wanted(target, 4000, index=True)
     if (source, target) in (("llm.c", "nanogpt"), ("plain", "llm.c"), ("megatron", "build-nanogpt")):

@@ -9,7 +9,7 @@ import pytest
 
 from fineweb_shards.errors import ChangedError, OutputError
 from fineweb_shards.layouts import get_layout
-from fineweb_shards.layouts.numbering import choose_digits
+from fineweb_shards.layouts.base import choose_digits
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import pinned_commit
 from fineweb_shards.store.folder_store import FolderStore

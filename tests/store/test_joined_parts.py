@@ -11,7 +11,7 @@ import pytest
 
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.events import Observer
-from fineweb_shards.reading.token_stream import fetch_range
+from fineweb_shards.reading.verify import fetch_range
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.store import Segment

@@ -27,7 +27,7 @@ from fineweb_shards.store.manifest import FILE_NAME, load_manifest
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.stream.length_limits import LengthLimits, leave_out
 from fineweb_shards.stream.packer import PackedTotals, Packer
-from fineweb_shards.stream.stitcher import add_cursors, stitch
+from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
@@ -38,6 +38,7 @@ from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
 from tests.support import collecting, layout_reference, reference, runs
 from tests.support.layout_reference import Wanted
+from tests.support.stitching import stitch
 
 EOT = reference.EOT
 # Documents by their lengths, and in which part each of them is.

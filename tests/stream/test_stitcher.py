@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.tokenizers.cuts import SeamMender
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.types import Counts, Cursor, EncodedBlock, HeldTokens, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 from tests.support import reference
+from tests.support.stitching import stitch
 
 EOT = [reference.EOT]
 ONE = Counts(text_bytes=1)

@@ -29,7 +29,6 @@ from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.cleanup import tidy_finished
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
-from fineweb_shards.stream.stitcher import stitch
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, make_mender
@@ -40,6 +39,7 @@ from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
 from tests.support import reference
 from tests.support.doubles import AtOncePlane, InlineExecutor
+from tests.support.stitching import stitch
 
 START = (Cursor(0, 0),)  # of an input of one part
 SEVERAL_COMMANDS = Path(__file__).parent / "several_commands.py"

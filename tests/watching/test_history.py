@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.events import Event
-from fineweb_shards.report.over_time import TimeAxis
+from fineweb_shards.report.runs import TimeAxis
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.watching import history
 from fineweb_shards.watching.history import (
