@@ -52,22 +52,17 @@ class SeparatorPreview:
     text_bytes: int
     first_documents: tuple[str, ...]
 
-    @property
-    def average_bytes(self) -> float:
-        return self.text_bytes / max(1, self.documents)
-
     def rows(self) -> list[tuple[str, str]]:
         """Return name and text of every line to show, with a warning if the documents are very short."""
-        rows = [("separator", ", ".join(_NAMES.get(name, repr(name)) for name in self.separators))]
+        average = self.text_bytes / max(1, self.documents)
+        separator = ", ".join(_NAMES.get(name, repr(name)) for name in self.separators)
         if self.documents:
-            per_megabyte = max(1, round(1e6 / max(1.0, self.average_bytes)))
-            documents = show_number_of(per_megabyte, "document")
-            rows[0] = ("separator", f"{rows[0][1]} (about {documents} per MB of text)")
-        rows += document_rows(self.first_documents)
-        if self.documents > 1 and self.average_bytes < SENTENCE_BYTES and self.separators != ("none",):
-            average = f"{self.average_bytes:.0f}"
+            per_megabyte = max(1, round(1e6 / max(1.0, average)))
+            separator += f" (about {show_number_of(per_megabyte, 'document')} per MB of text)"
+        rows = [("separator", separator), *document_rows(self.first_documents)]
+        if self.documents > 1 and average < SENTENCE_BYTES and self.separators != ("none",):
             rows += [
-                ("WARNING", f"a document has {average} bytes on average: less than a sentence."),
+                ("WARNING", f"a document has {average:.0f} bytes on average: less than a sentence."),
                 ("", "If that is not what you want, stop and choose another --separator:"),
             ]
             if "line" in self.separators:
@@ -84,6 +79,18 @@ def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
     return [
         (f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSample:
+    """The result of encoding a part of a sample."""
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    tokens_per_second: float  # infinite if nothing has to be encoded, 0 if unknown
+    kept_documents: int  # within --min-tokens and --max-document-tokens
+    kept_tokens: int
 
 
 @dataclass(slots=True)
@@ -103,16 +110,6 @@ class InputSample:
     separated_bytes: int = 0
     read_seconds: float = 0.0
 
-    def separator_preview(self, known: Iterable[str]) -> SeparatorPreview | None:
-        """Return how the text files are split into documents, with the separators that are `known` of those
-        that are not in the sample; None if there are no text files."""
-        separators = tuple(sorted(self.separators.union(known)))
-        if not separators:
-            return None
-        return SeparatorPreview(
-            separators, self.separated_documents, self.separated_bytes, tuple(self.first_documents)
-        )
-
     def read_file(self, source: Source, file: InputFile, position: int, limit_bytes: int) -> None:
         """Add the documents of a file from `position` on, up to about `limit_bytes` of text."""
         enough = self.content_bytes + limit_bytes
@@ -130,7 +127,13 @@ class InputSample:
 
     def _add(self, chunk: TextChunk, separator: str, limit_bytes: int) -> None:
         if isinstance(chunk.documents, TokenLists):
-            self._add_tokens(chunk.documents)
+            lengths = chunk.documents.lengths.tolist()
+            self.token_counts += lengths
+            self.content_bytes += chunk.documents.size_bytes
+            end = 0
+            for length in lengths[: _SHOWN_DOCUMENTS - len(self.first_tokens)]:
+                self.first_tokens.append(chunk.documents.ids[end : end + min(length, _SHOWN_TOKENS)])
+                end += length
         else:
             texts = list(_beginnings(chunk.documents, limit_bytes))
             missing = _SHOWN_DOCUMENTS - len(self.first_documents)
@@ -146,38 +149,43 @@ class InputSample:
             self.separated_documents += documents
             self.separated_bytes += chunk.counts.text_bytes
 
-    def _add_tokens(self, lists: TokenLists) -> None:
-        lengths = lists.lengths.tolist()
-        self.token_counts += lengths
-        self.content_bytes += lists.size_bytes
-        end = 0
-        for length in lengths[: _SHOWN_DOCUMENTS - len(self.first_tokens)]:
-            self.first_tokens.append(lists.ids[end : end + min(length, _SHOWN_TOKENS)])
-            end += length
-
-    def measure_tokens(self, limits: LengthLimits) -> MeasuredSample:
-        """Return the same as `measure_sample`, for documents that need no encoding."""
-        kept = [count for count in self.token_counts if limits.judge(count, ended=True) == "kept"]
+    def measure(self, engine: Engine | None, seconds: float, limits: LengthLimits) -> MeasuredSample:
+        """Encode the sample, or as much of it as `seconds` allow (a little if that is 0); without an engine,
+        for documents that are tokens already, count them."""
+        lengths, text_bytes, speed = self.token_counts, self.content_bytes, math.inf
+        if engine is not None:
+            lengths, text_bytes, speed = _encode(engine, self.texts, seconds)
+        kept = [length for length in lengths if limits.judge(length, ended=True) == "kept"]
         return MeasuredSample(
-            documents=len(self.token_counts),
-            tokens=sum(self.token_counts) + len(self.token_counts),
-            text_bytes=self.content_bytes,
-            tokens_per_second=math.inf,
+            documents=len(lengths),
+            tokens=sum(lengths) + len(lengths),
+            text_bytes=text_bytes,
+            tokens_per_second=speed,
             kept_documents=len(kept),
             kept_tokens=sum(kept) + len(kept),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSample:
-    """The result of encoding a part of a sample."""
-
-    documents: int
-    tokens: int
-    text_bytes: int
-    tokens_per_second: float | None  # infinite if nothing has to be encoded
-    kept_documents: int  # within --min-tokens and --max-document-tokens
-    kept_tokens: int
+def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int], int, float]:
+    """Return the numbers of tokens, the bytes that were encoded, and the tokens per second, or 0: those of
+    the second half, when the engine's caches are warm."""
+    lengths: list[int] = []
+    text_bytes = tokens = 0
+    begin = time.monotonic()
+    marks = [(begin, 0)]
+    for first in range(0, len(texts), _TEXTS_AT_ONCE):
+        # Without lone surrogates.
+        part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + _TEXTS_AT_ONCE]]
+        some = [len(ids) for ids in engine.encode(Texts.from_strings(part))]
+        lengths += some
+        tokens += sum(some) + len(some)
+        text_bytes += sum(map(utf8_bytes, part))
+        marks.append((time.monotonic(), tokens))
+        if marks[-1][0] - begin > seconds and text_bytes > QUICK_SAMPLE_BYTES:
+            break
+    middle = marks[len(marks) // 2]
+    elapsed = marks[-1][0] - middle[0]
+    return lengths, text_bytes, (tokens - middle[1]) / elapsed if elapsed > 0 else 0.0
 
 
 def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = True) -> InputSample:
@@ -211,30 +219,3 @@ def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
             return
         yield text[: min(limit, _LONGEST_TEXT_CHARACTERS)]
         limit -= len(text)
-
-
-def measure_sample(engine: Engine, texts: list[str], seconds: float, limits: LengthLimits) -> MeasuredSample:
-    """Encode the sample, or as much of it as `seconds` allow (a little if that is 0).
-
-    The speed is that of the second half, when the engine's caches are warm.
-    """
-    documents = tokens = text_bytes = kept_documents = kept_tokens = 0
-    begin = time.monotonic()
-    marks = [(begin, 0)]
-    for first in range(0, len(texts), _TEXTS_AT_ONCE):
-        # Without lone surrogates.
-        part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + _TEXTS_AT_ONCE]]
-        lengths = [len(ids) for ids in engine.encode(Texts.from_strings(part))]
-        kept = [length for length in lengths if limits.judge(length, ended=True) == "kept"]
-        tokens += sum(lengths) + len(lengths)
-        kept_documents += len(kept)
-        kept_tokens += sum(kept) + len(kept)
-        documents += len(part)
-        text_bytes += sum(map(utf8_bytes, part))
-        marks.append((time.monotonic(), tokens))
-        if marks[-1][0] - begin > seconds and text_bytes > QUICK_SAMPLE_BYTES:
-            break
-    middle = marks[len(marks) // 2]
-    elapsed = marks[-1][0] - middle[0]
-    speed = (tokens - middle[1]) / elapsed if elapsed > 0 else None
-    return MeasuredSample(documents, tokens, text_bytes, speed, kept_documents, kept_tokens)
