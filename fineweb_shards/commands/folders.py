@@ -164,7 +164,7 @@ def run_upload(options: argparse.Namespace) -> None:
     interrupts.on_stop = screen.say_stopping
     uploader = Uploader(options.repo, Retrier(config.max_outage, WaitsOnScreen(screen)), screen.say)
     manifest = check_folder(store, screen.warn).manifest
-    done = uploader.upload(store.folder, manifest, private=options.private)
+    url, files, sent = uploader.upload(store.folder, manifest, private=options.private)
     interrupts.work_is_done()
-    sent = f"{done.sent:,} of {show_number_of(done.files, 'file')} sent" if done.sent else "Nothing to send"
-    print(f"{sent}; all are verified and at {done.url}")
+    what = f"{sent:,} of {show_number_of(files, 'file')} sent" if sent else "Nothing to send"
+    print(f"{what}; all are verified and at {url}")

@@ -90,7 +90,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
         rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
     if verdict:
         rows.append(("build", verdict))
-    rows += plan.separator_preview.rows() if plan.separator_preview else document_rows(plan.first_documents)
+    rows += plan.separator_rows or document_rows(plan.first_documents)
     lines = [f"{name:<10} {text}" for name, text in rows]
     if config.input and any(file.is_pipe for file in plan.job.source.files):
         lines.append("           (standard input can only be read once: only its beginning is looked at)")

@@ -12,17 +12,20 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import utf8_bytes
+from fineweb_shards.formats.registry import TEXT
+from fineweb_shards.formats.separator_detection import given_separators
 from fineweb_shards.run.job import Job
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import InputFile
-from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.system.terminal import safe_text
 from fineweb_shards.texts import Texts, TokenLists
 from fineweb_shards.tokenizers.base import Engine
+from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.types import Cursor, TextChunk, Tokens
 from fineweb_shards.units import show_number_of
 
@@ -41,37 +44,6 @@ _LOOKED_AT_TIMES = 16  # what is read at the most, if little of it meets --where
 SENTENCE_BYTES = 100
 _NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
 _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
-
-
-@dataclass(frozen=True, slots=True)
-class SeparatorPreview:
-    """A sample of the text files of an input, and the separators found in them."""
-
-    separators: tuple[str, ...]
-    documents: int
-    text_bytes: int
-    first_documents: tuple[str, ...]
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return name and text of every line to show, with a warning if the documents are very short."""
-        average = self.text_bytes / max(1, self.documents)
-        separator = ", ".join(_NAMES.get(name, repr(name)) for name in self.separators)
-        if self.documents:
-            per_megabyte = max(1, round(1e6 / max(1.0, average)))
-            separator += f" (about {show_number_of(per_megabyte, 'document')} per MB of text)"
-        rows = [("separator", separator), *document_rows(self.first_documents)]
-        if self.documents > 1 and average < SENTENCE_BYTES and self.separators != ("none",):
-            rows += [
-                ("WARNING", f"a document has {average:.0f} bytes on average: less than a sentence."),
-                ("", "If that is not what you want, stop and choose another --separator:"),
-            ]
-            if "line" in self.separators:
-                rows.append(("", "  --separator blank            where blank lines separate them"))
-            rows += [
-                ("", "  --separator none             where every file is one document"),
-                ("", "  --separator '<|endoftext|>'  or any string between documents"),
-            ]
-        return rows
 
 
 def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
@@ -93,10 +65,11 @@ class MeasuredSample:
     kept_tokens: int
 
 
-@dataclass(slots=True)
+@dataclass
 class InputSample:
     """Some texts, and the totals over all that was read. With --tokens-column there are tokens instead."""
 
+    job: Job
     texts: list[str] = field(default_factory=list)  # documents, or pieces of long ones
     first_documents: list[str] = field(default_factory=list)  # the beginnings of the first ones
     token_counts: list[int] = field(default_factory=list)  # of each document that is tokens already
@@ -109,6 +82,33 @@ class InputSample:
     separated_documents: int = 0  # in text files, which have separators
     separated_bytes: int = 0
     read_seconds: float = 0.0
+
+    def separator_rows(self) -> list[tuple[str, str]]:
+        """Return name and text of the lines that show how text files, also those that are not in the sample,
+        are split into documents, with a warning if these are very short; nothing if there are no text
+        files."""
+        texts = [file for file in self.job.source.files if file.format == TEXT]
+        separators = sorted(self.separators.union(given_separators(texts, self.job.config.separator)))
+        if not separators:
+            return []
+        average = self.separated_bytes / max(1, self.separated_documents)
+        shown = ", ".join(_NAMES.get(name, repr(name)) for name in separators)
+        if self.separated_documents:
+            per_megabyte = max(1, round(1e6 / max(1.0, average)))
+            shown += f" (about {show_number_of(per_megabyte, 'document')} per MB of text)"
+        rows = [("separator", shown), *document_rows(self.first_documents)]
+        if self.separated_documents > 1 and average < SENTENCE_BYTES and separators != ["none"]:
+            rows += [
+                ("WARNING", f"a document has {average:.0f} bytes on average: less than a sentence."),
+                ("", "If that is not what you want, stop and choose another --separator:"),
+            ]
+            if "line" in separators:
+                rows.append(("", "  --separator blank            where blank lines separate them"))
+            rows += [
+                ("", "  --separator none             where every file is one document"),
+                ("", "  --separator '<|endoftext|>'  or any string between documents"),
+            ]
+        return rows
 
     def read_file(self, source: Source, file: InputFile, position: int, limit_bytes: int) -> None:
         """Add the documents of a file from `position` on, up to about `limit_bytes` of text."""
@@ -149,12 +149,34 @@ class InputSample:
             self.separated_documents += documents
             self.separated_bytes += chunk.counts.text_bytes
 
-    def measure(self, engine: Engine | None, seconds: float, limits: LengthLimits) -> MeasuredSample:
-        """Encode the sample, or as much of it as `seconds` allow (a little if that is 0); without an engine,
-        for documents that are tokens already, count them."""
+    @cached_property
+    def measured(self) -> MeasuredSample:
+        """The result of encoding a little of it: not before it is needed, because files may state their
+        tokens."""
+        return self._measure(0)
+
+    def tokens_per_second(self, seconds: float) -> float | None:
+        """Return the speed at which one worker reads and encodes; None if it was too little to tell."""
+        measured = self._measure(seconds)
+        if not measured.tokens_per_second or not measured.tokens or not self.content_bytes:
+            return None
+        bytes_per_token = measured.text_bytes / measured.tokens
+        read_seconds = self.read_seconds / self.content_bytes * bytes_per_token
+        token_seconds = read_seconds + 1 / measured.tokens_per_second
+        return 1 / token_seconds if token_seconds else None
+
+    def show_documents(self) -> list[str]:
+        """Return the beginnings of some documents. Of tokens they show whether the vocabulary is theirs."""
+        decoded = [decode(tokens, self.job.vocabulary) for tokens in self.first_tokens]
+        return self.first_documents or [data.decode("utf-8", "replace") for data in decoded]
+
+    def _measure(self, seconds: float) -> MeasuredSample:
+        """Encode the sample, or as much of it as `seconds` allow (a little if that is 0); of documents that
+        are tokens already, count these."""
+        job, limits = self.job, self.job.length_limits
         lengths, text_bytes, speed = self.token_counts, self.content_bytes, math.inf
-        if engine is not None:
-            lengths, text_bytes, speed = _encode(engine, self.texts, seconds)
+        if job.engine is not None:
+            lengths, text_bytes, speed = _encode(job.engine(job.vocabulary), self.texts, seconds)
         kept = [length for length in lengths if limits.judge(length, ended=True) == "kept"]
         return MeasuredSample(
             documents=len(lengths),
@@ -198,7 +220,7 @@ def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = T
     wanted = _LOOKED_AT_BYTES // min(average_bytes, _LARGE_FILE_BYTES)
     most = 1 if job.is_remote else min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
     chosen = files[:: max(1, len(files) // most)][:most]
-    sample = InputSample()
+    sample = InputSample(job)
     begin = time.monotonic()
     for file in chosen:
         position = start.position if file.index == start.file else 0

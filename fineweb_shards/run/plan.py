@@ -13,17 +13,14 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from fineweb_shards.errors import BadFileError, DiskFullError, NoTrainingError
 from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.formats.registry import FORMATS, TEXT
-from fineweb_shards.formats.separator_detection import given_separators
 from fineweb_shards.run.input_sample import (
     QUICK_SAMPLE_BYTES,
     InputSample,
     MeasuredSample,
-    SeparatorPreview,
     take_sample,
 )
 from fineweb_shards.run.job import Job
@@ -32,7 +29,6 @@ from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.storage.streams import expansion_of
 from fineweb_shards.system.machine import busy_cores, free_disk_bytes, usable_cores
 from fineweb_shards.system.terminal import printable
-from fineweb_shards.tokenizers.decoder import decode
 from fineweb_shards.types import Cursor, Cursors
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
@@ -67,21 +63,14 @@ class Plan:
 
     job: Job
     extent: Extent
-    separator_preview: SeparatorPreview | None  # of the text files, if there are any
-    first_documents: tuple[str, ...]
-    worker_tokens_per_second: float | None  # of one that is alone, by a trial on this machine
+    separator_rows: list[tuple[str, str]]  # to show how text files, if there are any, are split
+    first_documents: list[str]
+    tokens_per_second: float | None  # of all workers, by a trial on this machine
     free_bytes: int
     read_share: float = 1.0  # of the input's bytes that a run will read, which --max-tokens may end early
     done_tokens: int = 0  # in finished shards
     fetched_bytes: int = 0  # over the network, for this plan
     busy_cores: float = 0.0  # with other programs, before the build
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """The tokens per second of all workers on this machine."""
-        if self.worker_tokens_per_second is None:
-            return None
-        return self.job.budget.workers * _PARALLEL_EFFICIENCY * self.worker_tokens_per_second
 
     @property
     def tokens_left(self) -> int | None:
@@ -117,83 +106,37 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
     `start` is where a run will begin, after `done_tokens`: from the hub nothing before it is fetched.
     """
     with contextlib.closing(job.source.reopened()) as source:
+        opened, limit = replace(job, source=source), job.config.max_tokens
         (first,) = start or source.starts  # of the only part, as long as there is no plan for several
-        trial = _Trial(replace(job, source=source), trial_seconds, first)
-        extent = _measure_extent(trial, first, every_footer=trial_seconds > 0)
-        limited, limit = extent, job.config.max_tokens
+        sampled_from = first if job.is_remote else _BEGINNING
+        # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large one, of
+        # which as much is encoded as there is time for, is for the speed.
+        sample = take_sample(opened, QUICK_SAMPLE_BYTES, sampled_from, download=not trial_seconds)
+        extent = _measure_extent(sample, first, every_footer=trial_seconds > 0)
+        limited = extent
         if limit is not None and extent.tokens is not None and extent.tokens > limit:
             documents = None if extent.documents is None else round(extent.documents * limit / extent.tokens)
             limited = replace(extent, documents=documents, tokens=limit)
         before = sum(file.size_bytes for file in source.files[: first.file])
         passed = source.only.share_before(first) or before / max(1, source.size_bytes)
         read_share = limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0
+        speed: float | None = None
+        first_documents: list[str] = []
+        if trial_seconds:
+            large = take_sample(opened, _SAMPLE_BYTES, sampled_from, download=False)
+            alone, first_documents = large.tokens_per_second(trial_seconds), large.show_documents()
+            speed = alone * job.budget.workers * _PARALLEL_EFFICIENCY if alone else None
         return Plan(
             job,
             limited,
-            trial.separator_preview(),
-            trial.first_documents() if trial_seconds else (),
-            trial.tokens_per_second() if trial_seconds else None,
+            sample.separator_rows(),
+            first_documents,
+            speed,
             free_disk_bytes(job.folder),
             max(0.0, read_share - passed),
             done_tokens,
             busy_cores=busy_cores(),
         )
-
-
-class _Trial:
-    """Samples of the input, read and encoded when they are first needed: a build of files that state their
-    tokens does without. A small one is for the estimates: those of `plan` and of `build` must not differ. A
-    large one, of which as much is encoded as there is time for, is for the speed."""
-
-    def __init__(self, job: Job, seconds: float, start: Cursor) -> None:
-        self.job = job
-        self._seconds = seconds
-        self._start = start if job.is_remote else _BEGINNING
-
-    @cached_property
-    def sample(self) -> InputSample:
-        return take_sample(self.job, QUICK_SAMPLE_BYTES, self._start, download=not self._seconds)
-
-    @cached_property
-    def measured(self) -> MeasuredSample:
-        return self._measure(self.sample, 0)
-
-    @cached_property
-    def _large_sample(self) -> InputSample:
-        return take_sample(self.job, _SAMPLE_BYTES, self._start, download=False)
-
-    def _measure(self, sample: InputSample, seconds: float) -> MeasuredSample:
-        engine = self.job.engine(self.job.vocabulary) if self.job.engine else None
-        return sample.measure(engine, seconds, self.job.length_limits)
-
-    def tokens_per_second(self) -> float | None:
-        """Return the speed of reading and encoding; None if it was too little to tell."""
-        sample = self._large_sample
-        measured = self._measure(sample, self._seconds)
-        if not measured.tokens_per_second or not measured.tokens or not sample.content_bytes:
-            return None
-        bytes_per_token = measured.text_bytes / measured.tokens
-        read_seconds = sample.read_seconds / sample.content_bytes * bytes_per_token
-        seconds = read_seconds + 1 / measured.tokens_per_second
-        return 1 / seconds if seconds else None
-
-    def first_documents(self) -> tuple[str, ...]:
-        """Return the beginnings of some documents. Of tokens they show whether the vocabulary is theirs."""
-        if self.job.engine is not None:
-            return tuple(self._large_sample.first_documents)
-        decoded = (decode(tokens, self.job.vocabulary) for tokens in self._large_sample.first_tokens)
-        return tuple(data.decode("utf-8", "replace") for data in decoded)
-
-    def separator_preview(self) -> SeparatorPreview | None:
-        """Return how the text files are split into documents, also those that are not in the sample; None if
-        there are none."""
-        texts = [file for file in self.job.source.files if file.format == TEXT]
-        separators = self.sample.separators.union(given_separators(texts, self.job.config.separator))
-        if not separators:
-            return None
-        documents, size = self.sample.separated_documents, self.sample.separated_bytes
-        first = tuple(self.sample.first_documents)
-        return SeparatorPreview(tuple(sorted(separators)), documents, size, first)
 
 
 def check_disk(plan: Plan) -> None:
@@ -234,18 +177,18 @@ def split_error(plan: Plan) -> NoTrainingError | None:
     return training_error(job.output, job.config, tokens, extent.documents or 1, about=about)
 
 
-def _measure_extent(trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
-    job = trial.job
+def _measure_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -> Extent:
+    job = sample.job
     files = tuple(file for file in job.source.files if file.problem is None)
     if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):
         return Extent(None, None, exact=False)  # `plan` downloads nothing
     if all(isinstance(job.source.only.reader_of(file), ParquetFormat) for file in files):
-        seen = _parquet_extent(trial, start, every_footer=every_footer)
+        seen = _parquet_extent(sample, start, every_footer=every_footer)
         if seen.exact or not every_footer:
             return seen
         # What is not known exactly is estimated as `build` does it; the footers have told the documents.
-        return replace(seen, tokens=_parquet_extent(trial, start, every_footer=False).tokens)
-    sample, measured = trial.sample, trial.measured
+        return replace(seen, tokens=_parquet_extent(sample, start, every_footer=False).tokens)
+    measured = sample.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
     # After decompression; files that are not on the disk yet, because they come from the hub, as if they were
@@ -270,9 +213,9 @@ def _measure_extent(trial: _Trial, start: Cursor, *, every_footer: bool) -> Exte
     return _within_limits(Extent(documents, tokens, exact=False, batches=batches), measured)
 
 
-def _parquet_extent(trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
+def _parquet_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -> Extent:
     """Count documents by the footers, and tokens by `token_count`; estimate tokens if a file lacks it."""
-    job = trial.job
+    job = sample.job
     files = tuple(file for file in job.source.files if file.problem is None)
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]
@@ -306,10 +249,9 @@ def _parquet_extent(trial: _Trial, start: Cursor, *, every_footer: bool) -> Exte
     if all_counted:
         tokens = round((counted + documents) * scale)
         return Extent(round(documents * scale), tokens, chosen == files, parts)
-    measured = trial.measured
+    measured = sample.measured
     per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
     if job.source.only.settings.where is not None:  # what is kept may be longer or shorter than the others
-        sample = trial.sample
         rows = round(rows * sample.documents / max(1, sample.seen_documents))
         text_bytes = round(rows * sample.content_bytes / max(1, sample.documents))
     tokens = round((rows + text_bytes * per_byte) * scale)
@@ -328,7 +270,7 @@ def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
 def short_lines(plan: Plan) -> list[str]:
     """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text
     is split into documents, because later nothing shows it."""
-    rows = [*short_rows(plan), *(plan.separator_preview.rows() if plan.separator_preview else [])]
+    rows = [*short_rows(plan), *plan.separator_rows]
     return [f"{name:<10} {text}" for name, text in rows] + plan_warning_lines(plan)
 
 

@@ -44,15 +44,6 @@ _LICENCES = {"HuggingFaceFW/fineweb-edu": "odc-by", "HuggingFaceFW/fineweb": "od
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
-    """The result of an upload."""
-
-    url: str
-    files: int  # in the dataset now
-    sent: int  # by this run
-
-
-@dataclass(frozen=True, slots=True)
 class CardFile:
     """A file of tokens, or its sidecar, in the card's table."""
 
@@ -80,8 +71,9 @@ class Uploader:
         self._retrier = retrier
         self._say = say
 
-    def upload(self, folder: Path, manifest: Manifest, *, private: bool) -> Uploaded:
-        """Send all files that are not in the dataset yet. The folder must be complete and verified."""
+    def upload(self, folder: Path, manifest: Manifest, *, private: bool) -> tuple[str, int, int]:
+        """Send all files that are not in the dataset yet. The folder must be complete and verified. Return
+        the dataset's address, its number of files, and how many were sent now."""
         if not manifest.complete:
             raise InputError(
                 f"{folder}: the build is not finished.", "Finish it first: run its command again."
@@ -111,7 +103,7 @@ class Uploader:
         else:
             self._say(f"{CARD_NAME} in {self._repo} is not one of ours and is left alone")
         self._commit(small, "Add manifest and card")
-        return Uploaded(str(url), len(files), len(missing))
+        return str(url), len(files), len(missing)
 
     def _list(self) -> dict[str, RepoFile]:
         def ask() -> dict[str, RepoFile]:
